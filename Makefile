@@ -1,0 +1,57 @@
+# Needs Python >= 3.11 (with venv and pip) and make; every target does its own set-up.
+#   PYTHON      the interpreter that .venv is made from
+#   ARGS        more arguments for pytest, e.g. make test ARGS="-k golden"
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-full lint format bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
+	  while IFS='|' read -r target text; do printf '%-18s %s\n' "$$target" "$$text"; done
+
+setup: $(STAMP) ## Create .venv with the pinned development environment and the package
+
+$(STAMP): pyproject.toml requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Weft needs Python >= 3.11, found: $$($(PYTHON) --version 2>&1). Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Run weft demo: one small FSDP block, before and after
+	@$(BIN)/weft demo
+
+test: $(STAMP) ## Run all tests (under ten minutes on two cores)
+	$(PYTEST) tests $(ARGS)
+
+test-full: $(STAMP) ## Run the long fuzzing tests
+	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)
+
+lint: $(STAMP) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Run the benchmark of the graph layer
+	$(BIN)/python benchmarks/backbone.py
+
+clean: ## Remove caches and build outputs; .venv stays
+	rm -rf dist build .hypothesis .benchmarks .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

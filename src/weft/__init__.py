@@ -1,0 +1,63 @@
+"""Weft weaves the communication of distributed PyTorch programs into their computation.
+
+The public names are loaded on first use, so that `import weft` and `weft --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weft.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from weft.api import Result, apply, listing, optimize, verify
+    from weft.errors import WeftError
+    from weft.graph.text import parse
+    from weft.passes.base import Context, Numerics, Pass
+    from weft.passes.pipeline import Pipeline
+    from weft.planning.plan import Decision, Plan, Step
+    from weft.report.report import Report
+    from weft.verification.comparison import Verdict
+
+__all__ = [
+    "Context",
+    "Decision",
+    "Numerics",
+    "Pass",
+    "Pipeline",
+    "Plan",
+    "Report",
+    "Result",
+    "Step",
+    "Verdict",
+    "WeftError",
+    "__version__",
+    "apply",
+    "listing",
+    "optimize",
+    "parse",
+    "verify",
+]
+
+_HOMES = {
+    "weft.api": ("Result", "apply", "listing", "optimize", "verify"),
+    "weft.errors": ("WeftError",),
+    "weft.graph.text": ("parse",),
+    "weft.passes.base": ("Context", "Numerics", "Pass"),
+    "weft.passes.pipeline": ("Pipeline",),
+    "weft.planning.plan": ("Decision", "Plan", "Step"),
+    "weft.report.report": ("Report",),
+    "weft.verification.comparison": ("Verdict",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

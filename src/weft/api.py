@@ -1,0 +1,161 @@
+"""What ties the layers together for a caller: optimize, apply, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm, prod
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from weft.errors import VerificationError, compose
+from weft.graph.collective import collectives
+from weft.graph.groups import Group, GroupTable, read_groups
+from weft.graph.text import digest, render
+from weft.passes.pipeline import Pipeline, Run, replay
+from weft.planning.plan import Plan
+from weft.report.report import GraphRecord, Report, record_passes
+from weft.verification.comparison import Verdict, compare, example_inputs
+from weft.verification.real_ranks import RealRanks
+from weft.verification.virtual_cluster import VirtualCluster
+
+Groups = Mapping[str, int | Sequence[Sequence[int]]]
+Witness = Literal["structure", "equivalence", "values", "off"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """An optimized module, the plan that led to it, and the report of how."""
+
+    module: GraphModule
+    plan: Plan
+    report: Report
+
+
+def optimize(
+    module: GraphModule,
+    cluster: str | None = None,
+    *,
+    pipeline: str | Pipeline = "auto",
+    memory_limit_bytes: int | None = None,
+    effort: Literal["fast", "default", "best"] = "default",
+    strict: bool = False,
+    verify: Witness = "structure",
+    groups: Groups | None = None,
+) -> Result:
+    """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
+
+    `verify` chooses the witness: `structure` checks the invariants after every pass, `values` also runs both graphs on
+    every rank of a virtual cluster.
+    """
+    if verify not in ("structure", "values", "off"):
+        do = "use verify='structure' or verify='values'"
+        raise VerificationError(compose("optimize", f"the witness {verify!r} does not exist yet", do=do))
+    chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
+    run = chosen.run(
+        module, cluster=cluster, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
+    )
+    witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
+    if verify == "values":
+        verdict = _verify_modules(module, run.module, groups=groups)
+        if not verdict.equal:
+            raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
+        witnesses.append(f"values: {verdict}")
+    return Result(run.module, run.plan, _report(module, run, cluster, tuple(witnesses)))
+
+
+def _report(module: GraphModule, run: Run, cluster: str | None, witnesses: tuple[str, ...]) -> Report:
+    return Report(
+        before=_record(module, run.log[0].before if run.log else ""),
+        after=_record(run.module, run.log[-1].after if run.log else ""),
+        passes=record_passes(run.log),
+        applied=tuple(d for entry in run.log for d in entry.step.applied),
+        declined=tuple(d for entry in run.log for d in entry.step.declined),
+        cluster=cluster,
+        plan_digest=run.plan.digest,
+        witnesses=witnesses,
+    )
+
+
+def _record(module: GraphModule, listing: str) -> GraphRecord:
+    return GraphRecord(len(module.graph.nodes), sum(1 for _ in collectives(module.graph)), digest(listing))
+
+
+def apply(module: GraphModule, plan: Plan, *, groups: Groups | None = None) -> GraphModule:
+    """Apply a plan to a copy of the module; refused where the module is not the one that the plan was made for."""
+    return replay(module, plan, groups=groups).module
+
+
+def verify(
+    before: GraphModule | Sequence[GraphModule],
+    after: GraphModule | Sequence[GraphModule],
+    ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    backend: Literal["virtual", "gloo"] = "virtual",
+    inputs: Sequence[Sequence[Any]] | None = None,
+    seed: int = 0,
+    groups: Groups | None = None,
+) -> Verdict:
+    """Run both sides on every rank and compare outputs and mutated inputs.
+
+    Each side is one module for all ranks or one per rank. `mesh` gives the axes with their sizes, the last one varying
+    fastest; without it the groups of the modules tile `ranks` ranks. `inputs` holds the arguments of each rank; they are
+    made from the metadata of the inputs otherwise.
+    """
+    first = before if isinstance(before, GraphModule) else before[0]
+    table = read_groups(first, groups)
+    num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(_span(group) for group in table)))
+    given = inputs if inputs is not None else example_inputs(first, num_ranks, seed=seed)
+    sides = [_tables(side, num_ranks, mesh, groups) for side in (before, after)]
+    if backend == "virtual":
+        cluster = VirtualCluster(num_ranks)
+        results = [cluster.run(side, given, tables, seed=seed) for side, tables in zip((before, after), sides, strict=True)]
+    elif backend == "gloo":
+        with RealRanks(num_ranks) as world:
+            results = [world.run(side, given, tables) for side, tables in zip((before, after), sides, strict=True)]
+    else:
+        raise VerificationError(compose("verify", f"no backend is called {backend!r}", do="use 'virtual' or 'gloo'"))
+    return replace(compare(*results, num_terms=num_ranks), backend=backend)
+
+
+_verify_modules = verify
+
+
+def _tables(
+    side: GraphModule | Sequence[GraphModule], num_ranks: int, mesh: Mapping[str, int] | None, groups: Groups | None
+) -> GroupTable | list[GroupTable]:
+    if not isinstance(side, GraphModule):
+        return [_table(module, num_ranks, mesh, groups) for module in side]
+    return _table(side, num_ranks, mesh, groups)
+
+
+def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, groups: Groups | None) -> GroupTable:
+    table = read_groups(module, groups)
+    known = dict(table.groups)
+    stride = 1
+    for axis, size in reversed(list((mesh or {}).items())):
+        if axis in known and known[axis].size not in (0, size):
+            what = f"group {axis!r} has {known[axis].size} ranks in the graph, {size} in the mesh"
+            raise VerificationError(compose("verify", what, do="capture the graph for this mesh"))
+        known[axis] = Group(axis, size, stride)
+        stride *= size
+    for group in known.values():
+        if group.size == 0:
+            do = "give it: groups={" + repr(group.name) + ": 8}"
+            raise VerificationError(compose("verify", f"the size of group {group.name!r} is unknown", do=do))
+        if group.size > num_ranks:
+            what = f"group {group.name!r} has {group.size} ranks, the cluster {num_ranks}"
+            raise VerificationError(compose("verify", what, do=f"use ranks={group.size} or more"))
+    return GroupTable(known, table.runtime)
+
+
+def _span(group: Group) -> int:
+    """How many ranks one tile of the group covers."""
+    return sum(map(len, group.ranks)) if group.ranks is not None else max(group.size * group.stride, 1)
+
+
+def listing(module: GraphModule) -> str:
+    """The graph of a module as text; `weft.parse` reads it back."""
+    return render(module)

@@ -1,0 +1,198 @@
+"""The one home of private or version-dependent torch names (2.11 to 2.15).
+
+Contract: nothing outside this file names a private part of torch. Each function says what it hides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the meta kernels of the functional collectives
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+from torch.fx.node import _side_effectful_functions
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+__all__ = [
+    "FUNCTIONAL",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "ShapeEnv",
+]
+
+FUNCTIONAL = "_c10d_functional"
+
+
+def schema_of(op: OpOverload) -> Any:
+    """The parsed schema: `.arguments` and `.returns`, each with `.name`, `.type`, `.alias_info`."""
+    return op._schema
+
+
+def find_op(namespace: str, name: str, overload: str) -> OpOverload | None:
+    """The operator by its three names, or None. Looks only in torch's table of registered operators."""
+    try:
+        torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found if isinstance(found, OpOverload) else None
+
+
+def may_return_its_argument(op: OpOverload) -> bool:
+    """A composite operator such as reshape or contiguous: a view where it can be, a copy where it cannot."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def has_side_effect(op: OpOverload) -> bool:
+    """Whether torch has the operator in its list of those that touch the outside."""
+    return op in _side_effectful_functions
+
+
+def input_nodes(node: Node) -> Iterable[Node]:
+    """The distinct input nodes in argument order, without the copy that `all_input_nodes` makes."""
+    return node._input_nodes
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Equal exactly for tensors that share a storage, for as long as both are alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def fake_tensor(
+    mode: FakeTensorMode, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> FakeTensor:
+    """A new fake tensor without a trip through the dispatcher."""
+    if all(type(s) is int for s in size):
+        return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
+    with mode:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)  # type: ignore[return-value]
+
+
+def fake_mode_of(values: Iterable[Any]) -> FakeTensorMode | None:
+    """The mode of the first fake tensor among `values`."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+@contextlib.contextmanager
+def quiet_fake_kernels() -> Iterator[None]:
+    """Keep torch from logging the traceback of a fake kernel that refuses its arguments: we report that ourselves."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A mode with symbols, in which real constants may appear."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+def new_symbol(env: ShapeEnv, name: str, hint: int | None) -> torch.SymInt:
+    """A symbolic size: backed by `hint`, or unbacked where there is none."""
+    if hint is None:
+        return env.create_unbacked_symint()
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    return env.create_symintnode(symbol, hint=hint, source=source)  # type: ignore[return-value]
+
+
+def expression_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The sympy expression behind a symbolic number."""
+    return value.node.expr
+
+
+def hint_of(value: Any) -> int | None:
+    """The concrete size a number stands for: itself, its hint, or None where torch has none."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, torch.SymInt):
+        expression = value.node.expr
+        if expression.is_number:
+            return int(expression)
+        return value.node.hint if value.node.has_hint() else None
+    return None
+
+
+def resolve_group(name: str) -> dist.ProcessGroup | None:
+    """The live process group of a run-time name, or None where there is none."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return _resolve_process_group(name)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, KeyError):
+        return None
+
+
+def group_ranks(group: dist.ProcessGroup) -> list[int]:
+    """The global ranks of a process group."""
+    return dist.get_process_group_ranks(group)
+
+
+def set_node_order(graph: torch.fx.Graph, order: Sequence[Node], displaced: set[Node]) -> None:
+    """Relink the nodes of `graph` in `order`; only the `displaced` ones are moved."""
+    previous = graph._root
+    for node in order:
+        if node in displaced:
+            previous.append(node)
+        previous = node
+
+
+def is_process_group(value: Any) -> bool:
+    """A process group, or the opaque wrapper in which one is traced."""
+    return isinstance(value, dist.ProcessGroup) or isinstance(getattr(value, "real_obj", None), dist.ProcessGroup)
+
+
+def symbol_hint(module: torch.fx.GraphModule, symbol: sympy.Symbol) -> int | None:
+    """The concrete value that stands for a symbol in the fake values of a module, or None."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        sizes = [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                return hint_of(size)
+            if isinstance(size, torch.SymInt) and symbol in size.node.expr.free_symbols and size.node.shape_env:
+                return env_hint(size.node.shape_env, symbol)
+    return None
+
+
+def env_hint(env: ShapeEnv, symbol: sympy.Symbol) -> int | None:
+    """The value a shape environment was given for a symbol (the attribute was renamed in 2.12)."""
+    values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    return int(values[symbol]) if symbol in values else None
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the memory of a tensor was written in place; shared by its views."""
+    return tensor._version
+
+
+@contextlib.contextmanager
+def intercept(before: Callable[[OpOverload], None]) -> Generator[None]:
+    """Call `before` with each operator that is about to run inside, however deep; it may raise."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield

@@ -1,0 +1,60 @@
+"""The errors a caller can meet, and the one shape of their messages.
+
+Contract: bad input raises a child of `WeftError` whose text says who complains, what was found against what was
+expected, where (a line of the listing with a caret and the user's source line), and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class WeftError(Exception):
+    """Base of every error Weft raises on purpose."""
+
+
+class GraphError(WeftError):
+    """The graph breaks an invariant, or an edit would break one."""
+
+
+class ListingError(WeftError):
+    """A listing does not describe a graph."""
+
+
+class PipelineError(WeftError):
+    """An unknown pass or option, or a pipeline that does not parse."""
+
+
+class PlanError(WeftError):
+    """A plan file is malformed, or was made for another graph."""
+
+
+class RefusedError(WeftError):
+    """`strict` was set and a pass declined a rewrite."""
+
+
+class VerificationError(WeftError):
+    """Two graphs cannot be compared, or running them broke a rule of communication."""
+
+
+def compose(who: str, what: str, *, where: Sequence[str] = (), do: str = "") -> str:
+    """Lay out a message: `who: what`, the indented excerpt, and what to do."""
+    lines = [f"{who}: {what}" if who else what]
+    lines += [f"    {line}" for line in where]
+    if do:
+        lines.append(do)
+    return "\n".join(lines)
+
+
+def point_at(line: str, name: str, source: str = "") -> list[str]:
+    """An excerpt: one line of a listing, and a caret line under `name` with the user's source behind it."""
+    start = max(line.find(name), 0)
+    caret = " " * start + "^" * max(len(name), 1)
+    return [line, f"{caret}  {source}".rstrip()]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean ...?`, or the empty string where nothing is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else ""

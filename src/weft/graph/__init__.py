@@ -1,0 +1,1 @@
+"""Reading and editing FX graphs: one vocabulary, one dependency model, one writer, one text form."""

@@ -1,0 +1,104 @@
+"""Dag: a snapshot of who must come before whom, and who can reach whom.
+
+Contract: one dependency model serves every pass. Edges are data edges and effect edges; the issue order of each group is
+kept apart in `queue`, since a pass that decides for every rank may change it. Nodes are numbered by position. Bits of the
+reachability masks number the launches and the nodes a caller registers, never all nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from torch.fx import Graph, Node
+
+from weft.compat import input_nodes
+from weft.graph.effects import Effects
+
+
+class Dag:
+    """Integer ids, edges and reachability of a sequence of nodes. It does not follow later edits of the graph."""
+
+    def __init__(self, nodes: Graph | Sequence[Node], register: Iterable[Node] = ()) -> None:
+        self.nodes: list[Node] = list(nodes.nodes) if isinstance(nodes, Graph) else list(nodes)
+        self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
+        self.preds: list[list[int]] = []
+        self.succs: list[list[int]] = [[] for _ in self.nodes]
+        self._link()
+        self.effects = Effects(self.nodes, self.index, self.succs)
+        for earlier, later in self.effects.edges():
+            if earlier not in self.preds[later]:
+                self.preds[later].append(earlier)
+                self.succs[earlier].append(later)
+        launches = [i for i, profile in self.effects.special if profile.launch]
+        bits = sorted({*launches, *(self.index[node] for node in register)})
+        self.bits: dict[int, int] = {i: bit for bit, i in enumerate(bits)}
+        self._members: dict[int, int] = {i: 1 << bit for i, bit in self.bits.items()}
+
+    def _link(self) -> None:
+        index, preds, succs = self.index, self.preds, self.succs
+        for i, node in enumerate(self.nodes):
+            mine = [index[source] for source in input_nodes(node)]
+            preds.append(mine)
+            for j in mine:
+                succs[j].append(i)
+
+    @functools.cached_property
+    def queue(self) -> list[tuple[int, int]]:
+        """Pairs of consecutive launches of one group."""
+        return self.effects.issue_order()
+
+    @functools.cached_property
+    def before(self) -> list[int]:
+        """For each node, the mask of registered nodes that must come before it."""
+        return self._masks(self.preds, range(len(self.nodes)))
+
+    @functools.cached_property
+    def after(self) -> list[int]:
+        """For each node, the mask of registered nodes that must come after it."""
+        return self._masks(self.succs, range(len(self.nodes) - 1, -1, -1))
+
+    def _masks(self, neighbours: list[list[int]], order: range) -> list[int]:
+        masks = [0] * len(self.nodes)
+        bits = self._members
+        for i in order:
+            mask = 0
+            for j in neighbours[i]:
+                other = masks[j]
+                if j in bits:
+                    other |= bits[j]
+                if other is not mask and other != mask:
+                    both = mask | other
+                    mask = other if both == other else both  # nodes that see the same registered nodes share one mask
+            masks[i] = mask
+        return masks
+
+    def reaches(self, first: Node, second: Node) -> bool:
+        """Whether `second` must come after `first`; one of the two must be a launch or registered."""
+        i, j = self.index[first], self.index[second]
+        if i in self.bits:
+            return bool(self.before[j] & self._members[i])
+        return bool(self.after[i] & self._members[j])
+
+    def would_cycle(self, nodes: Iterable[Node]) -> bool:
+        """Whether making one node of these registered nodes would close a cycle: one of them needs another."""
+        ids = [self.index[node] for node in nodes]
+        mask = self._mask(ids)
+        return any(self.before[i] & mask & ~self._members[i] for i in ids)
+
+    def merge(self, nodes: Iterable[Node]) -> None:
+        """Contract these registered nodes: from now on what needs one needs all, and all need what one needs."""
+        ids = [self.index[node] for node in nodes]
+        mask = self._mask(ids)
+        before = functools.reduce(int.__or__, (self.before[i] for i in ids), 0) & ~mask
+        after = functools.reduce(int.__or__, (self.after[i] for i in ids), 0) & ~mask
+        for i, bit in self.bits.items():
+            if after >> bit & 1:
+                self.before[i] |= before | mask
+            if before >> bit & 1:
+                self.after[i] |= after | mask
+        for i in ids:
+            self.before[i], self.after[i], self._members[i] = before, after, mask
+
+    def _mask(self, ids: Iterable[int]) -> int:
+        return functools.reduce(int.__or__, (self._members[i] for i in ids), 0)

@@ -1,0 +1,310 @@
+"""Edit: the only writer of FX graphs in Weft.
+
+Contract: an edit is a transaction. Nodes are created and arguments replaced at once; moves and erasures are noted and
+carried out by `commit`, which sorts once, checks, and either changes the graph or leaves it exactly as it was.
+
+The place where a node is created says what it means: what it reads and writes is ordered against the nodes before and
+after that place. A move says only where a node should stand. So `commit` takes dependencies from the places and
+preferences from the moves, and puts every node as near to its preference as its dependencies allow.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from weft.compat import FakeTensorMode, set_node_order
+from weft.errors import GraphError, compose
+from weft.graph import check, metadata, ops
+from weft.graph.dag import Dag
+from weft.graph.writer import excerpt
+
+PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "from_node", "seq_nr", "partitioner_tag")
+MEMBERS_KEY = "weft.members"
+"""In `Node.meta`: the names of the nodes that a new node stands for."""
+
+
+class Edit:
+    """One transaction on a graph. As a context manager it commits at the end and rolls back on an exception."""
+
+    def __init__(self, graph: Graph, *, keep_issue_order: bool = True, mode: FakeTensorMode | None = None) -> None:
+        self.graph = graph
+        self.keep_issue_order = keep_issue_order
+        """False only for a pass that decides the order of launches for every rank."""
+        self._mode = mode
+        self._created: list[Node] = []
+        self._arguments: dict[Node, tuple[Any, Any]] = {}
+        self._erased: dict[Node, None] = {}
+        self._anchors: dict[Node, tuple[Node, bool]] = {}
+        self.changed = False
+        """After `commit`: whether the graph is another one than before."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    @property
+    def mode(self) -> FakeTensorMode:
+        """The fake mode of the graph."""
+        if self._mode is None:
+            self._mode = metadata.mode_of(self.graph.nodes)
+        return self._mode
+
+    # Creating.
+
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        before: Node | None = None,
+        name: str | None = None,
+        like: Sequence[Node] = (),
+        value: Any = None,
+    ) -> Node:
+        """Create a call before a node (at the end of the graph by default) with the provenance of the nodes it is like.
+
+        `value` is its fake value where the caller knows it in closed form; otherwise it is computed.
+        """
+        if value is None:
+            values, keywords = map_arg((args, dict(kwargs or {})), ops.value_of)
+            value = metadata.compute(target, values, keywords, self.mode)
+        node = self._create("call_function", target, args, dict(kwargs or {}), before, name)
+        node.meta["val"] = value
+        if like:
+            node.meta.update({key: like[0].meta[key] for key in PROVENANCE if key in like[0].meta})
+            node.meta[MEMBERS_KEY] = tuple(m for n in like for m in n.meta.get(MEMBERS_KEY, (n.name,)))
+        return node
+
+    def placeholder(self, name: str, value: Any) -> Node:
+        """Create an input behind the inputs there are."""
+        node = self._create("placeholder", name, (), {}, None, name)
+        node.meta["val"] = value
+        return node
+
+    def attribute(self, path: str, value: Any, *, name: str | None = None, before: Node | None = None) -> Node:
+        """Create a read of an attribute of the owning module."""
+        node = self._create("get_attr", path, (), {}, before, name)
+        if value is not None:
+            node.meta["val"] = value
+        return node
+
+    def output(self, result: Any) -> Node:
+        """Create the output."""
+        return self._create("output", "output", (result,), {}, None, None)
+
+    def _create(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node | None, name: str | None
+    ) -> Node:
+        if before is None:
+            node = self.graph.create_node(op, target, args, kwargs, name)
+        else:
+            with self.graph.inserting_before(before):
+                node = self.graph.create_node(op, target, args, kwargs, name)
+        self._created.append(node)
+        return node
+
+    # Changing.
+
+    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Give a node other arguments."""
+        self._arguments.setdefault(node, (node.args, node.kwargs))
+        node.args = args
+        if kwargs is not None:
+            node.kwargs = dict(kwargs)
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Let every user of `old` use `new` instead."""
+        for user in list(old.users):
+            if user is not new and user not in self._erased:
+                self._arguments.setdefault(user, (user.args, user.kwargs))
+                user.replace_input_with(old, new)
+
+    def erase(self, node: Node) -> None:
+        """Take a node out; it must have no users left at the end."""
+        self._erased[node] = None
+
+    def move_before(self, nodes: Iterable[Node], anchor: Node) -> None:
+        """Ask for nodes to stand right before another, in the order given."""
+        for node in nodes:
+            self._anchor(node, anchor, False)
+
+    def move_after(self, nodes: Iterable[Node], anchor: Node) -> None:
+        """Ask for nodes to stand right after another, in the order given."""
+        for node in nodes:
+            self._anchor(node, anchor, True)
+
+    def _anchor(self, node: Node, anchor: Node, after: bool) -> None:
+        self._anchors.pop(node, None)
+        origin: Node | None = anchor
+        while origin is not None:
+            if origin is node:
+                raise GraphError(
+                    compose("edit", f"{node.name} is to stand beside itself", where=excerpt(node), do="choose another anchor")
+                )
+            origin = self._anchors[origin][0] if origin in self._anchors else None
+        self._anchors[node] = (anchor, after)
+
+    # Ending.
+
+    def rollback(self) -> None:
+        """Leave the graph as it was."""
+        for node, (args, kwargs) in self._arguments.items():
+            node.args, node.kwargs = args, kwargs
+        for node in reversed(self._created):
+            self.graph.erase_node(node)
+        self._forget()
+
+    def commit(self) -> None:
+        """Sort, check and carry out the edit; on an error roll back and raise it."""
+        old_values: list[tuple[Node, Any]] = []
+        try:
+            live = [node for node in self.graph.nodes if node not in self._erased]
+            self._check_erased()
+            old_values = metadata.update(live, self._stale(), self.mode) if self._arguments else []
+            order = self._sorted(live)
+            if not self._erased and not self._created and not self._arguments and order == live:
+                self._forget()
+                return
+            check.validate(Dag(order))
+        except BaseException:
+            for node, value in old_values:
+                node.meta["val"] = value
+            self.rollback()
+            raise
+        positions = {node: i for i, node in enumerate(live)}
+        for node in reversed(list(self._erased)):
+            self.graph.erase_node(node)
+        set_node_order(self.graph, order, _displaced(order, positions, self._anchors))
+        self.changed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._created, self._arguments, self._erased, self._anchors = [], {}, {}, {}
+
+    def _stale(self) -> list[Node]:
+        return [node for node in self._arguments if node not in self._erased and node.op == "call_function"]
+
+    def _check_erased(self) -> None:
+        for node in self._erased:
+            user = next((user for user in node.users if user not in self._erased), None)
+            if user is not None:
+                what = f"{node.name} cannot be erased, {user.name} uses it"
+                raise GraphError(compose("edit", what, where=excerpt(user), do=f"replace {node.name} first"))
+        order = {node: i for i, node in enumerate(self.graph.nodes)}
+        self._erased = dict.fromkeys(sorted(self._erased, key=order.__getitem__))
+
+    def _sorted(self, live: list[Node]) -> list[Node]:
+        dag = Dag(live)
+        place = {node: i for i, node in enumerate(self._placed(live))}
+        waiting = [len(p) for p in dag.preds]
+        succs = dag.succs
+        if self.keep_issue_order:
+            succs = [list(s) for s in succs] if dag.queue else succs
+            for earlier, later in dag.queue:
+                succs[earlier].append(later)
+                waiting[later] += 1
+        rank = [place[node] for node in live]
+        by_rank = {r: i for i, r in enumerate(rank)}
+        heap = [rank[i] for i, count in enumerate(waiting) if count == 0]
+        heapq.heapify(heap)
+        order: list[Node] = []
+        while heap:
+            i = by_rank[heapq.heappop(heap)]
+            order.append(live[i])
+            for j in succs[i]:
+                waiting[j] -= 1
+                if waiting[j] == 0:
+                    heapq.heappush(heap, rank[j])
+        if len(order) < len(live):
+            raise _cycle([live[i] for i, count in enumerate(waiting) if count], dag)
+        return order
+
+    def _placed(self, live: list[Node]) -> list[Node]:
+        """The nodes in the order that the moves ask for: inputs first, the output last."""
+        beside: dict[tuple[Node, bool], list[Node]] = {}
+        for node, side in self._anchors.items():
+            if node not in self._erased:
+                beside.setdefault(side, []).append(node)
+        placed: list[Node] = []
+        for root in live:
+            if root in self._anchors:
+                continue
+            stack: list[tuple[Node, bool]] = [(root, False)]
+            while stack:
+                node, opened = stack.pop()
+                before = [] if opened else beside.get((node, False), [])
+                if before:
+                    stack += [(node, True), *((n, False) for n in reversed(before))]
+                    continue
+                placed.append(node)
+                stack += [(n, False) for n in reversed(beside.get((node, True), []))]
+        first = [n for n in placed if n.op == "placeholder"]
+        last = [n for n in placed if n.op == "output"]
+        return first + [n for n in placed if n.op not in ("placeholder", "output")] + last
+
+
+def _displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[Node, Any]) -> set[Node]:
+    """The nodes to relink: those that were moved, and those that had to give way to them."""
+    displaced: set[Node] = set()
+    last = -1
+    for node in order:
+        position = positions[node]
+        if node in moved or position < last:
+            displaced.add(node)
+        else:
+            last = position
+    return displaced
+
+
+def _cycle(stuck: list[Node], dag: Dag) -> GraphError:
+    """The error for nodes that need one another: walk back from one of them until a node repeats."""
+    inside = {dag.index[node] for node in stuck}
+    path = [min(inside)]
+    while path.count(path[-1]) == 1:
+        back = [p for p in dag.preds[path[-1]] if p in inside]
+        back += [a for a, b in dag.queue if b == path[-1] and a in inside]
+        path.append(back[0])
+    names = [dag.nodes[i].name for i in reversed(path[path.index(path[-1]) :])]
+    what = f"no order is possible: {' before '.join(names)}"
+    return GraphError(compose("edit", what, where=excerpt(dag.nodes[path[-1]]), do="leave one of these edits out"))
+
+
+# Graph modules.
+
+
+def copy_module(module: GraphModule) -> GraphModule:
+    """A module with a graph of its own, node for node and name for name; parameters and constants are shared."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
+        copies[node] = made = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        made.meta = copy.copy(node.meta)
+    graph.set_codegen(copy.copy(module.graph._codegen))
+    return finish(module, graph)
+
+
+def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:
+    """A graph module over a graph, with the attributes of `root`."""
+    made = GraphModule(root if isinstance(root, GraphModule) else dict(root), graph)
+    if isinstance(root, GraphModule):
+        made.meta = dict(root.meta)
+    return made
+
+
+def recompile(module: GraphModule) -> None:
+    """Make the module's Python code that of its graph."""
+    module.recompile()

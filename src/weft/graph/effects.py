@@ -1,0 +1,321 @@
+"""What each node reads, writes, holds in flight, draws from a generator, or orders.
+
+Contract: the order of two nodes may change only if no edge of `Effects.edges` joins them, directly or through others.
+Storages are followed through views by schema, so the chain of views between a write and a read does not matter.
+
+A launch reads its inputs and writes its results until its wait. So a wait counts as one more read of the inputs and one
+more write of the results: a write to either moves neither into nor out of the flight, and a wait sinks past none.
+Communication of an unknown kind, point-to-point communication and opaque calls are barriers for all communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import input_nodes, storage_key
+from weft.graph import ops
+from weft.graph.groups import group_argument, runtime_name
+from weft.graph.profiles import OPAQUE, Profile, profile, profile_of, shares_storage
+
+# Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
+GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
+
+Storage = int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One tensor of a launch on its way: from the launch to its first wait, or to the end of the graph."""
+
+    launch: int
+    wait: int | None
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+class Effects:
+    """The effects of a sequence of nodes, and the edges that keep them in order.
+
+    `storages[i]` numbers what node i holds. `accesses` lists (node, storage, is_write) for the storages that anything
+    writes, and for the pseudo-storages; the rest can never order anything.
+    """
+
+    def __init__(self, nodes: Sequence[Node], index: dict[Node, int], succs: Sequence[Sequence[int]]) -> None:
+        self.nodes, self.index, self._succs = nodes, index, succs
+        self.storages: list[Storage | None] = [None] * len(nodes)
+        self._next_storage = len(nodes)
+        self._parents: dict[int, int] = {}
+        self._named: dict[Any, int] = {}
+        self.special: list[tuple[int, Profile]] = []
+        self._number_storages()
+        self.flights: list[Flight] = []
+        self._waits: dict[int, list[int]] = {}
+        self._arrivals: list[tuple[int, int]] = []
+        self._arrived: set[int] = set()
+        self._follow_flights()
+        self.accesses = sorted(self._find_accesses())
+
+    def find(self, storage: int) -> int:
+        """The representative of a storage: storages that may be one are joined."""
+        while storage in self._parents:
+            storage = self._parents[storage]
+        return storage
+
+    def held(self, i: int) -> tuple[int, ...]:
+        """The storages that node i holds."""
+        storage = self.storages[i]
+        if storage is None:
+            return ()
+        return tuple(map(self.find, storage)) if isinstance(storage, tuple) else (self.find(storage),)
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Pairs (earlier, later) that must keep their order: read after write, write after read, write after write."""
+        last_write: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        found: list[tuple[int, int]] = []
+        for i, storage, is_write in self.accesses:
+            before = last_write.get(storage)
+            if not is_write:
+                if before is not None and before != i:
+                    found.append((before, i))
+                readers.setdefault(storage, []).append(i)
+                continue
+            waiting = readers.pop(storage, [])
+            found += [(reader, i) for reader in waiting if reader != i]
+            if before is not None and before != i and not waiting:
+                found.append((before, i))
+            last_write[storage] = i
+        return found
+
+    def completes(self, i: int) -> bool:
+        """Whether the wait at i is the first for something: a launch of this graph, or one launched before it began."""
+        return i in self._waits or i in self._arrived
+
+    def written(self) -> set[int]:
+        """The storages that some node other than a launch or a wait writes."""
+        quiet = {i for i, p in self.special if p.wait or (p.launch and not p.writes)}
+        return {storage for i, storage, is_write in self.accesses if is_write and i not in quiet and storage >= 0}
+
+    def issue_order(self) -> list[tuple[int, int]]:
+        """Pairs of launches of one group, each with the next: the order in which every rank issues them."""
+        last: dict[str, int] = {}
+        found: list[tuple[int, int]] = []
+        for i, p in self.special:
+            argument = group_argument(self.nodes[i]) if p.launch else None
+            if argument is None:
+                continue
+            group = runtime_name(argument)
+            if group in last:
+                found.append((last[group], i))
+            last[group] = i
+        return found
+
+    def held_by_outputs(self) -> set[int]:
+        """The storages that leave the graph."""
+        outputs = [node for node in reversed(self.nodes) if node.op == "output"]
+        return {s for node in outputs for source in input_nodes(node) for s in self.held(self.index[source])}
+
+    def accesses_in_flight(self) -> Iterable[tuple[Flight, int, int, bool]]:
+        """Accesses (flight, node, storage, is_write) to the buffers of a launch between it and its wait."""
+        touching: dict[int, list[Flight]] = {}
+        for flight in self.flights:
+            for storage in {*flight.reads, *flight.writes}:
+                touching.setdefault(storage, []).append(flight)
+        unknown = {i for i, p in self.special if p.opaque}  # an order to keep, but no proof of a fault
+        for i, storage, is_write in self.accesses:
+            for flight in touching.get(storage, ()):
+                end = len(self.nodes) if flight.wait is None else flight.wait
+                if flight.launch < i < end and i not in unknown and (is_write or storage in flight.writes):
+                    yield flight, i, storage, is_write
+
+    # How the tables are filled.
+
+    def _number_storages(self) -> None:
+        storages, special = self.storages, self.special
+        for i, node in enumerate(self.nodes):
+            if node.op == "call_function":
+                found = profile(node.target)
+                if found.opaque:
+                    found = profile_of(node)
+                if found.plain and not found.several:
+                    storages[i] = i
+                    continue
+                if not found.plain:
+                    special.append((i, found))
+                if storages[i] is None:
+                    storages[i] = self._storage(i, found)
+            elif node.op in ("placeholder", "get_attr"):
+                storages[i] = self._storage_of_input(node)
+            elif node.op != "output":
+                special.append((i, OPAQUE))
+                storages[i] = self._storage(i, OPAQUE)
+
+    def _storage(self, i: int, found: Profile) -> Storage:
+        node = self.nodes[i]
+        if found.opaque:
+            joined = [s for j in map(self.index.__getitem__, input_nodes(node)) for s in self._held_raw(j)]
+            return self._join([i, *joined])
+        if node.target is getitem:
+            return self._item(node)
+        if found.aliases and not (found.may_copy and not shares_storage(node)):
+            sources = self.arguments(node, found.aliases)
+            if len(sources) == 1 and isinstance(sources[0], Node):
+                return self._raw(self.index[sources[0]])
+            held = [self._held_raw(self.index[n]) for n in _flatten(sources)]
+            if found.several:
+                return tuple(self._join(h) for h in held)
+            return self._join([s for h in held for s in h])
+        if not found.several:
+            return i
+        value = ops.value_of(node)
+        count = len(value) if isinstance(value, list | tuple) else 0
+        return tuple(self._fresh() for _ in range(count)) or i
+
+    def _item(self, node: Node) -> Storage:
+        source, position = node.args[0], node.args[1]
+        if not isinstance(source, Node):
+            return self._fresh()
+        storage = self._raw(self.index[source])
+        if isinstance(storage, tuple):
+            inside = isinstance(position, int) and -len(storage) <= position < len(storage)
+            return storage[position] if inside else self._join(storage)
+        return storage
+
+    def _storage_of_input(self, node: Node) -> int:
+        value = ops.value_of(node)
+        key = storage_key(value) if isinstance(value, Tensor) else (node.op, node.target)
+        return self._named.setdefault(key, self.index[node])
+
+    def _raw(self, i: int) -> Storage:
+        """The storage of node i, found now if a node before its definition asks for it."""
+        storage = self.storages[i]
+        if storage is None:
+            node = self.nodes[i]
+            storage = self._storage(i, profile_of(node)) if node.op.startswith("call") else self._storage_of_input(node)
+            self.storages[i] = storage
+        return storage
+
+    def _held_raw(self, i: int) -> tuple[int, ...]:
+        storage = self._raw(i)
+        return storage if isinstance(storage, tuple) else (storage,)
+
+    def _fresh(self) -> int:
+        self._next_storage += 1
+        return self._next_storage - 1
+
+    def _join(self, storages: Iterable[int]) -> int:
+        first, *rest = [self.find(s) for s in storages] or [self._fresh()]
+        for other in rest:
+            if self.find(other) != first:
+                self._parents[self.find(other)] = first
+        return first
+
+    def arguments(self, node: Node, names: Iterable[str]) -> list[Any]:
+        """The arguments of these names that the node was given."""
+        bound = ops.bind(node)
+        return [bound[name] for name in names if isinstance(bound.get(name), Node | list | tuple)]
+
+    def _held_by(self, arguments: Iterable[Any]) -> list[tuple[int, ...]]:
+        return [self.held(self.index[node]) for node in _flatten(arguments)]
+
+    def _follow_flights(self) -> None:
+        """Pair each tensor of each launch with its first wait, by storage."""
+        open_flights: dict[int, list[int]] = {}
+        pending: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        ends: dict[int, int] = {}
+        landed: set[int] = set()
+        for i, p in self.special:
+            node = self.nodes[i]
+            form = ops.launch_form(node.target) if p.launch else None
+            if form is not None:
+                sent = self._held_by(self.arguments(node, (form.tensors,)))
+                results = [(s,) for s in self.held(i)] if form.coalesced else [self.held(i)]
+                for k, writes in enumerate(results):
+                    for storage in writes:
+                        open_flights.setdefault(storage, []).append(len(pending))
+                    pending.append((i, sent[k] if k < len(sent) else (), writes))
+            elif p.wait:
+                for storage in {s for held in self._held_by(node.args) for s in held}:
+                    for flight in open_flights.pop(storage, []):
+                        ends[flight] = i
+                        self._waits.setdefault(i, []).append(flight)
+                    if storage not in landed and i not in self._waits:
+                        self._arrivals.append((i, storage))
+                        self._arrived.add(i)
+                    landed.add(storage)
+        self.flights = [Flight(i, ends.get(f), reads, writes) for f, (i, reads, writes) in enumerate(pending)]
+
+    def _find_accesses(self) -> set[tuple[int, int, bool]]:
+        found: set[tuple[int, int, bool]] = set()
+        writes: dict[int, set[int]] = {}
+        for i, p in self.special:
+            if p.opaque:
+                writes[i] = {s for j in map(self.index.__getitem__, input_nodes(self.nodes[i])) for s in self.held(j)}
+            elif p.writes:
+                writes[i] = {s for held in self._held_by(self.arguments(self.nodes[i], p.writes)) for s in held}
+        followed = {s for storages in writes.values() for s in storages}
+        followed |= {s for flight in self.flights if self._is_exposed(flight.launch) for s in flight.writes}
+        for flight in self.flights:
+            launch, wait = flight.launch, flight.wait
+            found |= {(launch, s, True) for s in flight.writes if s in followed}
+            if wait is not None:
+                found |= {(wait, s, True) for s in flight.writes if s in followed}
+                found |= {(wait, s, False) for s in flight.reads if s in followed}
+        for i, storages in writes.items():
+            found |= {(i, s, True) for s in storages}
+        followed |= {storage for _, storage in self._arrivals}
+        found |= {(i, storage, True) for i, storage in self._arrivals}
+        found.update(self._reads_of(followed, writes))
+        found.update(self._order_outside())
+        return found
+
+    def _is_exposed(self, launch: int) -> bool:
+        """Whether anything but waits sees the result: its reads are then ordered by effects, not by data alone."""
+        return any(
+            not ops.is_wait(user.target)
+            for k in self._succs[launch]
+            for user in ([self.nodes[j] for j in self._succs[k]] if self.nodes[k].target is getitem else [self.nodes[k]])
+        )
+
+    def _reads_of(self, followed: set[int], writes: dict[int, set[int]]) -> Iterable[tuple[int, int, bool]]:
+        if not followed:
+            return
+        views = {i for i, p in self.special if p.is_view or p.wait}
+        for i, storage in enumerate(self.storages):
+            if storage is None or (not isinstance(storage, tuple) and self.find(storage) not in followed):
+                continue
+            for s in followed.intersection(self.held(i)):
+                for user in self._succs[i]:
+                    if user not in views and s not in writes.get(user, ()):
+                        yield user, s, False
+
+    def _order_outside(self) -> Iterable[tuple[int, int, bool]]:
+        for i, p in self.special:
+            if p.random or p.opaque:
+                yield i, GENERATOR, True
+            if p.ordered or p.opaque:
+                yield i, OUTSIDE, True
+            if p.opaque or p.launch or p.wait:
+                yield i, COMMUNICATION, self.is_barrier(i, p)
+
+    def is_barrier(self, i: int, p: Profile) -> bool:
+        """Whether no communication may be reordered across the node."""
+        if p.wait:
+            kinds = [ops.kind_of(self.nodes[self.flights[f].launch].target) for f in self._waits.get(i, [])]
+        else:
+            kinds = [ops.kind_of(self.nodes[i].target)] if p.launch else [ops.Kind.BARRIER]
+        return any(kind is ops.Kind.BARRIER or kind in ops.POINT_TO_POINT for kind in kinds)
+
+
+def _flatten(arguments: Iterable[Any]) -> Iterable[Node]:
+    for argument in arguments:
+        if isinstance(argument, Node):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from _flatten(argument)

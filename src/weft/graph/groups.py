@@ -1,0 +1,149 @@
+"""Process groups by names that every rank agrees on.
+
+Run-time names differ by rank ('1' here, '2' there), so listings, plans and digests use canonical names: the axis of the
+mesh where it is known, else g0, g1, ... by first use. A `GroupTable` maps between the two for one graph module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch.fx import GraphModule, Node
+
+from weft.compat import group_ranks, resolve_group
+from weft.errors import GraphError, compose
+from weft.graph import ops
+
+TABLE_KEY = "weft.groups"
+"""Where a graph module carries its table, in `GraphModule.meta`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The process groups of one mesh axis: every rank belongs to one of them, all of one size."""
+
+    name: str
+    size: int
+    stride: int = 1
+    """Distance between neighbouring ranks of a group, in global ranks."""
+    ranks: tuple[tuple[int, ...], ...] | None = None
+    """All ranks partitioned; None where size and stride say it all."""
+
+    def partition(self, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+        """The groups that the ranks of a world form, in order of their first rank."""
+        if self.ranks is not None:
+            return self.ranks
+        block = self.size * self.stride
+        if num_ranks % block:
+            raise GraphError(
+                compose(
+                    f"group {self.name!r}",
+                    f"groups of {self.size} ranks with stride {self.stride} do not tile {num_ranks} ranks",
+                    do=f"use a multiple of {block} ranks, or give the group's ranks",
+                )
+            )
+        return tuple(
+            tuple(base + offset + i * self.stride for i in range(self.size))
+            for base in range(0, num_ranks, block)
+            for offset in range(self.stride)
+        )
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """The groups of a graph module by canonical name, and the run-time name of each on this rank."""
+
+    groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
+    runtime: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Canonical name to run-time name; a group that is missing here is called by its canonical name."""
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups.values())
+
+    def canonical(self, argument: Any) -> str:
+        """The canonical name of a group argument: a str, a ProcessGroup or a node that holds one."""
+        key = runtime_name(argument)
+        return next((name for name, runtime in self.runtime.items() if runtime == key), key)
+
+    def group(self, argument: Any) -> Group:
+        """The group of a group argument."""
+        name = self.canonical(argument)
+        if name not in self.groups:
+            raise GraphError(
+                compose("groups", f"group {name!r} is not in the table", do="give it: groups={" + repr(name) + ": 8}")
+            )
+        return self.groups[name]
+
+
+def runtime_name(argument: Any) -> str:
+    """The run-time name in a group argument."""
+    if isinstance(argument, str):
+        return argument
+    if isinstance(argument, Node):
+        return runtime_name(ops.value_of(argument))
+    name = getattr(argument, "group_name", None)
+    if name is None:
+        real = getattr(argument, "real_obj", None)  # an opaque process group travels wrapped while it is traced
+        name = getattr(real, "group_name", None)
+    if isinstance(name, str):
+        return name
+    raise GraphError(compose("groups", f"{type(argument).__name__} is no process group", do="pass a name or a group"))
+
+
+def group_argument(node: Node) -> Any:
+    """The group argument of a launch, or None where the operator has none."""
+    bound = ops.bind(node)
+    return next((bound[name] for name in ops.GROUP_ARGUMENTS if name in bound), None)
+
+
+def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> GroupTable:
+    """The table of a module: the one it carries, else from live process groups, `given` sizes and the ops themselves."""
+    carried = module.meta.get(TABLE_KEY)
+    table: GroupTable = carried if carried is not None else _from_launches(module.graph.nodes)
+    if not given:
+        return table
+    groups = dict(table.groups)
+    for name, value in given.items():
+        size = value if isinstance(value, int) else len(value[0])
+        ranks = None if isinstance(value, int) else tuple(tuple(int(r) for r in part) for part in value)
+        groups[name] = Group(name, size, groups[name].stride if name in groups else 1, ranks)
+    return GroupTable(groups, table.runtime)
+
+
+def _from_launches(nodes: Iterable[Node]) -> GroupTable:
+    groups: dict[str, Group] = {}
+    runtime: dict[str, str] = {}
+    seen: set[str] = set()
+    for node in nodes:
+        if node.op != "call_function" or not ops.is_communication(node.target):
+            continue
+        argument = group_argument(node)
+        key = None if argument is None else runtime_name(argument)
+        if key is None or key in seen:
+            continue
+        seen.add(key)
+        group = _describe(key, node, len(groups))
+        if group.name in groups:  # two groups of one axis name: keep both, told apart by number
+            group = Group(f"g{len(groups)}", group.size, group.stride, group.ranks)
+        groups[group.name] = group
+        runtime[group.name] = key
+    return GroupTable(groups, runtime)
+
+
+def _describe(key: str, node: Node, index: int) -> Group:
+    live = resolve_group(key)
+    if live is None:
+        size = ops.bind(node).get("group_size")
+        return Group(key if key.isidentifier() else f"g{index}", size if isinstance(size, int) else 0)
+    ranks = group_ranks(live)
+    axis = live.group_desc.removeprefix("mesh_") if live.group_desc.startswith("mesh_") else ""
+    name = axis if axis.isidentifier() else f"g{index}"
+    steps = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
+    if len(steps) > 1:
+        world = dist.get_world_size()
+        rest = tuple((r,) for r in range(world) if r not in ranks)
+        return Group(name, len(ranks), 1, (tuple(ranks), *rest))
+    return Group(name, len(ranks), steps.pop() if steps else 1)

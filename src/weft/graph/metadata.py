@@ -1,0 +1,180 @@
+"""Fake values of nodes: in closed form for communication, by torch's own fake kernels for the rest.
+
+Contract: no real data is touched and no process group is needed. `update` recomputes only what a change reaches, and stops
+where a recomputed value has the metadata of the old one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from weft.compat import (
+    FakeTensorMode,
+    OpOverload,
+    expression_of,
+    fake_mode_of,
+    fake_tensor,
+    new_fake_mode,
+    quiet_fake_kernels,
+    schema_of,
+)
+from weft.errors import GraphError, compose
+from weft.graph import ops
+from weft.graph.ops import Kind
+
+# Operators that touch the world even when their arguments are fake.
+FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
+
+
+def mode_of(nodes: Iterable[Node]) -> FakeTensorMode:
+    """The fake mode in which the nodes were traced, or a new one."""
+    return fake_mode_of(ops.value_of(node) for node in nodes) or new_fake_mode()
+
+
+def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Any:
+    """The fake value of a call on fake values. Raises GraphError where the call is not possible."""
+    if target is getitem:
+        return args[0][args[1]]
+    if ops.is_wait(target):
+        return args[0]
+    try:
+        if ops.launch_form(target) is not None:
+            return _launched(target, _bind_values(target, args, kwargs), mode)
+        if isinstance(target, OpOverload) and target.name() in FORBIDDEN:
+            raise RuntimeError("the operator reaches outside the graph")
+        with mode, torch.no_grad(), quiet_fake_kernels():
+            return target(*args, **kwargs)
+    except GraphError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GraphError(compose(str(ops.name_of(target) or target), reason)) from None
+
+
+def of_node(node: Node, mode: FakeTensorMode) -> Any:
+    """The fake value of a call, recomputed from those of its inputs."""
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), ops.value_of)
+    return compute(node.target, args, kwargs, mode)
+
+
+def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode) -> list[tuple[Node, Any]]:
+    """Recompute the values of `changed` and of what they reach; returns the nodes that changed with their old values."""
+    index = {node: i for i, node in enumerate(nodes)}
+    heap = [index[node] for node in changed if node in index]
+    heapq.heapify(heap)
+    undo: list[tuple[Node, Any]] = []
+    last = -1
+    while heap:
+        i = heapq.heappop(heap)
+        node = nodes[i]
+        if i == last or node.op != "call_function" or not isinstance(node.target, OpOverload | type(getitem)):
+            continue
+        last = i
+        old, new = ops.value_of(node), of_node(node, mode)
+        if not same(old, new):
+            undo.append((node, old))
+            node.meta["val"] = new
+            for user in node.users:
+                if user in index:
+                    heapq.heappush(heap, index[user])
+    return undo
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two fake values have the same type, sizes, strides and place."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return (
+            first.dtype == second.dtype
+            and first.device == second.device
+            and _numbers(first) == _numbers(second)
+        )
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, torch.SymInt) and isinstance(second, torch.SymInt):
+        return expression_of(first) == expression_of(second)
+    return type(first) is type(second) and first == second
+
+
+def _numbers(tensor: Tensor) -> list[Any]:
+    numbers = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
+    return [expression_of(n) if isinstance(n, torch.SymInt) else n for n in numbers]
+
+
+def _bind_values(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by schema name; raises where one is missing or too many are given."""
+    schema = schema_of(target).arguments
+    positional = [a.name for a in schema if not a.kwarg_only]
+    bound = dict(zip(positional, args, strict=False)) | dict(kwargs)
+    missing = [a.name for a in schema if a.name not in bound and not a.has_default_value()]
+    unknown = [name for name in bound if name not in {a.name for a in schema}]
+    if len(args) > len(positional) or missing or unknown:
+        takes = ", ".join(a.name for a in schema)
+        raise RuntimeError(f"takes ({takes}), got {len(args)} arguments" + (f" and {list(kwargs)}" if kwargs else ""))
+    return bound
+
+
+def _launched(target: OpOverload, bound: dict[str, Any], mode: FakeTensorMode) -> Any:
+    form = ops.launch_form(target)
+    if form is None:
+        raise RuntimeError("no launch of a known kind")
+    if form.kind is Kind.BATCH_P2P:
+        pairs = zip(bound["op_list"], bound[form.tensors], strict=True)
+        return [t if op == "irecv" else _resized(t, [0], mode) for op, t in pairs]
+    if form.written is not None:
+        return bound[form.written]
+    if form.coalesced:
+        return [_received(form.kind, tensor, bound, mode) for tensor in bound[form.tensors]]
+    return _received(form.kind, bound[form.tensors], bound, mode)
+
+
+def _received(kind: Kind, tensor: Tensor, bound: dict[str, Any], mode: FakeTensorMode) -> Tensor:
+    """The result of one tensor's journey."""
+    if not isinstance(tensor, Tensor):
+        raise RuntimeError(f"takes tensors, got {type(tensor).__name__}")
+    if kind in (Kind.ALL_REDUCE, Kind.BROADCAST):
+        return fake_tensor(mode, tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
+    if kind is Kind.SEND:
+        return _resized(tensor, [0], mode)
+    if tensor.dim() == 0:
+        raise RuntimeError(f"{kind.value} takes tensors with at least one dim, got one with none")
+    first, *rest = tensor.shape
+    if kind is Kind.ALL_GATHER:
+        return _resized(tensor, [first * bound["group_size"], *rest], mode)
+    if kind is Kind.REDUCE_SCATTER:
+        size = bound["group_size"]
+        if isinstance(first, int) and first % size:
+            raise RuntimeError(f"dim 0 of size {first} does not split over {size} ranks")
+        return _resized(tensor, [first // size, *rest], mode)
+    return _resized(tensor, [sum(bound["output_split_sizes"]), *rest], mode)
+
+
+def _resized(tensor: Tensor, size: list[Any], mode: FakeTensorMode) -> Tensor:
+    return fake_tensor(mode, size, contiguous_strides(size), tensor.dtype, tensor.device)
+
+
+def contiguous_strides(size: Sequence[Any]) -> list[Any]:
+    """The strides of a contiguous tensor of this size."""
+    strides: list[Any] = []
+    step: Any = 1
+    for extent in reversed(size):
+        strides.append(step)
+        step = step * (extent if not isinstance(extent, int) else max(extent, 1))
+    return strides[::-1]
+
+
+def _dense_strides(tensor: Tensor) -> Sequence[Any]:
+    """The strides of `empty_like`: kept where the tensor fills its memory, contiguous otherwise."""
+    if tensor.is_contiguous():
+        return tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d))
+    expected = contiguous_strides([tensor.shape[d] for d in reversed(order)])[::-1]
+    dense = all(tensor.stride(d) == step for d, step in zip(order, expected, strict=True))
+    return tensor.stride() if dense else contiguous_strides(tensor.shape)

@@ -1,0 +1,211 @@
+"""The vocabulary: which operators communicate, what each one is, and how its arguments are read.
+
+Contract: arguments are found by schema, never by position or by spelling. A new kind of collective is one row of
+`ROWS`. Communication that has no row is still communication: `is_communication` is true and its kind is `BARRIER`,
+which nothing may be reordered across.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from weft.compat import FUNCTIONAL, HigherOrderOperator, OpOverload, find_op, schema_of
+
+
+class Kind(Enum):
+    """What a launch does. The value is the word used in listings, plans and reports."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND = "send"
+    RECV = "recv"
+    BATCH_P2P = "batch_p2p"
+    BARRIER = "barrier"
+
+
+POINT_TO_POINT = frozenset({Kind.SEND, Kind.RECV, Kind.BATCH_P2P})
+REDUCTIONS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})
+
+# Operator, its name in listings, its kind. In-place, out and coalesced forms are told by their schemas.
+ROWS: tuple[tuple[str, str, Kind], ...] = (
+    ("all_gather_into_tensor", "all_gather", Kind.ALL_GATHER),
+    ("all_gather_into_tensor_out", "all_gather_out", Kind.ALL_GATHER),
+    ("all_gather_into_tensor_coalesced", "all_gather_coalesced", Kind.ALL_GATHER),
+    ("reduce_scatter_tensor", "reduce_scatter", Kind.REDUCE_SCATTER),
+    ("reduce_scatter_tensor_out", "reduce_scatter_out", Kind.REDUCE_SCATTER),
+    ("reduce_scatter_tensor_coalesced", "reduce_scatter_coalesced", Kind.REDUCE_SCATTER),
+    ("all_reduce", "all_reduce", Kind.ALL_REDUCE),
+    ("all_reduce_", "all_reduce_", Kind.ALL_REDUCE),
+    ("all_reduce_coalesced", "all_reduce_coalesced", Kind.ALL_REDUCE),
+    ("all_reduce_coalesced_", "all_reduce_coalesced_", Kind.ALL_REDUCE),
+    ("all_to_all_single", "all_to_all", Kind.ALL_TO_ALL),
+    ("broadcast", "broadcast", Kind.BROADCAST),
+    ("broadcast_", "broadcast_", Kind.BROADCAST),
+    ("isend", "send", Kind.SEND),
+    ("irecv", "recv", Kind.RECV),
+    ("batch_p2p_ops", "batch_p2p", Kind.BATCH_P2P),
+)
+WAITS: tuple[tuple[str, str], ...] = (("wait_tensor", "wait"), ("wait_tensors", "wait_all"))
+
+COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
+GROUP_ARGUMENTS = ("group_name", "group", "process_group")
+# Operators whose result shares its argument's storage although their schemas do not say so.
+ALIASES_DESPITE_SCHEMA = frozenset(
+    {"aten::_unsafe_view", "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchForm:
+    """How one launching operator is read; derived from its row and its schema."""
+
+    kind: Kind
+    tensors: str
+    """The argument that holds the data sent (the data received, for a recv)."""
+    group: str
+    coalesced: bool
+    """Takes and returns a list of tensors."""
+    written: str | None
+    """The argument written to: the input of an in-place form, `out` of an out form, the buffer of a recv."""
+
+
+@functools.cache
+def launch_form(target: Any) -> LaunchForm | None:
+    """The form of a launch whose kind is known; None for anything else."""
+    if not isinstance(target, OpOverload):
+        return None
+    namespace, _, name = target.name().partition("::")
+    if namespace not in (FUNCTIONAL, FUNCTIONAL + "_autograd"):
+        return None
+    kind = next((kind for row, _, kind in ROWS if row == name), None)
+    if kind is None:
+        return None
+    arguments = schema_of(target).arguments
+    tensors = next(a for a in arguments if "Tensor" in str(a.type))
+    written = next((a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write), None)
+    if kind in (Kind.RECV, Kind.BATCH_P2P):
+        written = tensors.name  # the schema does not say so, the operator fills its argument and returns it
+    group = next(a.name for a in arguments if a.name in GROUP_ARGUMENTS)
+    return LaunchForm(kind, tensors.name, group, str(tensors.type) == "List[Tensor]", written)
+
+
+@functools.cache
+def is_wait(target: Any) -> bool:
+    """Whether the operator completes launches."""
+    return isinstance(target, OpOverload) and target.name() in {f"{FUNCTIONAL}::{row}" for row, _ in WAITS}
+
+
+@functools.cache
+def is_communication(target: Any) -> bool:
+    """Whether the operator launches communication, known or not. Waits are not launches."""
+    if not isinstance(target, OpOverload) or is_wait(target) or target.name() in ALIASES_DESPITE_SCHEMA:
+        return False
+    namespace = target.namespace
+    if namespace.startswith(("c10d", "_c10d")) or namespace in COMMUNICATION_NAMESPACES:
+        return True
+    return any(a.name in GROUP_ARGUMENTS or "ProcessGroup" in str(a.type) for a in schema_of(target).arguments)
+
+
+def kind_of(target: Any) -> Kind | None:
+    """The kind of a launch; `BARRIER` for communication without a row; None for what does not communicate."""
+    form = launch_form(target)
+    if form is not None:
+        return form.kind
+    return Kind.BARRIER if is_communication(target) else None
+
+
+def bind(node: Node) -> dict[str, Any]:
+    """The arguments of a call by the names of its schema, defaults filled in."""
+    bound: dict[str, Any] = {}
+    for position, argument in enumerate(schema_of(node.target).arguments):  # type: ignore[arg-type]
+        if position < len(node.args) and not argument.kwarg_only:
+            bound[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            bound[argument.name] = node.kwargs[argument.name]
+        elif argument.has_default_value():
+            bound[argument.name] = argument.default_value
+    return bound
+
+
+def value_of(node: Node) -> Any:
+    """The fake value of a node, or None where it has no metadata."""
+    return node.meta.get("val")
+
+
+@functools.cache
+def op_names() -> dict[str, OpOverload]:
+    """Listing names of the communication operators that this torch has."""
+    named = [(row, name) for row, name, _ in ROWS] + list(WAITS)
+    found = {name: find_op(FUNCTIONAL, row, "default") for row, name in named}
+    return {name: op for name, op in found.items() if op is not None}
+
+
+# Python functions on numbers that tracing leaves in graphs.
+PYTHON_FUNCTIONS: dict[str, Any] = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module, names in (
+        (operator, "add sub mul truediv floordiv mod neg pow eq ne lt le gt ge and_ or_ not_ xor getitem abs pos"),
+        (math, "floor ceil trunc sqrt"),
+        (torch, "sym_max sym_min sym_int sym_float sym_not sym_ite sym_sum"),
+    )
+    for name in names.split()
+    if hasattr(module, name)
+}
+_PYTHON_NAMES = {function: name for name, function in reversed(PYTHON_FUNCTIONS.items())}
+_PYTHON_NAMES[operator.getitem] = "operator.getitem"
+
+
+@functools.cache
+def bare_op(name: str) -> OpOverload | None:
+    """What a bare aten name means: its `Tensor` overload, else its `default` one."""
+    return find_op("aten", name, "Tensor") or find_op("aten", name, "default")
+
+
+@functools.cache
+def name_of(target: Any) -> str | None:
+    """The name of an operator in listings: short for aten and communication, dotted for the rest; None if it has none."""
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    if not isinstance(target, OpOverload):
+        return _PYTHON_NAMES.get(target)
+    short = next((name for name, op in op_names().items() if op is target), None)
+    if short is not None:
+        return short
+    namespace, _, rest = target.name().partition("::")
+    name, _, overload = rest.partition(".")
+    if namespace == "aten" and name not in op_names() and bare_op(name) is target:
+        return name
+    overload = overload or "default"
+    return f"{name}.{overload}" if namespace == "aten" else f"{namespace}.{name}.{overload}"
+
+
+@functools.cache
+def op_of(name: str) -> Any:
+    """The operator that a listing calls `name`, or None. The inverse of `name_of`; a look-up, nothing is evaluated."""
+    if name in PYTHON_FUNCTIONS:
+        return PYTHON_FUNCTIONS[name]
+    if name.startswith("higher_order."):
+        found = getattr(torch.ops.higher_order, name.removeprefix("higher_order."), None)
+        return found if isinstance(found, HigherOrderOperator) else None
+    parts = name.split(".")
+    if len(parts) == 1:
+        return op_names().get(name) or bare_op(name)
+    if len(parts) == 2:
+        return find_op("aten", *parts)
+    return find_op(*parts) if len(parts) == 3 else None
+
+
+def is_random(op: OpOverload) -> bool:
+    """Whether the operator draws from a random number generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags

@@ -1,0 +1,113 @@
+"""Types in listings: `f32[2, 4]`, `int[s0]`, `[f32[2], f32[2]]`, and the strides and devices that are out of the ordinary.
+
+Symbols of sizes are renamed s0, s1, ... (u0, u1, ... where unbacked) by first use, so that the text does not depend on
+the names that a trace happened to give them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from weft.compat import expression_of, storage_key
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, full)
+    for name, full in {
+        **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "b8": "bool"},
+        **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8"},
+        **{"u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8"},
+        **{"c128": "complex128", "c64": "complex64", "c32": "complex32"},
+        **{"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e4m3fnuz": "float8_e4m3fnuz"},
+        **{"f8e5m2fnuz": "float8_e5m2fnuz", "f8e8m0fnu": "float8_e8m0fnu", "f4e2m1fn_x2": "float4_e2m1fn_x2"},
+    }.items()
+    if hasattr(torch, full)
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TypeText:
+    """Writes types. One instance serves one listing: it holds the names of its symbols and its default device."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self.symbols: dict[sympy.Symbol, str] = {}
+        self._cache: dict[Any, str] = {}
+
+    def of(self, value: Any) -> str:
+        """The type of a value; the empty string where it has none."""
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._item, value))}]"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self._item, value))}{',' if len(value) == 1 else ''})"
+        return self._scalar(value)
+
+    def _item(self, value: Any) -> str:
+        return self.of(value) or "None"
+
+    def of_input(self, value: Any, shared: dict[int, str], name: str) -> str:
+        """The type of an input: also its strides where not contiguous, and the input whose storage it shares."""
+        text = self.of(value)
+        if not isinstance(value, Tensor):
+            return text
+        extras = {}
+        if not value.is_contiguous():
+            extras["strides"] = f"({', '.join(map(self.number, value.stride()))}{',' if value.dim() == 1 else ''})"
+        offset = value.storage_offset()
+        if not (isinstance(offset, int) and offset == 0):
+            extras["offset"] = self.number(offset)
+        base = shared.setdefault(storage_key(value), name)
+        if base != name:
+            extras["base"] = repr(base)
+        return with_extras(text, extras)
+
+    def _tensor(self, value: Tensor) -> str:
+        shape = tuple(value.shape)
+        plain = all(type(size) is int for size in shape)
+        key = (value.dtype, value.device, shape)
+        if plain and key in self._cache:
+            return self._cache[key]
+        sizes = ", ".join(map(self.number, shape)) or "()"
+        text = f"{DTYPE_NAMES.get(value.dtype, str(value.dtype))}[{sizes}]"
+        if self.device is not None and value.device != self.device:
+            text = with_extras(text, {"device": repr(str(value.device))})
+        if plain:
+            self._cache[key] = text
+        return text
+
+    def _scalar(self, value: Any) -> str:
+        if isinstance(value, bool | torch.SymBool):
+            return "bool"
+        if isinstance(value, int | torch.SymInt):
+            return f"int[{self.number(value)}]"
+        return "float" if isinstance(value, float | torch.SymFloat) else ""
+
+    def number(self, value: Any) -> str:
+        """A size: digits, or an expression in the listing's own symbols."""
+        if isinstance(value, int):
+            return str(value)
+        expression = expression_of(value)
+        for symbol in sorted(expression.free_symbols, key=lambda s: (len(s.name), s.name)):
+            self.name_symbol(symbol)
+        return str(expression.xreplace({s: sympy.Symbol(n, integer=True) for s, n in self.symbols.items()}))
+
+    def name_symbol(self, symbol: sympy.Symbol, name: str = "") -> str:
+        """Give a symbol its name in this listing."""
+        if symbol not in self.symbols:
+            prefix = "u" if symbol.name.startswith("u") else "s"
+            number = sum(n.startswith(prefix) for n in self.symbols.values())
+            self.symbols[symbol] = name or f"{prefix}{number}"
+        return self.symbols[symbol]
+
+
+def with_extras(text: str, extras: dict[str, str]) -> str:
+    """`f32[4]` and `{'offset': '2'}` give `f32[4](offset=2)`; extras that are there already are kept."""
+    if not extras:
+        return text
+    inside = ", ".join(f"{key}={value}" for key, value in extras.items())
+    return f"{text[:-1]}, {inside})" if text.endswith(")") else f"{text}({inside})"

@@ -1,0 +1,1 @@
+"""One file per pass: file = class = CLI name = golden file = doc page."""

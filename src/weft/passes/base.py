@@ -1,0 +1,190 @@
+"""Pass, Context, Numerics: the one shape of all transformations.
+
+Contract: a pass is a frozen dataclass whose fields are its options. `plan` is pure: it looks at the graph and returns data.
+`apply` is the only part that writes, through an Edit. The base class derives the name, the spec string and its parser from
+the class, registers it, and runs both halves in one transaction that checks every invariant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.metadata import entry_points
+from types import NoneType
+from typing import Any, ClassVar, Literal
+
+from torch.fx import Graph
+
+from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
+from weft.graph.edit import Edit
+from weft.graph.groups import GroupTable
+from weft.planning.plan import Decision, Erase, Move, Reason, Replace, Step
+
+ENTRY_POINTS = "weft.passes"
+"""The entry-point group under which other packages offer passes: name = "module:Class"."""
+
+
+class Numerics(Enum):
+    """What a pass may do to values."""
+
+    EXACT = "exact"
+    """Bitwise the same."""
+    REASSOCIATES = "reassociates"
+    """Equal in real arithmetic; rounding may differ."""
+    CHANGES_DTYPE = "changes-dtype"
+    """Computes in another dtype."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may know besides the graph."""
+
+    groups: GroupTable = field(default_factory=GroupTable)
+    cluster: str | None = None
+    memory_limit_bytes: int | None = None
+    effort: Literal["fast", "default", "best"] = "default"
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """Base of all passes."""
+
+    numerics: ClassVar[Numerics]
+    reorders_launches: ClassVar[bool] = False
+    """Whether the pass may change the issue order of a group. It must then decide the same on every rank."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if inspect.isabstract(cls) or "plan" not in {name for base in cls.__mro__ for name in vars(base)}:
+            return
+        known = _PASSES.get(cls.name())
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            what = f"two passes are called {cls.name()!r}: {known.__module__} and {cls.__module__}"
+            raise PipelineError(compose("passes", what, do="rename one of them"))
+        _PASSES[cls.name()] = cls
+
+    @classmethod
+    def name(cls) -> str:
+        """`BucketAllGathers` is called `bucket-all-gathers`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+
+    def __str__(self) -> str:
+        """The spec string: the name, and the options that are not at their defaults."""
+        options = [
+            f"{f.name.replace('_', '-')}={_show(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name() + (f"{{{' '.join(options)}}}" if options else "")
+
+    @abstractmethod
+    def plan(self, graph: Graph, context: Context) -> Step:
+        """Decide what to do to the graph. Looks, does not touch."""
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        """Carry a step out. The actions of plans are carried out here; a pass that builds nodes adds its own."""
+        nodes = {node.name: node for node in edit.graph.nodes}
+        for action in step.actions:
+            match action:
+                case Move(names, anchor, side):
+                    move = edit.move_before if side == "before" else edit.move_after
+                    move([_node(nodes, name) for name in names], _node(nodes, anchor))
+                case Replace(name, by):
+                    edit.replace(_node(nodes, name), _node(nodes, by))
+                case Erase(names):
+                    for name in names:
+                        edit.erase(_node(nodes, name))
+
+    def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:
+        """A step of this pass."""
+        return Step(str(self), tuple(actions), tuple(decisions))
+
+    def decision(self, reason: Reason, sentence: str, *nodes: str, blocking: str | None = None) -> Decision:
+        """A decision of this pass."""
+        return Decision(self.name(), reason, sentence, nodes, blocking)
+
+    def run(self, graph: Graph, context: Context, step: Step | None = None) -> tuple[Step, bool]:
+        """Plan (unless a step is given), apply and check in one transaction; the graph changes wholly or not at all."""
+        step = self.plan(graph, context) if step is None else step
+        refusal = next((d for d in step.declined if d.reason.is_refusal), None)
+        if context.strict and refusal is not None:
+            raise RefusedError(compose(self.name(), refusal.sentence, do="leave strict off to accept this"))
+        with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
+            self.apply(edit, step)
+        return step, edit.changed
+
+
+_PASSES: dict[str, type[Pass]] = {}
+
+
+def all_passes() -> dict[str, type[Pass]]:
+    """Every pass by name: those of Weft, those defined in this process, those of installed packages."""
+    from weft.passes import registry
+
+    registry.load()
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name not in _PASSES:
+            found = entry.load()
+            if not (isinstance(found, type) and issubclass(found, Pass)):
+                raise PipelineError(compose("passes", f"entry point {entry.name!r} ({entry.value}) is no Pass"))
+    return dict(sorted(_PASSES.items()))
+
+
+def parse_pass(spec: str) -> Pass:
+    """The pass of a spec string such as `hoist-launches{max-in-flight-bytes=1048576}`."""
+    matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*", spec)
+    if matched is None:
+        raise PipelineError(compose("pipeline", f"{spec.strip()!r} is no pass", do="write name or name{option=value}"))
+    name, options = matched[1], (matched[2] or "").split()
+    known = all_passes()
+    if name not in known:
+        do = nearest(name, known) or "`weft passes` lists them"
+        raise PipelineError(compose("pipeline", f"no pass is called {name!r}", do=do))
+    cls = known[name]
+    return cls(**dict(_parse_option(cls, option) for option in options))
+
+
+def _parse_option(cls: type[Pass], option: str) -> tuple[str, Any]:
+    key, equals, text = option.partition("=")
+    fields = [f.name.replace("_", "-") for f in dataclasses.fields(cls)]
+    if key not in fields:
+        do = nearest(key, fields) or (f"its options are {', '.join(fields)}" if fields else "it has no options")
+        raise PipelineError(compose(cls.name(), f"no option is called {key!r}", do=do))
+    hint = typing.get_type_hints(cls)[key.replace("-", "_")]
+    for kind in typing.get_args(hint) or (hint,):
+        if equals and (value := _read(kind, text)) is not _NO_VALUE:
+            return key.replace("-", "_"), value
+    wanted = getattr(hint, "__name__", str(hint))
+    raise PipelineError(compose(cls.name(), f"{key} is {text!r}, expected {wanted}", do=f"write {key}=VALUE"))
+
+
+_NO_VALUE = object()
+
+
+def _read(kind: Any, text: str) -> Any:
+    if kind is NoneType:
+        return None if text == "none" else _NO_VALUE
+    if kind is bool:
+        return {"true": True, "false": False}.get(text, _NO_VALUE)
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return _NO_VALUE
+    return text if kind is str or text == kind else _NO_VALUE
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _node(nodes: dict[str, Any], name: str) -> Any:
+    if name not in nodes:
+        raise PlanError(compose("plan", f"the graph has no node {name!r}", do=nearest(name, nodes)))
+    return nodes[name]

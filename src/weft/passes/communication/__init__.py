@@ -1,0 +1,1 @@
+"""Passes that move, merge and remove collectives."""

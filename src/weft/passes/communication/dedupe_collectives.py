@@ -1,0 +1,226 @@
+"""Wait once for each launch, and launch equal collectives once.
+
+Why: tracing repeats waits, and the same tensor is often gathered twice for two uses that lie side by side.
+
+Before::
+
+    ag0: f32[4, 4] = all_gather(x, 2, 'dp')
+    w0: f32[4, 4] = wait(ag0)
+    ag1: f32[4, 4] = all_gather(x, 2, 'dp')
+    w1: f32[4, 4] = wait(ag1)
+    r: f32[4, 4] = add(w0, w1)
+
+After::
+
+    ag0: f32[4, 4] = all_gather(x, 2, 'dp')
+    w0: f32[4, 4] = wait(ag0)
+    r: f32[4, 4] = add(w0, w0)
+
+Equal collectives merge only if their results are alive at the same time as it is: then nothing is held longer. Merging a
+weight's gather in forward with its gather in backward would hold the weight in between and undo resharding.
+
+Declines: results that do not overlap in time (with the bytes that would be held); results that are written to; two results
+that are both returned, which must not become one tensor; forms whose results cannot be paired.
+Numerics: exact. Bytes on the wire: less.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+
+from weft.graph import ops
+from weft.graph.collective import Collective, collectives
+from weft.graph.dag import Dag
+from weft.graph.profiles import is_alias, is_cheap
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Action, Decision, Erase, Move, Reason, Replace, Step
+
+
+@dataclass(frozen=True)
+class DedupeCollectives(Pass):
+    """Merge repeated waits, and equal collectives whose results live at the same time."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        actions: list[Action] = []
+        decisions: list[Decision] = []
+        merged = self._merge_collectives(dag, graph, actions, decisions)
+        self._merge_waits(dag, merged, actions, decisions)
+        return self.step(actions, decisions)
+
+    def _merge_waits(self, dag: Dag, gone: set[Node], actions: list[Action], decisions: list[Decision]) -> None:
+        first: dict[Node, Node] = {}
+        for i, profile in dag.effects.special:
+            wait = dag.nodes[i]
+            if not profile.wait or wait in gone or not isinstance(wait.args[0], Node):
+                continue
+            source = first.get(wait.args[0])
+            if source is None and not dag.effects.completes(i) and _is_behind_a_wait(wait.args[0]):
+                source = wait.args[0]
+            if source is None:
+                first[wait.args[0]] = wait
+                continue
+            actions += [Replace(wait.name, source.name), Erase((wait.name,))]
+            sentence = f"{wait.name} waits for what {source.name} has waited for: it is removed"
+            decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
+
+    def _merge_collectives(
+        self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]
+    ) -> set[Node]:
+        gone: set[Node] = set()
+        kept: dict[Hashable, _Kept] = {}
+        numbering = _Numbering(dag)
+        for again in collectives(graph):
+            if again.kind in ops.POINT_TO_POINT or not again.is_functional:
+                continue
+            key = numbering.of_launch(again)
+            first = kept.get(key)
+            if first is None or first.why_not(again, dag) is not None:
+                if first is not None:
+                    decisions.append(self._declined(first, again, dag))
+                kept[key] = _Kept(again, _last_use(dag, again))
+                continue
+            names = (again.launch.name, first.collective.launch.name)
+            decisions.append(self.decision(Reason.APPLIED, f"{names[0]} is {names[1]} again: it is removed", *names))
+            gone |= first.absorb(again, dag, actions)
+        return gone
+
+    def _declined(self, first: _Kept, again: Collective, dag: Dag) -> Decision:
+        reason, why, blocking = first.why_not(again, dag) or (Reason.UNSUPPORTED_FORM, "", None)
+        names = (again.launch.name, first.collective.launch.name)
+        return self.decision(reason, f"{names[0]} is {names[1]} again and stays: {why}", *names, blocking=blocking)
+
+
+@dataclass
+class _Kept:
+    """A collective that later ones may be merged into, and how long its result is alive."""
+
+    collective: Collective
+    last_use: int
+
+    def why_not(self, again: Collective, dag: Dag) -> tuple[Reason, str, str | None] | None:
+        """What keeps an equal collective from being merged into this one."""
+        pairs = _pairs(dag, self.collective, again)
+        if pairs is None:
+            return Reason.UNSUPPORTED_FORM, "its results cannot be paired with waits one by one", None
+        if self.last_use < dag.index[again.launch]:
+            last = dag.nodes[self.last_use].name
+            size = self.collective.output_bytes
+            held = f"{size} bytes" if size is not None else "its result"
+            return Reason.HOLDS_MEMORY, f"{held} would be held from {last} to {again.launch.name}", last
+        written = dag.effects.written()
+        for collective in (self.collective, again):
+            if written.intersection(dag.effects.held(dag.index[collective.launch])):
+                return Reason.MUTATED, f"the result of {collective.launch.name} is written to", collective.launch.name
+        if all(_is_returned(dag, c) for c in (self.collective, again)):
+            return Reason.ESCAPES, "both results are returned and must not be one tensor", None
+        return None
+
+    def absorb(self, again: Collective, dag: Dag, actions: list[Action]) -> set[Node]:
+        """Note the merge; returns the nodes that go."""
+        gone: dict[Node, None] = {}
+        for mine, others in _pairs(dag, self.collective, again) or []:
+            for other in others:
+                if dag.index[other] < dag.index[mine]:
+                    actions.append(Move((mine.name,), other.name, "before"))
+                actions.append(Replace(other.name, mine.name))
+                gone[other] = None
+        gone.update(dict.fromkeys(r for r in again.results if r is not again.launch))
+        gone[again.launch] = None
+        actions.append(Erase(tuple(node.name for node in gone)))
+        self.last_use = max(self.last_use, _last_use(dag, again))
+        return set(gone)
+
+
+def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, list[Node]]] | None:
+    """For each result the first wait of one collective and all waits of the other; None where there is none."""
+    mine, others = _waits_by_item(dag, first), _waits_by_item(dag, again)
+    if mine is None or others is None or mine.keys() != others.keys() or not all(mine.values()):
+        return None
+    return [(mine[item][0], others[item]) for item in mine]
+
+
+def _waits_by_item(dag: Dag, collective: Collective) -> dict[Any, list[Node]] | None:
+    """The waits on each result, in order; None if a result has other users or is taken twice."""
+    found: dict[Any, list[Node]] = {}
+    if collective.form.coalesced and any(user.target is not getitem for user in collective.launch.users):
+        return None
+    for result in collective.results:
+        item = result.args[1] if result is not collective.launch else None
+        if item in found or not all(ops.is_wait(user.target) for user in result.users):
+            return None
+        found[item] = sorted(result.users, key=dag.index.__getitem__)
+    return found
+
+
+def _last_use(dag: Dag, collective: Collective) -> int:
+    """The position of the last node that takes the result or a view of it."""
+    seen = {collective.launch}
+    stack = [collective.launch]
+    last = dag.index[collective.launch]
+    while stack:
+        for user in stack.pop().users:
+            last = max(last, dag.index[user])
+            if user not in seen and is_alias(user):
+                seen.add(user)
+                stack.append(user)
+    return last
+
+
+def _is_returned(dag: Dag, collective: Collective) -> bool:
+    return bool(dag.effects.held_by_outputs().intersection(dag.effects.held(dag.index[collective.launch])))
+
+
+def _is_behind_a_wait(node: Node) -> bool:
+    """Whether the node is a wait, or a view of what one waited for."""
+    while not ops.is_wait(node.target):
+        if not is_alias(node) or not node.args or not isinstance(node.args[0], Node):
+            return False
+        node = node.args[0]
+    return True
+
+
+class _Numbering:
+    """Equal keys for launches of equal values: the same cheap operators on the same versions of the same tensors."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag = dag
+        self.writes: dict[int, list[int]] = {}
+        for i, storage, is_write in dag.effects.accesses:
+            if is_write:
+                self.writes.setdefault(storage, []).append(i)
+        self.numbers: dict[Node, int] = {}
+        self.known: dict[Hashable, int] = {}
+
+    def of_launch(self, collective: Collective) -> Hashable:
+        arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
+        return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
+
+    def _number(self, node: Node) -> int:
+        if node not in self.numbers:
+            key: Hashable = node
+            if node.op == "call_function" and is_cheap(node.target):
+                key = (node.target, self._freeze([node.args, list(node.kwargs.items())], node))
+            self.numbers[node] = self.known.setdefault(key, len(self.known))
+        return self.numbers[node]
+
+    def _freeze(self, arguments: Any, reader: Node) -> Hashable:
+        """Arguments as text, with a number for each node and for how often it was written to before it is read here."""
+        position = self.dag.index[reader]
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, Node):
+                return value
+            held = self.dag.effects.held(self.dag.index[value])
+            return self._number(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
+
+        return repr(map_aggregate(arguments, leaf))

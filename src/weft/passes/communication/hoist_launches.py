@@ -1,0 +1,158 @@
+"""Launch collectives as early as their inputs allow.
+
+Why: a collective that starts earlier runs beside more compute before anybody waits for it.
+
+Before::
+
+    a: f32[4, 4] = mm(x, x)
+    c: bf16[2, 4] = _to_copy(p, dtype=bf16)
+    ag: bf16[4, 4] = all_gather(c, 2, 'dp')
+    w: bf16[4, 4] = wait(ag)
+
+After::
+
+    c: bf16[2, 4] = _to_copy(p, dtype=bf16)
+    ag: bf16[4, 4] = all_gather(c, 2, 'dp')
+    a: f32[4, 4] = mm(x, x)
+    w: bf16[4, 4] = wait(ag)
+
+The cheap nodes that only prepare the launch (views, casts, scalings; never a matmul) go with it. Launches of one group keep
+their order. A launch goes no higher than the wait before which more than `max_in_flight_bytes` of its group would be under
+way, so gathered weights are not all held at once.
+
+Declines: a launch that stands behind a dependency already; one whose size is unknown while there is a limit.
+Numerics: exact. Memory: results are held from an earlier launch on, up to the limit per group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.groups import group_argument, runtime_name
+from weft.graph.profiles import is_cheap
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Action, Decision, Move, Reason, Step
+
+
+@dataclass(frozen=True)
+class HoistLaunches(Pass):
+    """Move each launch, with the cheap nodes that prepare it, up to its last dependency."""
+
+    numerics = Numerics.EXACT
+
+    max_in_flight_bytes: int | None = 256 * 1024 * 1024
+    """Bytes of results of one group that may be under way because of hoisting. none: no limit."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        windows = _Windows(dag, self.max_in_flight_bytes)
+        queue = {later: earlier for earlier, later in dag.queue}
+        place = _Places(dag)
+        actions: list[Action] = []
+        decisions: list[Decision] = []
+        for i, profile in dag.effects.special:
+            if not profile.launch or ops.launch_form(dag.nodes[i].target) is None:
+                continue
+            node = dag.nodes[i]
+            limit = windows.add(i)
+            if limit is None:
+                sentence = f"{node.name} stays: the size of its result is unknown and the bytes in flight are limited"
+                decisions.append(self.decision(Reason.UNKNOWN_SIZE, sentence, node.name))
+                continue
+            unit = _unit(dag, i)
+            blockers = [p for j in unit for p in dag.preds[j] if p not in unit]
+            blockers += [queue[i]] if i in queue else []
+            anchor = max([*blockers, *([limit] if limit >= 0 else [])], key=place.of, default=-1)
+            moved = place.after(anchor, unit) if anchor < i else []
+            decisions.append(self._decide(dag, node, anchor, anchor == limit, moved))
+            if moved:
+                actions.append(Move(tuple(dag.nodes[j].name for j in moved), dag.nodes[place.root(anchor)].name, "after"))
+        return self.step(actions, decisions)
+
+    def _decide(self, dag: Dag, node: Node, anchor: int, limited: bool, moved: list[int]) -> Decision:
+        blocking = dag.nodes[anchor].name if anchor >= 0 else None
+        behind = f"behind {blocking}" if blocking else "at the top"
+        if moved:
+            return self.decision(Reason.APPLIED, f"{node.name} is launched {behind}", node.name, blocking=blocking)
+        if limited and anchor >= 0:
+            sentence = f"{node.name} stays: above {blocking} more than {self.max_in_flight_bytes} bytes would be in flight"
+            return self.decision(Reason.IN_FLIGHT_LIMIT, sentence, node.name, blocking=blocking)
+        return self.decision(Reason.ALREADY_DONE, f"{node.name} is {behind} already", node.name, blocking=blocking)
+
+
+class _Windows:
+    """Which wait each launch must stay behind for the bytes in flight of its group to stay under the limit."""
+
+    def __init__(self, dag: Dag, limit: int | None) -> None:
+        self.dag, self.limit = dag, limit
+        self.first_wait = {flight.launch: flight.wait for flight in dag.effects.flights}  # the last, of several tensors
+        self.flying: dict[str, deque[tuple[int, int]]] = {}
+        self.total: dict[str, int] = {}
+        self.landed: dict[str, int] = {}
+
+    def add(self, i: int) -> int | None:
+        """The latest wait that launch i must stay behind, -1 for none, None where its size is unknown."""
+        if self.limit is None:
+            return -1
+        size = Collective(self.dag.nodes[i]).output_bytes
+        if size is None:
+            return None
+        group = runtime_name(group_argument(self.dag.nodes[i]))
+        flying = self.flying.setdefault(group, deque())
+        flying.append((size, i))
+        self.total[group] = self.total.get(group, 0) + size
+        while len(flying) > 1 and self.total[group] > self.limit:
+            oldest, launch = flying.popleft()
+            self.total[group] -= oldest
+            wait = self.first_wait.get(launch)
+            self.landed[group] = max(self.landed.get(group, -1), -1 if wait is None else wait)
+        return self.landed.get(group, -1)
+
+
+class _Places:
+    """Where nodes will stand: at their own position, or among those moved behind a node that is not moved."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag = dag
+        self.moved: dict[int, tuple[int, int]] = {}
+        self.settled: dict[int, int] = {}
+        self.top = max((i for i, node in enumerate(dag.nodes) if node.op == "placeholder"), default=-1)
+
+    def of(self, i: int) -> tuple[int, int]:
+        return self.moved.get(i, (max(i, self.top), 0))
+
+    def root(self, i: int) -> int:
+        return self.of(i)[0] if i >= 0 else self.top
+
+    def after(self, anchor: int, unit: list[int]) -> list[int]:
+        """The nodes of a unit that have to move to stand behind the anchor; none if they stand there already."""
+        root = self.root(anchor)
+        late = [j for j in unit if j > root]
+        end = self.settled.get(root, root)
+        if root < 0 or late == list(range(end + 1, end + 1 + len(late))):
+            self.settled[root] = end + len(late)
+            return []
+        for j in late:
+            self.moved[j] = (root, len(self.moved) + 1)
+        return late
+
+
+def _unit(dag: Dag, launch: int) -> list[int]:
+    """A launch and the cheap nodes that nothing else needs, in order."""
+    unit = {launch}
+    stack = list(dag.preds[launch])
+    while stack:
+        j = stack.pop()
+        node = dag.nodes[j]
+        if j in unit or node.op != "call_function" or not is_cheap(node.target):
+            continue
+        if all(k in unit for k in dag.succs[j]):
+            unit.add(j)
+            stack += dag.preds[j]
+    return sorted(unit)

@@ -1,0 +1,141 @@
+"""Pipeline: passes in order, as a value with a string form.
+
+    Pipeline.parse("remove-dead-code,hoist-launches{max-in-flight-bytes=1048576},sink-waits").run(module)
+
+Presets are named pipelines in one table; the string form of a pipeline is part of every cache key.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch.fx import GraphModule
+
+from weft.errors import PipelineError, PlanError, compose
+from weft.graph import check
+from weft.graph.dag import Dag
+from weft.graph.edit import copy_module, recompile
+from weft.graph.groups import GroupTable, read_groups
+from weft.graph.text import digest, render
+from weft.passes.base import Context, Pass, parse_pass
+from weft.planning.plan import Plan, Step, what_differs
+from weft.version import VERSION
+
+PRESETS: dict[str, str] = {
+    "none": "",
+    "auto": "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits",
+}
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """What one pass of a run did."""
+
+    step: Step
+    changed: bool
+    seconds: float
+    before: str
+    """The listing before the pass."""
+    after: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a pipeline."""
+
+    module: GraphModule
+    plan: Plan
+    log: tuple[LogEntry, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order."""
+
+    passes: tuple[Pass, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A preset by name, or passes separated by commas."""
+        specs = re.split(r",(?![^{]*\})", PRESETS.get(text.strip(), text))
+        return cls(tuple(parse_pass(spec) for spec in specs if spec.strip()))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.passes))
+
+    def run(
+        self,
+        module: GraphModule,
+        *,
+        cluster: str | None = None,
+        groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
+        memory_limit_bytes: int | None = None,
+        effort: Literal["fast", "default", "best"] = "default",
+        strict: bool = False,
+    ) -> Run:
+        """Run the passes on a copy of the module."""
+        if memory_limit_bytes is not None:
+            raise PipelineError(compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out"))
+        context = Context(read_groups(module, groups), cluster, memory_limit_bytes, effort, strict)
+        return _run(module, context, [(p, None) for p in self.passes])
+
+
+def replay(module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> Run:
+    """Apply a plan again, to a copy of the module; refuses a graph that it was not made for."""
+    context = Context(read_groups(module, groups))
+    steps = [(parse_pass(step.spec), step) for step in plan.steps]
+    return _run(module, context, steps, plan.facts)
+
+
+def _run(
+    module: GraphModule,
+    context: Context,
+    work: Sequence[tuple[Pass, Step | None]],
+    expected: Mapping[str, Any] | None = None,
+) -> Run:
+    check.validate(Dag(module.graph))
+    made = copy_module(module)
+    listing = render(made, context.groups)
+    facts = facts_of(made, context.groups, listing)
+    log: list[LogEntry] = []
+    for rewrite, step in work:
+        _check_digest(step, listing, expected or {}, facts)
+        start = time.perf_counter()
+        done, changed = rewrite.run(made.graph, context, step)
+        seconds = time.perf_counter() - start
+        after = render(made, context.groups) if changed else listing
+        log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
+        listing = after
+    recompile(made)
+    return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log))
+
+
+def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    if step is None or step.digest == digest(listing):
+        return
+    differences = what_differs(expected, found) or ["the graphs differ in their nodes, not in their inputs or groups"]
+    raise PlanError(
+        compose(
+            "plan",
+            f"step {step.spec!r} was made for another graph",
+            where=differences,
+            do="make the plan again for this graph with weft.optimize",
+        )
+    )
+
+
+def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str, Any]:
+    """What tells graphs apart for a reader: versions, groups, inputs, number of nodes."""
+    inputs = next((line for line in listing.splitlines() if line.startswith("def graph(")), "")
+    return {
+        "groups": {g.name: {"size": g.size, "stride": g.stride} for g in groups},
+        "inputs": inputs.removeprefix("def graph(").removesuffix("):"),
+        "num_nodes": len(module.graph.nodes),
+        "torch": torch.__version__.partition("+")[0],
+        "weft": VERSION,
+    }

@@ -1,0 +1,1 @@
+"""Passes that clean the graph around the collectives."""

@@ -1,0 +1,1 @@
+"""Decisions as data, and how good ones are found."""

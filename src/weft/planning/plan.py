@@ -1,0 +1,161 @@
+"""Plan, Step, Decision: what was decided, as data that can be read, compared, saved and applied again.
+
+Contract: a plan names nodes by name and groups by canonical name, so it means the same on every rank. Each step carries the
+digest of the listing it was made for; applying it to any other graph is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from weft.errors import PlanError, compose
+
+FORMAT = 1
+
+
+class Reason(str, Enum):
+    """Why an opportunity ended as it did. One list for all passes."""
+
+    APPLIED = "applied"
+    ALREADY_DONE = "already-done"
+    DEPENDENCY = "dependency"
+    IN_FLIGHT_LIMIT = "in-flight-limit"
+    UNKNOWN_SIZE = "unknown-size"
+    HOLDS_MEMORY = "holds-memory"
+    MUTATED = "mutated"
+    ESCAPES = "escapes"
+    UNSUPPORTED_FORM = "unsupported-form"
+    HAS_EFFECT = "has-effect"
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether a rewrite was possible in kind and was not made; `strict` makes an error of it."""
+        return self not in (Reason.APPLIED, Reason.ALREADY_DONE)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One opportunity that a pass considered."""
+
+    pass_name: str
+    reason: Reason
+    sentence: str
+    nodes: tuple[str, ...]
+    blocking: str | None = None
+    """The node that stands in the way, where there is one."""
+
+    @property
+    def applied(self) -> bool:
+        return self.reason is Reason.APPLIED
+
+
+@dataclass(frozen=True)
+class Move:
+    """Put nodes right before or right after another, in the order given."""
+
+    nodes: tuple[str, ...]
+    anchor: str
+    side: Literal["before", "after"]
+    kind: Literal["move"] = "move"
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Let the users of one node use another."""
+
+    node: str
+    by: str
+    kind: Literal["replace"] = "replace"
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Take nodes out."""
+
+    nodes: tuple[str, ...]
+    kind: Literal["erase"] = "erase"
+
+
+Action = Move | Replace | Erase
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass decided for one graph."""
+
+    spec: str
+    """The pass with its options, as in a pipeline string."""
+    actions: tuple[Action, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    digest: str = ""
+    """The digest of the listing this step was made for."""
+
+    @property
+    def applied(self) -> tuple[Decision, ...]:
+        return tuple(d for d in self.decisions if d.applied)
+
+    @property
+    def declined(self) -> tuple[Decision, ...]:
+        return tuple(d for d in self.decisions if not d.applied)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ordered steps, and the facts about the graph that they were made for."""
+
+    steps: tuple[Step, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What to compare when a digest differs: versions, groups, inputs, number of nodes."""
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        """Equal exactly for equal plans, on every rank."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        """The plan as JSON, the same text for the same plan."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a plan; every fault is told at once, with its path."""
+        from pydantic import TypeAdapter, ValidationError
+
+        adapter: TypeAdapter[Self] = TypeAdapter(cls)
+        try:
+            plan = adapter.validate_json(text)
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+            raise PlanError(compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")) from None
+        if plan.format != FORMAT:
+            raise PlanError(compose("plan", f"its format is {plan.format}, this version reads {FORMAT}"))
+        return plan
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan from a file."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(compose("plan", f"{path} cannot be read: {error}")) from None
+        return cls.from_json(text)
+
+
+def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """The facts in which two graphs differ, one line each."""
+    return [
+        f"{key}: {found.get(key)!r} here, {expected.get(key)!r} in the plan"
+        for key in sorted({*expected, *found})
+        if expected.get(key) != found.get(key)
+    ]

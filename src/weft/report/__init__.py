@@ -1,0 +1,1 @@
+"""What was done and what was declined, for people and for programs."""
