@@ -208,7 +208,7 @@ class Edit:
 
     def _sorted(self, live: list[Node]) -> list[Node]:
         dag = Dag(live)
-        place = {node: i for i, node in enumerate(self._placed(live))}
+        place = {node: i for i, node in enumerate(self._placed())}
         waiting = [len(p) for p in dag.preds]
         succs = dag.succs
         if self.keep_issue_order:
@@ -232,14 +232,13 @@ class Edit:
             raise _cycle([live[i] for i, count in enumerate(waiting) if count], dag)
         return order
 
-    def _placed(self, live: list[Node]) -> list[Node]:
+    def _placed(self) -> list[Node]:
         """The nodes in the order that the moves ask for: inputs first, the output last."""
         beside: dict[tuple[Node, bool], list[Node]] = {}
         for node, side in self._anchors.items():
-            if node not in self._erased:
-                beside.setdefault(side, []).append(node)
+            beside.setdefault(side, []).append(node)
         placed: list[Node] = []
-        for root in live:
+        for root in self.graph.nodes:  # nodes to be erased still mark places
             if root in self._anchors:
                 continue
             stack: list[tuple[Node, bool]] = [(root, False)]
@@ -251,6 +250,7 @@ class Edit:
                     continue
                 placed.append(node)
                 stack += [(n, False) for n in reversed(beside.get((node, True), []))]
+        placed = [n for n in placed if n not in self._erased]
         first = [n for n in placed if n.op == "placeholder"]
         last = [n for n in placed if n.op == "output"]
         return first + [n for n in placed if n.op not in ("placeholder", "output")] + last

@@ -56,6 +56,8 @@ class Effects:
         self._number_storages()
         self.flights: list[Flight] = []
         self._waits: dict[int, list[int]] = {}
+        self.waits_on: dict[int, list[int]] = {}
+        """The waits on each storage, in order; those behind the first complete nothing."""
         self._arrivals: list[tuple[int, int]] = []
         self._arrived: set[int] = set()
         self._follow_flights()
@@ -242,6 +244,7 @@ class Effects:
                     pending.append((i, sent[k] if k < len(sent) else (), writes))
             elif p.wait:
                 for storage in {s for held in self._held_by(node.args) for s in held}:
+                    self.waits_on.setdefault(storage, []).append(i)
                     for flight in open_flights.pop(storage, []):
                         ends[flight] = i
                         self._waits.setdefault(i, []).append(flight)

@@ -330,7 +330,8 @@ class _Reader:
             self._fail(at, f"no operator is called {called!r}", nearest(called, _known_names()), called)
         args = tuple(self.literal(a, names) for a in at.args)
         kwargs = {k.arg: self.literal(k.value, names) for k in at.keywords if k.arg}
-        if isinstance(target, HigherOrderOperator):  # its type is taken as written: it is not run, not even on fake values
+        if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
+            # Its type is taken as written: it is not run, not even on fake values.
             value = self.value_of_type(annotation) if annotation is not None else None
             return edit.call(target, args, kwargs, name=name, value=value if value is not None else ())
         return self._call(at, target, args, kwargs, name, edit)
@@ -347,7 +348,7 @@ class _Reader:
         path = self.literal(at.args[0]) if at.args else None
         if path in self.constants:
             root[path] = self.constants[path]
-            return edit.attribute(path, self.mode.from_tensor(root[path]), name=name)
+            return edit.attribute(path, self.mode.from_tensor(root[path], static_shapes=True), name=name)
         if path not in root:
             self._fail(at, f"nothing is called {path!r}", "declare it: tensor('c', f32[2], [1.0, 2.0])", "attribute")
         return edit.attribute(path, None, name=name)

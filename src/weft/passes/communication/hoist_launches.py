@@ -69,10 +69,10 @@ class HoistLaunches(Pass):
             blockers = [p for j in unit for p in dag.preds[j] if p not in unit]
             blockers += [queue[i]] if i in queue else []
             anchor = max([*blockers, *([limit] if limit >= 0 else [])], key=place.of, default=-1)
-            moved = place.after(anchor, unit) if anchor < i else []
+            moved = place.put(anchor, unit) if anchor < i else []
             decisions.append(self._decide(dag, node, anchor, anchor == limit, moved))
             if moved:
-                actions.append(Move(tuple(dag.nodes[j].name for j in moved), dag.nodes[place.root(anchor)].name, "after"))
+                actions.append(Move(tuple(dag.nodes[j].name for j in moved), dag.nodes[place.end(anchor)].name, "after"))
         return self.step(actions, decisions)
 
     def _decide(self, dag: Dag, node: Node, anchor: int, limited: bool, moved: list[int]) -> Decision:
@@ -116,30 +116,31 @@ class _Windows:
 
 
 class _Places:
-    """Where nodes will stand: at their own position, or among those moved behind a node that is not moved."""
+    """Where nodes will stand: at their own position, or in the block of launches behind a node that is none of them."""
 
     def __init__(self, dag: Dag) -> None:
-        self.dag = dag
-        self.moved: dict[int, tuple[int, int]] = {}
-        self.settled: dict[int, int] = {}
         self.top = max((i for i, node in enumerate(dag.nodes) if node.op == "placeholder"), default=-1)
+        self.blocks: dict[int, tuple[int, int]] = {}
+        self.ends: dict[int, int] = {}
 
     def of(self, i: int) -> tuple[int, int]:
-        return self.moved.get(i, (max(i, self.top), 0))
+        """The node a node stands behind, and its number in that block: comparable between nodes."""
+        return self.blocks.get(i, (max(i, self.top), 0))
 
-    def root(self, i: int) -> int:
-        return self.of(i)[0] if i >= 0 else self.top
+    def end(self, anchor: int) -> int:
+        """The last node of the block of `anchor` that does not have to move."""
+        root = self.of(anchor)[0]
+        return self.ends.get(root, root)
 
-    def after(self, anchor: int, unit: list[int]) -> list[int]:
-        """The nodes of a unit that have to move to stand behind the anchor; none if they stand there already."""
-        root = self.root(anchor)
+    def put(self, anchor: int, unit: list[int]) -> list[int]:
+        """Put a unit at the end of the anchor's block; returns its nodes that have to move for that."""
+        root, end = self.of(anchor)[0], self.end(anchor)
         late = [j for j in unit if j > root]
-        end = self.settled.get(root, root)
-        if root < 0 or late == list(range(end + 1, end + 1 + len(late))):
-            self.settled[root] = end + len(late)
-            return []
         for j in late:
-            self.moved[j] = (root, len(self.moved) + 1)
+            self.blocks[j] = (root, len(self.blocks) + 1)
+        if root < 0 or late == list(range(end + 1, end + 1 + len(late))):
+            self.ends[root] = end + len(late)
+            return []
         return late
 
 

@@ -43,45 +43,64 @@ class SinkWaits(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        units = [(i, *_unit(dag, i)) for i, profile in dag.effects.special if profile.wait]
-        beside: dict[int, set[int]] = {}
-        for _, unit, anchor in units:
-            beside.setdefault(anchor, set()).update(unit)
-        settled = {anchor: _first_of_block(anchor, members) for anchor, members in beside.items()}
+        units = _units(dag)
+        beside: dict[int, list[list[int]]] = {}
+        for unit, anchor in units.values():
+            beside.setdefault(anchor, []).append(unit)
+        settled = {anchor: _first_settled(anchor, members) for anchor, members in beside.items()}
         actions: list[Move] = []
         decisions: list[Decision] = []
-        for i, unit, anchor in units:
+        for i, (unit, anchor) in sorted(units.items()):
             wait, first_use = dag.nodes[i].name, dag.nodes[anchor].name
             if unit[0] >= settled[anchor]:
                 sentence = f"{wait} stands before its first use, {first_use}, already"
                 decisions.append(self.decision(Reason.ALREADY_DONE, sentence, wait, blocking=first_use))
                 continue
-            actions.append(Move(tuple(dag.nodes[j].name for j in unit), first_use, "before"))
+            actions.append(Move(tuple(dag.nodes[j].name for j in unit), dag.nodes[settled[anchor]].name, "before"))
             sentence = f"{wait} sinks to its first use, {first_use}"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait, blocking=first_use))
         return self.step(actions, decisions)
 
 
-def _unit(dag: Dag, wait: int) -> tuple[list[int], int]:
-    """The wait with the views that follow it, in order, and the first node that cannot go down with them."""
-    unit = {wait}
+def _units(dag: Dag) -> dict[int, tuple[list[int], int]]:
+    """For each wait: itself with the views that follow it, in order, and the first node that cannot go down with them.
+
+    From the last wait to the first, so that a wait which another one must not pass is known by where it will stand.
+    """
+    units: dict[int, tuple[list[int], int]] = {}
+    for i, profile in reversed(dag.effects.special):
+        if not profile.wait:
+            continue
+        closure, others = _views(dag, i)
+        siblings = [j for storage in dag.effects.held(i) for j in dag.effects.waits_on.get(storage, []) if j > i]
+        stops = [units[j][1] if j in units else j for j in (*others, *siblings) if j not in closure]
+        anchor = min(stops, default=len(dag.nodes) - 1)
+        units[i] = (sorted(j for j in closure if j < anchor), anchor)
+    return units
+
+
+def _views(dag: Dag, wait: int) -> tuple[set[int], list[int]]:
+    """The wait with the views of its result, and the other nodes that must come behind one of these."""
+    closure, others = {wait}, []
     stack = [wait]
-    anchor = len(dag.nodes) - 1
     while stack:
         for j in dag.succs[stack.pop()]:
-            if j in unit:
+            if j in closure:
                 continue
             if is_alias(dag.nodes[j]) and not dag.effects.completes(j):
-                unit.add(j)
+                closure.add(j)
                 stack.append(j)
             else:
-                anchor = min(anchor, j)
-    return sorted(j for j in unit if j < anchor), anchor
+                others.append(j)
+    return closure, others
 
 
-def _first_of_block(anchor: int, members: set[int]) -> int:
-    """Where the unbroken run of members right before the anchor begins."""
+def _first_settled(anchor: int, units: list[list[int]]) -> int:
+    """Where the unbroken run of whole units right before their anchor begins: these need not move."""
+    members = {j for unit in units for j in unit}
     first = anchor
     while first - 1 in members:
         first -= 1
+    while straddling := [unit[-1] for unit in units if unit[0] < first <= unit[-1]]:
+        first = max(straddling) + 1
     return first

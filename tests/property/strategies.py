@@ -1,0 +1,330 @@
+"""Random SPMD programs as listings: the only home of generators.
+
+A program mixes several groups, dtypes, views, writes, draws, dependent collectives in all their forms, repeated waits,
+results that escape, and collectives in flight. It is valid by construction: the builder follows storages and flights with
+a model of its own, which knows nothing of `weft.graph.effects`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import strategies as st
+
+DTYPES = ("f32", "bf16", "f64")
+MESHES = (
+    {"dp": (2, 1)},
+    {"dp": (4, 1)},
+    {"dp": (2, 2), "tp": (2, 1)},
+    {"dp": (2, 2), "tp": (2, 1), "all": (4, 1)},
+)
+
+
+@dataclass
+class Value:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storages: frozenset[int]
+    contiguous: bool = True
+
+
+@dataclass
+class Flight:
+    """A launch under way: the values to wait for, and the storages that nobody may touch until then."""
+
+    pending: list[Value]
+    reads: frozenset[int]
+    writes: frozenset[int]
+
+
+@dataclass
+class Builder:
+    rng: Random
+    groups: dict[str, tuple[int, int]]
+    lines: list[str] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    waited: list[Value] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    returned: list[Value] = field(default_factory=list)
+    counter: int = 0
+
+    # Naming and choosing.
+
+    def new(self, shape: tuple[int, ...], dtype: str, of: frozenset[int] | None = None, contiguous: bool = True) -> Value:
+        self.counter += 1
+        storages = frozenset({self.counter}) if of is None else of
+        return Value(f"n{self.counter}", shape, dtype, storages, contiguous)
+
+    def like(self, value: Value, dtype: str | None = None) -> Value:
+        """A new value of the same shape; elementwise operators keep strides."""
+        return self.new(value.shape, dtype or value.dtype, contiguous=value.contiguous)
+
+    def emit(self, value: Value, text: str) -> Value:
+        self.lines.append(f"    {value.name} = {text}")
+        self.values.append(value)
+        return value
+
+    @property
+    def unreadable(self) -> frozenset[int]:
+        return frozenset().union(*(f.writes for f in self.flights))
+
+    @property
+    def unwritable(self) -> frozenset[int]:
+        return self.unreadable.union(*(f.reads for f in self.flights))
+
+    def pick(self, **wanted: object) -> Value | None:
+        """A readable value; newer ones more often, so that programs grow deep."""
+        found = [
+            v
+            for v in self.values
+            if not v.storages & self.unreadable and all(getattr(v, key) == value for key, value in wanted.items())
+        ]
+        if not found:
+            return None
+        return self.rng.choice(found[-6:] if self.rng.random() < 0.5 else found)
+
+    def group(self) -> tuple[str, int]:
+        name = self.rng.choice(sorted(self.groups))
+        return name, self.groups[name][0]
+
+    # Compute.
+
+    def pointwise(self) -> None:
+        if value := self.pick():
+            op = self.rng.choice(["relu({})", "neg({})", "sigmoid({})", "mul({}, 0.5)", "add({}, 1.0)"])
+            self.emit(self.like(value), op.format(value.name))
+
+    def binary(self) -> None:
+        if (a := self.pick()) and (b := self.pick(shape=a.shape, dtype=a.dtype)):
+            result = self.new(a.shape, a.dtype, contiguous=a.contiguous and b.contiguous)
+            self.emit(result, f"{self.rng.choice(['add', 'mul', 'sub'])}({a.name}, {b.name})")
+
+    def matmul(self) -> None:
+        a = self.pick()
+        if a and len(a.shape) == 2 and (b := self.pick(dtype=a.dtype)) and len(b.shape) == 2 and b.shape[0] == a.shape[1]:
+            product = self.emit(self.new((a.shape[0], b.shape[1]), a.dtype), f"mm({a.name}, {b.name})")
+            self.emit(self.new(product.shape, a.dtype), f"sigmoid({product.name})")
+
+    def cast(self) -> None:
+        if value := self.pick():
+            dtype = self.rng.choice(DTYPES)
+            self.emit(self.like(value, dtype), f"_to_copy({value.name}, dtype={dtype})")
+
+    def draw(self) -> None:
+        if value := self.pick():
+            self.emit(self.like(value), f"rand_like({value.name})")
+
+    def concatenate(self) -> None:
+        if (a := self.pick()) and a.shape and a.shape[0] <= 16 and (b := self.pick(shape=a.shape, dtype=a.dtype)):
+            self.emit(self.new((2 * a.shape[0], *a.shape[1:]), a.dtype), f"cat([{a.name}, {b.name}])")
+
+    # Views and copies.
+
+    def view(self) -> None:
+        value = self.pick(contiguous=True)
+        if value and value.shape:
+            numel = value.shape[0] * (value.shape[1] if len(value.shape) == 2 else 1)
+            shape = self.rng.choice([(numel,), (numel // 2, 2), (2, numel // 2)]) if numel % 2 == 0 else (numel,)
+            op = self.rng.choice(["view", "reshape", "_unsafe_view"])
+            self.emit(self.new(shape, value.dtype, value.storages), f"{op}({value.name}, {list(shape)})")
+
+    def transpose(self) -> None:
+        value = self.pick(contiguous=True)
+        if value and len(value.shape) == 2:
+            turned = self.new(value.shape[::-1], value.dtype, value.storages, contiguous=False)
+            self.emit(turned, f"t({value.name})")
+
+    def copy(self) -> None:
+        if value := self.pick():
+            op = self.rng.choice(["clone({}, memory_format=memory_format.contiguous_format)", "contiguous({})"])
+            storages = value.storages if op.startswith("contiguous") else None
+            self.emit(self.new(value.shape, value.dtype, storages), op.format(value.name))
+
+    def slice(self) -> None:
+        value = self.pick()
+        if value and value.shape and value.shape[0] % 2 == 0:
+            half = value.shape[0] // 2
+            start = self.rng.choice([0, half])
+            part = self.new((half, *value.shape[1:]), value.dtype, value.storages, value.contiguous)
+            self.emit(part, f"slice({value.name}, 0, {start}, {start + half})")
+
+    def split(self) -> None:
+        value = self.pick()
+        if value and value.shape and value.shape[0] % 2 == 0:
+            half = (value.shape[0] // 2, *value.shape[1:])
+            self.counter += 1
+            name = f"n{self.counter}"
+            self.lines.append(f"    {name} = split({value.name}, {half[0]})")
+            for item in self.rng.sample([0, 1], self.rng.choice([1, 2])):
+                self.emit(self.new(half, value.dtype, value.storages, value.contiguous), f"{name}[{item}]")
+
+    # Writes.
+
+    def write(self) -> None:
+        target = self.pick()
+        if target is None or target.storages & self.unwritable:
+            return
+        source = self.pick(shape=target.shape, dtype=target.dtype) or target
+        op = self.rng.choice(["mul_({0}, 0.5)", "add_({0}, {1})", "copy_({0}, {1})", "zero_({0})"])
+        if source.storages & target.storages and source is not target:
+            op = "mul_({0}, 0.5)"  # overlapping source and target are not defined
+        written = self.new(target.shape, target.dtype, target.storages, target.contiguous)
+        self.emit(written, op.format(target.name, source.name))
+
+    # Communication.
+
+    def sendable(self) -> Value | None:
+        value = self.pick(contiguous=True)
+        return value if value and value.shape and value.shape[0] <= 64 else None
+
+    def fly(self, text: str, sent: list[Value], results: list[Value]) -> None:
+        reads = frozenset().union(*(v.storages for v in sent))
+        writes = frozenset().union(*(v.storages for v in results))
+        self.lines.append(text)
+        self.flights.append(Flight(list(results), reads, writes))
+
+    def all_gather(self) -> None:
+        if value := self.sendable():
+            group, size = self.group()
+            result = self.new((value.shape[0] * size, *value.shape[1:]), value.dtype)
+            if self.rng.random() < 0.2:
+                self.counter += 1
+                out = f"n{self.counter}"
+                shape = list(result.shape)
+                self.lines.append(f"    {out} = empty.memory_format({shape}, dtype={value.dtype})")
+                call = f"all_gather_out({value.name}, {size}, {group!r}, out={out})"
+            else:
+                call = f"all_gather({value.name}, {size}, {group!r})"
+            self.fly(f"    {result.name} = {call}", [value], [result])
+
+    def reduce_scatter(self) -> None:
+        value = self.sendable()
+        group, size = self.group()
+        if value and value.shape[0] % size == 0:
+            result = self.new((value.shape[0] // size, *value.shape[1:]), value.dtype)
+            op = self.rng.choice(["sum", "avg", "max"])
+            self.fly(
+                f"    {result.name} = reduce_scatter({value.name}, {op!r}, {size}, {group!r})", [value], [result]
+            )
+
+    def all_reduce(self) -> None:
+        value = self.sendable()
+        if value is None:
+            return
+        group, _ = self.group()
+        op = self.rng.choice(["sum", "avg", "max", "min"])
+        if self.rng.random() < 0.3 and not value.storages & self.unwritable:
+            result = self.new(value.shape, value.dtype, value.storages)
+            self.fly(f"    {result.name} = all_reduce_({value.name}, {op!r}, {group!r})", [value], [result])
+        else:
+            result = self.new(value.shape, value.dtype)
+            keywords = f"reduce_op={op!r}, group_name={group!r}" if self.rng.random() < 0.2 else f"{op!r}, {group!r}"
+            self.fly(f"    {result.name} = all_reduce({value.name}, {keywords})", [value], [result])
+
+    def broadcast(self) -> None:
+        if value := self.sendable():
+            group, size = self.group()
+            result = self.new(value.shape, value.dtype)
+            source = self.rng.randrange(size)
+            self.fly(f"    {result.name} = broadcast({value.name}, {source}, {group!r})", [value], [result])
+
+    def all_to_all(self) -> None:
+        value = self.sendable()
+        group, size = self.group()
+        if value and value.shape[0] % size == 0:
+            result = self.new(value.shape, value.dtype)
+            splits = [value.shape[0] // size] * size
+            self.fly(
+                f"    {result.name} = all_to_all({value.name}, {splits}, {splits}, {group!r})", [value], [result]
+            )
+
+    def coalesced(self) -> None:
+        first = self.sendable()
+        second = self.pick(contiguous=True, dtype=first.dtype) if first else None
+        if not first or not second or not second.shape or second.shape[0] > 64:
+            return
+        group, size = self.group()
+        self.counter += 1
+        name = f"n{self.counter}"
+        if self.rng.random() < 0.5:
+            call = f"all_reduce_coalesced([{first.name}, {second.name}], 'sum', {group!r})"
+            shapes = [first.shape, second.shape]
+        else:
+            call = f"all_gather_coalesced([{first.name}, {second.name}], {size}, {group!r})"
+            shapes = [(v.shape[0] * size, *v.shape[1:]) for v in (first, second)]
+        results = [self.new(shape, first.dtype) for shape in shapes]
+        self.lines.append(f"    {name} = {call}")
+        for item, result in enumerate(results):
+            sent = (first, second)[item]
+            self.fly(f"    {result.name} = {name}[{item}]", [sent], [result])
+
+    def wait(self) -> None:
+        if not self.flights:
+            return
+        flight = self.flights.pop(0 if self.rng.random() < 0.5 else self.rng.randrange(len(self.flights)))
+        for result in flight.pending:
+            source = result
+            if self.rng.random() < 0.1 and result.shape:
+                numel = result.shape[0] * (result.shape[1] if len(result.shape) == 2 else 1)
+                source = self.new((numel,), result.dtype, result.storages)
+                self.lines.append(f"    {source.name} = view({result.name}, [{numel}])")
+            done = self.new(source.shape, source.dtype, result.storages)
+            self.emit(done, f"wait({source.name})")
+            self.waited.append(source)
+
+    def wait_again(self) -> None:
+        if self.waited:
+            source = self.rng.choice(self.waited)
+            if not source.storages & self.unreadable:
+                self.emit(self.new(source.shape, source.dtype, source.storages), f"wait({source.name})")
+
+    def gather_again(self) -> None:
+        """The same collective once more, as FSDP does in backward."""
+        launches = [line for line in self.lines if "= all_gather(" in line]
+        if not launches:
+            return
+        text = self.rng.choice(launches[-4:]).partition(" = ")[2]
+        source = next(v for v in self.values if f"({v.name}," in text)
+        if source.storages & self.unreadable:
+            return
+        size = int(text.split(", ")[1])
+        result = self.new((source.shape[0] * size, *source.shape[1:]), source.dtype)
+        self.fly(f"    {result.name} = {text}", [source], [result])
+
+
+STEPS = (
+    *(("pointwise", 6), ("binary", 5), ("matmul", 4), ("cast", 3), ("draw", 3), ("concatenate", 2)),
+    *(("view", 4), ("transpose", 2), ("copy", 2), ("slice", 3), ("split", 2), ("write", 10)),
+    *(("all_gather", 4), ("reduce_scatter", 3), ("all_reduce", 4), ("broadcast", 1), ("all_to_all", 1)),
+    *(("coalesced", 1), ("wait", 7), ("wait_again", 1), ("gather_again", 2)),
+)
+
+
+def random_listing(rng: Random, num_steps: int | None = None) -> str:
+    """A random valid program. Its types are left out: reading it computes them."""
+    builder = Builder(rng, rng.choice(MESHES))
+    for _ in range(rng.randint(2, 5)):
+        shape = rng.choice([(4, 4), (8, 4), (4, 8), (8,), (8, 8)])
+        builder.values.append(builder.new(shape, rng.choice(DTYPES)))
+    inputs = ", ".join(f"{v.name}: {v.dtype}[{', '.join(map(str, v.shape))}]" for v in builder.values)
+    names, weights = zip(*STEPS, strict=True)
+    for step in rng.choices(names, weights, k=num_steps or rng.randint(10, 60)):
+        getattr(builder, step)()
+    for flight in list(builder.flights):
+        if rng.random() < 0.2:
+            builder.returned += flight.pending
+        else:
+            builder.flights = [flight, *(f for f in builder.flights if f is not flight)]
+            while flight in builder.flights:
+                builder.wait()
+    ready = [v for v in builder.values if not v.storages & builder.unreadable]
+    builder.returned += rng.sample(ready, min(len(ready), rng.choice([1, 4, len(ready)])))
+    header = [f"group({n!r}, size={size}, stride={stride})" for n, (size, stride) in builder.groups.items()]
+    result = ", ".join(v.name for v in builder.returned)
+    return "\n".join([*header, "", f"def graph({inputs}):", *builder.lines, f"    return [{result}]"]) + "\n"
+
+
+listings = st.randoms(use_true_random=False).map(random_listing)
+"""Random programs for hypothesis, which shrinks them."""

@@ -1,0 +1,124 @@
+"""Random graphs through every pass: equal values on every rank, valid, idempotent, replayable, the same text every time.
+
+`make test` runs 300 seeds; `make test-full` (WEFT_FUZZ=full) runs 5 000 and lets hypothesis look for small failures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from random import Random
+
+import pytest
+import weft
+from hypothesis import HealthCheck, given, settings
+from torch.fx import GraphModule
+from weft.graph import check, metadata
+from weft.graph.collective import collectives
+from weft.graph.dag import Dag
+from weft.graph.edit import Edit, copy_module, recompile
+from weft.graph.text import parse, render
+from weft.passes.base import Numerics, all_passes
+from weft.passes.pipeline import Pipeline, replay
+
+from tests.property.strategies import listings, random_listing
+
+FULL = os.environ.get("WEFT_FUZZ") == "full"
+NUM_SEEDS = 5000 if FULL else 300
+CHUNK = 30
+CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
+NUM_RANKS = 4
+VARIANTS = {"hoist-launches": ["hoist-launches{max-in-flight-bytes=none}", "hoist-launches{max-in-flight-bytes=600}"]}
+SPECS = [spec for name in all_passes() if not name.startswith("test-") for spec in VARIANTS.get(name, [name])]
+
+
+def seeded(seeds: range) -> list[tuple[int, GraphModule]]:
+    return [(seed, parse(random_listing(Random(seed)))) for seed in seeds]
+
+
+def launches(module: GraphModule) -> dict[str, list[str]]:
+    """The names of the launches of each group in the order of their issue."""
+    found: dict[str, list[str]] = {}
+    for collective in collectives(module.graph):
+        found.setdefault(collective.group, []).append(collective.launch.name)
+    return found
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("spec", [*SPECS, "auto"])
+def test_a_pass_keeps_values_on_every_rank_and_changes_nothing_the_second_time(spec: str, seeds: range) -> None:
+    pipeline = Pipeline.parse(spec)
+    for seed, before in seeded(seeds):
+        run = pipeline.run(before)
+        check.validate(Dag(run.module.graph))
+        verdict = weft.verify(before, run.module, ranks=NUM_RANKS, seed=seed)
+        exact = all(p.numerics is Numerics.EXACT for p in pipeline.passes)
+        assert verdict.bitwise if exact else verdict.equal, f"seed {seed}: {verdict}\n{render(before)}"
+        again = pipeline.run(run.module) if len(pipeline.passes) == 1 else run
+        assert render(again.module) == render(run.module), f"seed {seed} changes twice\n{render(before)}"
+        replayed = replay(before, weft.Plan.from_json(run.plan.to_json()))
+        assert render(replayed.module) == render(run.module), f"seed {seed} replays differently"
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+def test_any_order_that_the_dag_allows_computes_the_same(seeds: range) -> None:
+    """Every node is asked to go to a random place; what the sort makes of it must be the same program."""
+    for seed, before in seeded(seeds):
+        after = copy_module(before)
+        nodes = [node for node in after.graph.nodes if node.op == "call_function"]
+        Random(seed).shuffle(nodes)
+        with Edit(after.graph, keep_issue_order=seed % 2 == 0) as edit:
+            edit.move_before(nodes, list(after.graph.nodes)[-1])
+        recompile(after)
+        verdict = weft.verify(before, after, ranks=NUM_RANKS, seed=seed)
+        assert verdict.bitwise, f"seed {seed}: {verdict}\n{render(before)}\n{render(after)}"
+        if seed % 2 == 0:
+            assert launches(before) == launches(after), f"seed {seed} issues in another order"
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+def test_moving_passes_conserve_bytes_on_the_wire_and_the_issue_order(seeds: range) -> None:
+    for seed, before in seeded(seeds):
+        after = Pipeline.parse("hoist-launches,sink-waits").run(before).module
+        assert launches(before) == launches(after), f"seed {seed}"
+        sizes = [Counter((c.kind, c.group, c.input_bytes) for c in collectives(m.graph)) for m in (before, after)]
+        assert sizes[0] == sizes[1], f"seed {seed}"
+
+
+@pytest.mark.parametrize("seeds", CHUNKS[:10], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+def test_listings_round_trip_and_types_are_those_of_a_full_recomputation(seeds: range) -> None:
+    for seed, module in seeded(seeds):
+        text = render(module)
+        assert render(parse(text)) == text, f"seed {seed}"
+        mode = metadata.mode_of(module.graph.nodes)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
+
+
+@pytest.mark.parametrize("seeds", CHUNKS[:10], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+def test_an_edit_that_fails_leaves_the_graph_as_it_was(seeds: range) -> None:
+    for seed, module in seeded(seeds):
+        rng = Random(seed)
+        text, nodes = render(module), list(module.graph.nodes)
+        calls = [node for node in nodes if node.op == "call_function"]
+        if len(calls) < 2:
+            continue
+        with pytest.raises(ZeroDivisionError), Edit(module.graph) as edit:
+            for _ in range(10):
+                first, second = rng.sample(calls, 2)
+                if first.meta["val"] is not None and not isinstance(first.meta["val"], list):
+                    new = edit.call(weft.graph.ops.op_of("neg"), (first,), before=second, like=[second])
+                    edit.replace(second, new)
+                edit.erase(second)
+            raise ZeroDivisionError
+        assert render(module) == text, f"seed {seed}"
+        assert list(module.graph.nodes) == nodes
+
+
+@settings(max_examples=2000 if FULL else 25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(listings)
+def test_the_whole_pipeline_keeps_values(text: str) -> None:
+    before = parse(text)
+    result = weft.optimize(before)
+    assert weft.verify(before, result.module, ranks=NUM_RANKS).bitwise
