@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from weft.version import VERSION as __version__
+from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft.api import Result, apply, listing, optimize, verify
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from weft.planning.plan import Decision, Plan, Step
     from weft.report.report import Report
     from weft.verification.comparison import Verdict
+
+__version__ = VERSION
 
 __all__ = [
     "Context",

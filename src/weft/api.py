@@ -100,9 +100,9 @@ def verify(
 ) -> Verdict:
     """Run both sides on every rank and compare outputs and mutated inputs.
 
-    Each side is one module for all ranks or one per rank. `mesh` gives the axes with their sizes, the last one varying
-    fastest; without it the groups of the modules tile `ranks` ranks. `inputs` holds the arguments of each rank; they are
-    made from the metadata of the inputs otherwise.
+    Each side is one module for all ranks or one per rank. `mesh` gives the axes with their sizes, the last one
+    varying fastest; without it the groups of the modules tile `ranks` ranks. `inputs` holds the arguments of each
+    rank; they are made from the metadata of the inputs otherwise.
     """
     first = before if isinstance(before, GraphModule) else before[0]
     table = read_groups(first, groups)
@@ -111,10 +111,14 @@ def verify(
     sides = [_tables(side, num_ranks, mesh, groups) for side in (before, after)]
     if backend == "virtual":
         cluster = VirtualCluster(num_ranks)
-        results = [cluster.run(side, given, tables, seed=seed) for side, tables in zip((before, after), sides, strict=True)]
+        results = [
+            cluster.run(side, given, tables, seed=seed) for side, tables in zip((before, after), sides, strict=True)
+        ]
     elif backend == "gloo":
         with RealRanks(num_ranks) as world:
-            results = [world.run(side, given, tables) for side, tables in zip((before, after), sides, strict=True)]
+            results = [
+                world.run(side, given, tables, seed=seed) for side, tables in zip((before, after), sides, strict=True)
+            ]
     else:
         raise VerificationError(compose("verify", f"no backend is called {backend!r}", do="use 'virtual' or 'gloo'"))
     return replace(compare(*results, num_terms=num_ranks), backend=backend)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import sympy
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # registers the meta kernels of the functional collectives
+import torch.distributed._functional_collectives  # pyright: ignore[reportUnusedImport]  # registers fake kernels
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
-from torch.fx.node import _side_effectful_functions
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.node import _side_effectful_functions
 
 __all__ = [
     "FUNCTIONAL",
@@ -88,7 +88,7 @@ def fake_mode_of(values: Iterable[Any]) -> FakeTensorMode | None:
 
 
 @contextlib.contextmanager
-def quiet_fake_kernels() -> Iterator[None]:
+def quiet_fake_kernels() -> Generator[None]:
     """Keep torch from logging the traceback of a fake kernel that refuses its arguments: we report that ourselves."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was, logger.disabled = logger.disabled, True
@@ -119,6 +119,12 @@ def expression_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy
     return value.node.expr
 
 
+def symbols_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> list[sympy.Symbol]:
+    """The symbols in a symbolic number, in an order that does not depend on hashes."""
+    found = [symbol for symbol in value.node.expr.free_symbols if isinstance(symbol, sympy.Symbol)]
+    return sorted(found, key=lambda symbol: (len(symbol.name), symbol.name))
+
+
 def hint_of(value: Any) -> int | None:
     """The concrete size a number stands for: itself, its hint, or None where torch has none."""
     if isinstance(value, int):
@@ -144,6 +150,11 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
 def group_ranks(group: dist.ProcessGroup) -> list[int]:
     """The global ranks of a process group."""
     return dist.get_process_group_ranks(group)
+
+
+def codegen_of(graph: torch.fx.Graph) -> Any:
+    """How the graph's Python code takes its inputs and returns its outputs."""
+    return graph._codegen
 
 
 def set_node_order(graph: torch.fx.Graph, order: Sequence[Node], displaced: set[Node]) -> None:

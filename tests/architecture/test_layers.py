@@ -5,6 +5,7 @@ import pytest
 from tests.architecture.source import Source, imports, package_sources
 
 LAYERS = (
+    "version",
     "errors",
     "compat",
     "graph",

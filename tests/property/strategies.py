@@ -1,8 +1,8 @@
 """Random SPMD programs as listings: the only home of generators.
 
-A program mixes several groups, dtypes, views, writes, draws, dependent collectives in all their forms, repeated waits,
-results that escape, and collectives in flight. It is valid by construction: the builder follows storages and flights with
-a model of its own, which knows nothing of `weft.graph.effects`.
+A program mixes several groups, dtypes, views, writes, draws, dependent collectives in all their forms, repeated
+waits, results that escape, and collectives in flight. It is valid by construction: the builder follows storages and
+flights with a model of its own, which knows nothing of `weft.graph.effects`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Builder:
 
     # Naming and choosing.
 
-    def new(self, shape: tuple[int, ...], dtype: str, of: frozenset[int] | None = None, contiguous: bool = True) -> Value:
+    def new(
+        self, shape: tuple[int, ...], dtype: str, of: frozenset[int] | None = None, contiguous: bool = True
+    ) -> Value:
         self.counter += 1
         storages = frozenset({self.counter}) if of is None else of
         return Value(f"n{self.counter}", shape, dtype, storages, contiguous)
@@ -103,7 +105,13 @@ class Builder:
 
     def matmul(self) -> None:
         a = self.pick()
-        if a and len(a.shape) == 2 and (b := self.pick(dtype=a.dtype)) and len(b.shape) == 2 and b.shape[0] == a.shape[1]:
+        if (
+            a
+            and len(a.shape) == 2
+            and (b := self.pick(dtype=a.dtype))
+            and len(b.shape) == 2
+            and b.shape[0] == a.shape[1]
+        ):
             product = self.emit(self.new((a.shape[0], b.shape[1]), a.dtype), f"mm({a.name}, {b.name})")
             self.emit(self.new(product.shape, a.dtype), f"sigmoid({product.name})")
 
@@ -205,9 +213,7 @@ class Builder:
         if value and value.shape[0] % size == 0:
             result = self.new((value.shape[0] // size, *value.shape[1:]), value.dtype)
             op = self.rng.choice(["sum", "avg", "max"])
-            self.fly(
-                f"    {result.name} = reduce_scatter({value.name}, {op!r}, {size}, {group!r})", [value], [result]
-            )
+            self.fly(f"    {result.name} = reduce_scatter({value.name}, {op!r}, {size}, {group!r})", [value], [result])
 
     def all_reduce(self) -> None:
         value = self.sendable()
@@ -236,9 +242,7 @@ class Builder:
         if value and value.shape[0] % size == 0:
             result = self.new(value.shape, value.dtype)
             splits = [value.shape[0] // size] * size
-            self.fly(
-                f"    {result.name} = all_to_all({value.name}, {splits}, {splits}, {group!r})", [value], [result]
-            )
+            self.fly(f"    {result.name} = all_to_all({value.name}, {splits}, {splits}, {group!r})", [value], [result])
 
     def coalesced(self) -> None:
         first = self.sendable()

@@ -41,7 +41,9 @@ def definitions_come_before_uses(dag: Dag) -> None:
             j = dag.index.get(source)
             if j is None or j >= i:
                 where = "another graph" if j is None else "a later line"
-                raise _error(node, f"{node.name} uses {source.name}, which {where} defines", f"move it behind {source.name}")
+                raise _error(
+                    node, f"{node.name} uses {source.name}, which {where} defines", f"move it behind {source.name}"
+                )
 
 
 def names_are_unique(dag: Dag) -> None:
@@ -58,7 +60,11 @@ def every_launch_is_waited_for_or_escapes(dag: Dag) -> None:
     escaping = set(dag.effects.held_by_outputs())
     for flight in dag.effects.flights:
         node = dag.nodes[flight.launch]
-        if flight.wait is None and not escaping.intersection(flight.writes) and ops.kind_of(node.target) is not ops.Kind.SEND:
+        if (
+            flight.wait is None
+            and not escaping.intersection(flight.writes)
+            and ops.kind_of(node.target) is not ops.Kind.SEND
+        ):
             what = f"{node.name} is never waited for and is no output of the graph"
             raise _error(node, what, "wait for it, return it, or delete the launch")
 

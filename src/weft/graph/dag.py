@@ -1,14 +1,16 @@
 """Dag: a snapshot of who must come before whom, and who can reach whom.
 
-Contract: one dependency model serves every pass. Edges are data edges and effect edges; the issue order of each group is
-kept apart in `queue`, since a pass that decides for every rank may change it. Nodes are numbered by position. Bits of the
-reachability masks number the launches and the nodes a caller registers, never all nodes.
+Contract: one dependency model serves every pass. Edges are data edges and effect edges; the issue order of each group
+is kept apart in `queue`, since a pass that decides for every rank may change it. Nodes are numbered by position. Bits
+of the reachability masks number the launches and the nodes a caller registers, never all nodes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Generator, Iterable, Sequence
 
 from torch.fx import Graph, Node
 
@@ -16,24 +18,40 @@ from weft.compat import input_nodes
 from weft.graph.effects import Effects
 
 
+@contextlib.contextmanager
+def collector_paused() -> Generator[None]:
+    """Pause the cyclic garbage collector: many small lists would start it over all of torch's objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Dag:
     """Integer ids, edges and reachability of a sequence of nodes. It does not follow later edits of the graph."""
 
     def __init__(self, nodes: Graph | Sequence[Node], register: Iterable[Node] = ()) -> None:
-        self.nodes: list[Node] = list(nodes.nodes) if isinstance(nodes, Graph) else list(nodes)
-        self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
-        self.preds: list[list[int]] = []
-        self.succs: list[list[int]] = [[] for _ in self.nodes]
-        self._link()
-        self.effects = Effects(self.nodes, self.index, self.succs)
-        for earlier, later in self.effects.edges():
-            if earlier not in self.preds[later]:
-                self.preds[later].append(earlier)
-                self.succs[earlier].append(later)
+        with collector_paused():
+            self.nodes: list[Node] = list(nodes.nodes) if isinstance(nodes, Graph) else list(nodes)
+            self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
+            self.preds: list[list[int]] = []
+            self.succs: list[list[int]] = [[] for _ in self.nodes]
+            self._link()
+            self.effects = Effects(self.nodes, self.index, self.succs)
+            self._add_effect_edges()
         launches = [i for i, profile in self.effects.special if profile.launch]
         bits = sorted({*launches, *(self.index[node] for node in register)})
         self.bits: dict[int, int] = {i: bit for bit, i in enumerate(bits)}
         self._members: dict[int, int] = {i: 1 << bit for i, bit in self.bits.items()}
+
+    def _add_effect_edges(self) -> None:
+        for earlier, later in self.effects.edges():
+            if earlier not in self.preds[later]:
+                self.preds[later].append(earlier)
+                self.succs[earlier].append(later)
 
     def _link(self) -> None:
         index, preds, succs = self.index, self.preds, self.succs

@@ -19,13 +19,21 @@ from typing import Any, Self
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from weft.compat import FakeTensorMode, set_node_order
+from weft.compat import FakeTensorMode, codegen_of, set_node_order
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
-from weft.graph.dag import Dag
+from weft.graph.dag import Dag, collector_paused
 from weft.graph.writer import excerpt
 
-PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "from_node", "seq_nr", "partitioner_tag")
+PROVENANCE = (
+    "stack_trace",
+    "nn_module_stack",
+    "source_fn_stack",
+    "original_aten",
+    "from_node",
+    "seq_nr",
+    "partitioner_tag",
+)
 MEMBERS_KEY = "weft.members"
 """In `Node.meta`: the names of the nodes that a new node stands for."""
 
@@ -48,7 +56,9 @@ class Edit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.commit()
         else:
@@ -152,7 +162,12 @@ class Edit:
         while origin is not None:
             if origin is node:
                 raise GraphError(
-                    compose("edit", f"{node.name} is to stand beside itself", where=excerpt(node), do="choose another anchor")
+                    compose(
+                        "edit",
+                        f"{node.name} is to stand beside itself",
+                        where=excerpt(node),
+                        do="choose another anchor",
+                    )
                 )
             origin = self._anchors[origin][0] if origin in self._anchors else None
         self._anchors[node] = (anchor, after)
@@ -169,6 +184,10 @@ class Edit:
 
     def commit(self) -> None:
         """Sort, check and carry out the edit; on an error roll back and raise it."""
+        with collector_paused():
+            self._commit()
+
+    def _commit(self) -> None:
         old_values: list[tuple[Node, Any]] = []
         try:
             live = [node for node in self.graph.nodes if node not in self._erased]
@@ -293,7 +312,7 @@ def copy_module(module: GraphModule) -> GraphModule:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
         copies[node] = made = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         made.meta = copy.copy(node.meta)
-    graph.set_codegen(copy.copy(module.graph._codegen))
+    graph.set_codegen(copy.copy(codegen_of(module.graph)))
     return finish(module, graph)
 
 

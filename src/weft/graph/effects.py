@@ -180,7 +180,8 @@ class Effects:
         return tuple(self._fresh() for _ in range(count)) or i
 
     def _item(self, node: Node) -> Storage:
-        source, position = node.args[0], node.args[1]
+        source: Any = node.args[0]
+        position: Any = node.args[1]
         if not isinstance(source, Node):
             return self._fresh()
         storage = self._raw(self.index[source])
@@ -283,7 +284,9 @@ class Effects:
         return any(
             not ops.is_wait(user.target)
             for k in self._succs[launch]
-            for user in ([self.nodes[j] for j in self._succs[k]] if self.nodes[k].target is getitem else [self.nodes[k]])
+            for user in (
+                [self.nodes[j] for j in self._succs[k]] if self.nodes[k].target is getitem else [self.nodes[k]]
+            )
         )
 
     def _reads_of(self, followed: set[int], writes: dict[int, set[int]]) -> Iterable[tuple[int, int, bool]]:

@@ -7,7 +7,7 @@ mesh where it is known, else g0, g1, ... by first use. A `GroupTable` maps betwe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -37,12 +37,12 @@ class Group:
         if self.ranks is not None:
             return self.ranks
         block = self.size * self.stride
-        if num_ranks % block:
+        if block == 0 or num_ranks % block:
             raise GraphError(
                 compose(
                     f"group {self.name!r}",
                     f"groups of {self.size} ranks with stride {self.stride} do not tile {num_ranks} ranks",
-                    do=f"use a multiple of {block} ranks, or give the group's ranks",
+                    do=f"use a multiple of {block} ranks, or give the ranks of the group" if block else "give its size",
                 )
             )
         return tuple(
@@ -100,7 +100,7 @@ def group_argument(node: Node) -> Any:
 
 
 def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> GroupTable:
-    """The table of a module: the one it carries, else from live process groups, `given` sizes and the ops themselves."""
+    """The table of a module: the one it carries, else one from live groups and launches; then what is `given`."""
     carried = module.meta.get(TABLE_KEY)
     table: GroupTable = carried if carried is not None else _from_launches(module.graph.nodes)
     if not given:
@@ -114,36 +114,36 @@ def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence
 
 
 def _from_launches(nodes: Iterable[Node]) -> GroupTable:
+    """Groups by first use, each as its live process group, its mesh axis or its launches describe it."""
+    uses: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.op == "call_function" and ops.is_communication(node.target):
+            argument = group_argument(node)
+            if argument is not None:
+                uses.setdefault(runtime_name(argument), []).append(node)
     groups: dict[str, Group] = {}
     runtime: dict[str, str] = {}
-    seen: set[str] = set()
-    for node in nodes:
-        if node.op != "call_function" or not ops.is_communication(node.target):
-            continue
-        argument = group_argument(node)
-        key = None if argument is None else runtime_name(argument)
-        if key is None or key in seen:
-            continue
-        seen.add(key)
-        group = _describe(key, node, len(groups))
+    for key, launches in uses.items():
+        number = f"g{len(groups)}"
+        group = _describe(key, launches, number)
         if group.name in groups:  # two groups of one axis name: keep both, told apart by number
-            group = Group(f"g{len(groups)}", group.size, group.stride, group.ranks)
+            group = replace(group, name=number)
         groups[group.name] = group
         runtime[group.name] = key
     return GroupTable(groups, runtime)
 
 
-def _describe(key: str, node: Node, index: int) -> Group:
+def _describe(key: str, launches: Sequence[Node], number: str) -> Group:
     live = resolve_group(key)
     if live is None:
-        size = ops.bind(node).get("group_size")
-        return Group(key if key.isidentifier() else f"g{index}", size if isinstance(size, int) else 0)
-    ranks = group_ranks(live)
+        sizes = (ops.bind(node).get("group_size") for node in launches)
+        size = next((size for size in sizes if isinstance(size, int)), 0)
+        return Group(key if key.isidentifier() else number, size)
+    ranks = tuple(group_ranks(live))
     axis = live.group_desc.removeprefix("mesh_") if live.group_desc.startswith("mesh_") else ""
-    name = axis if axis.isidentifier() else f"g{index}"
-    steps = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
-    if len(steps) > 1:
-        world = dist.get_world_size()
-        rest = tuple((r,) for r in range(world) if r not in ranks)
-        return Group(name, len(ranks), 1, (tuple(ranks), *rest))
-    return Group(name, len(ranks), steps.pop() if steps else 1)
+    name = axis if axis.isidentifier() else number
+    num_ranks = dist.get_world_size()
+    regular = Group(name, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+    if num_ranks % (regular.size * regular.stride) == 0 and ranks in regular.partition(num_ranks):
+        return regular
+    return Group(name, len(ranks), 1, (ranks, *((rank,) for rank in range(num_ranks) if rank not in ranks)))

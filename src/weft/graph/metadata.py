@@ -1,7 +1,7 @@
 """Fake values of nodes: in closed form for communication, by torch's own fake kernels for the rest.
 
-Contract: no real data is touched and no process group is needed. `update` recomputes only what a change reaches, and stops
-where a recomputed value has the metadata of the old one.
+Contract: no real data is touched and no process group is needed. `update` recomputes only what a change reaches, and
+stops where a recomputed value has the metadata of the old one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def of_node(node: Node, mode: FakeTensorMode) -> Any:
 
 
 def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode) -> list[tuple[Node, Any]]:
-    """Recompute the values of `changed` and of what they reach; returns the nodes that changed with their old values."""
+    """Recompute the values of `changed` and of what they reach; returns what changed, with the old values."""
     index = {node: i for i, node in enumerate(nodes)}
     heap = [index[node] for node in changed if node in index]
     heapq.heapify(heap)
@@ -91,11 +91,7 @@ def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode)
 def same(first: Any, second: Any) -> bool:
     """Whether two fake values have the same type, sizes, strides and place."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return (
-            first.dtype == second.dtype
-            and first.device == second.device
-            and _numbers(first) == _numbers(second)
-        )
+        return first.dtype == second.dtype and first.device == second.device and _numbers(first) == _numbers(second)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, torch.SymInt) and isinstance(second, torch.SymInt):
@@ -135,7 +131,7 @@ def _launched(target: OpOverload, bound: dict[str, Any], mode: FakeTensorMode) -
     return _received(form.kind, bound[form.tensors], bound, mode)
 
 
-def _received(kind: Kind, tensor: Tensor, bound: dict[str, Any], mode: FakeTensorMode) -> Tensor:
+def _received(kind: Kind, tensor: Any, bound: dict[str, Any], mode: FakeTensorMode) -> Tensor:
     """The result of one tensor's journey."""
     if not isinstance(tensor, Tensor):
         raise RuntimeError(f"takes tensors, got {type(tensor).__name__}")
@@ -145,7 +141,8 @@ def _received(kind: Kind, tensor: Tensor, bound: dict[str, Any], mode: FakeTenso
         return _resized(tensor, [0], mode)
     if tensor.dim() == 0:
         raise RuntimeError(f"{kind.value} takes tensors with at least one dim, got one with none")
-    first, *rest = tensor.shape
+    sizes: list[Any] = list(tensor.shape)
+    first, rest = sizes[0], sizes[1:]
     if kind is Kind.ALL_GATHER:
         return _resized(tensor, [first * bound["group_size"], *rest], mode)
     if kind is Kind.REDUCE_SCATTER:
@@ -171,7 +168,7 @@ def contiguous_strides(size: Sequence[Any]) -> list[Any]:
 
 
 def _dense_strides(tensor: Tensor) -> Sequence[Any]:
-    """The strides of `empty_like`: kept where the tensor fills its memory, contiguous otherwise."""
+    """The strides of `empty_like`, which torch traces for these kinds: kept where the tensor fills its memory."""
     if tensor.is_contiguous():
         return tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d))

@@ -174,7 +174,7 @@ def bare_op(name: str) -> OpOverload | None:
 
 @functools.cache
 def name_of(target: Any) -> str | None:
-    """The name of an operator in listings: short for aten and communication, dotted for the rest; None if it has none."""
+    """The name of an operator in listings: short for aten and communication, else dotted; None if it has none."""
     if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.name()}"
     if not isinstance(target, OpOverload):

@@ -106,7 +106,9 @@ def _shared_arguments(schema: Any) -> tuple[str, ...]:
     )
 
 
-COPIES = frozenset({"aten::_to_copy", "aten::clone", "aten::cat", "aten::constant_pad_nd", "prims::convert_element_type"})
+COPIES = frozenset(
+    {"aten::_to_copy", "aten::clone", "aten::cat", "aten::constant_pad_nd", "prims::convert_element_type"}
+)
 
 
 @functools.cache

@@ -1,56 +1,48 @@
 """Reading listings: text to graph, by look-up.
 
-Contract: the text is parsed by `ast` and walked; names of operators, dtypes and groups are looked up in tables; no part of
-the text is run. Types are recomputed and compared with what is written. Every fault is a ListingError with its line.
+Contract: the text is parsed by `ast` and walked; names of operators, dtypes and groups are looked up in tables; no
+part of the text is run. Types are recomputed and compared with what is written. Every fault is a ListingError with
+its line.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import FakeTensorMode, HigherOrderOperator, expression_of, fake_tensor, new_fake_mode, new_symbol
+from weft.compat import HigherOrderOperator, new_symbol, symbols_of
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
-from weft.graph import metadata, ops
+from weft.graph import ops
+from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
-from weft.graph.types import DTYPES, TypeText
+from weft.graph.literals import LiteralReader, dotted
 
 MAX_CHARACTERS = 1 << 28
-NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-FUNCTIONS: dict[str, Callable[..., Any]] = {"Max": torch.sym_max, "Min": torch.sym_min, "Mod": lambda a, b: a % b}
 
 
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
     """The graph module of a listing. `constants` gives the values of constants too large to stand in it."""
-    return _Reader(text, constants or {}).read()
+    with collector_paused():
+        return _Reader(text, constants or {}).read()
 
 
-class _Reader:
-    """Reads one listing; holds its lines, symbols, groups, constants and fake mode."""
+class _Reader(LiteralReader):
+    """Reads one listing; holds its groups and constants."""
 
     def __init__(self, text: str, constants: Mapping[str, Tensor]) -> None:
-        self.lines = text.splitlines()
+        super().__init__(text)
         self.text = text
         self.given = constants
-        self.mode: FakeTensorMode = new_fake_mode()
-        self.types = TypeText(torch.device("cpu"))
-        self.numbers: dict[str, Any] = {}
         self.groups: dict[str, Group] = {}
         self.constants: dict[str, Tensor] = {}
+        self.fakes: dict[str, Tensor] = {}
 
     def read(self) -> GraphModule:
         function: ast.FunctionDef | None = None
@@ -60,7 +52,7 @@ class _Reader:
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and function is None:
                 self._declare(statement.value)
             elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
-                self._fail(statement, "expected a declaration or `def graph(...)`", "see the format in the docs")
+                self.fail(statement, "expected a declaration or `def graph(...)`", "see the format in the docs")
         if function is None:
             raise ListingError(compose("listing", "it has no `def graph(...)`", do="write the graph as a function"))
         module = self.function(function)
@@ -81,23 +73,20 @@ class _Reader:
         except (ValueError, RecursionError, MemoryError) as error:
             raise ListingError(compose("listing", f"it does not parse: {type(error).__name__}: {error}")) from None
 
-    def _fail(self, at: ast.AST, what: str, do: str = "", name: str = "") -> NoReturn:
-        number = getattr(at, "lineno", 1)
-        line = self.lines[number - 1].strip() if number <= len(self.lines) else ""
-        raise ListingError(compose(f"listing line {number}", what, where=point_at(line, name or line[:1]), do=do))
-
     # Declarations: group(...), symbol(...), device(...), tensor(...).
 
     def _declare(self, call: ast.Call) -> None:
-        kind = _dotted(call.func)
+        kind = dotted(call.func)
         declare = {"group": self._group, "symbol": self._symbol, "device": self._device, "tensor": self._tensor}
         if kind not in declare:
-            self._fail(call, f"no declaration is called {kind!r}", nearest(str(kind), declare), str(kind))
-        arguments = [a for a in call.args if kind != "tensor" or a is not call.args[1]] if len(call.args) > 1 else call.args
+            self.fail(call, f"no declaration is called {kind!r}", nearest(str(kind), declare), str(kind))
+        arguments = (
+            [a for a in call.args if kind != "tensor" or a is not call.args[1]] if len(call.args) > 1 else call.args
+        )
         values = [self.literal(a) for a in arguments]
         keywords = {k.arg: self.literal(k.value) for k in call.keywords if k.arg}
         if not values or not isinstance(values[0], str):
-            self._fail(call, f"{kind} takes a name first", name=str(kind))
+            self.fail(call, f"{kind} takes a name first", name=str(kind))
         declare[kind](call, values[0], values[1:], keywords)
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
@@ -107,34 +96,33 @@ class _Reader:
                 parts = tuple(tuple(int(rank) for rank in part) for part in ranks)
                 sizes = {len(part) for part in parts}
             except TypeError:
-                self._fail(call, "ranks are lists of numbers, one list per group", name="ranks")
+                self.fail(call, "ranks are lists of numbers, one list per group", name="ranks")
             self.groups[name] = Group(name, max(sizes, default=0), 1, parts)
             return
         size, stride = keywords.get("size"), keywords.get("stride", 1)
         if not isinstance(size, int) or not isinstance(stride, int) or size < 1 or stride < 1:
-            self._fail(call, f"group {name!r} needs a size of at least 1", "write group('dp', size=8)", name)
+            self.fail(call, f"group {name!r} needs a size of at least 1", "write group('dp', size=8)", name)
         self.groups[name] = Group(name, size, stride)
 
     def _symbol(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
         hint = keywords.get("hint")
         if hint is not None and not isinstance(hint, int):
-            self._fail(call, f"the hint of {name} is no whole number", name="hint")
+            self.fail(call, f"the hint of {name} is no whole number", name="hint")
         number = new_symbol(self.mode.shape_env, name, hint)  # type: ignore[arg-type]
         self.numbers[name] = number
-        if isinstance(number, torch.SymInt):
-            for symbol in expression_of(number).free_symbols:
-                self.types.name_symbol(symbol, name)
+        for symbol in symbols_of(number):
+            self.types.name_symbol(symbol, name)
 
     def _device(self, call: ast.Call, name: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
         try:
             self.types.device = torch.device(name)
         except RuntimeError:
-            self._fail(call, f"{name!r} is no device", "write device('cuda')", name)
+            self.fail(call, f"{name!r} is no device", "write device('cuda')", name)
 
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
         fake = self.value_of_type(call.args[1]) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
-            self._fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
+            self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
         if path in self.given:
             self.constants[path] = self.given[path]
             return
@@ -142,136 +130,13 @@ class _Reader:
         if not rest:
             self.constants[path] = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
             return
+        wide = torch.float64 if fake.dtype.is_floating_point else fake.dtype
         try:
-            values = torch.tensor(rest[0]).to(fake.dtype) if fake.dtype.is_floating_point else torch.tensor(rest[0], dtype=fake.dtype)
             value = torch.empty_strided(size, stride, dtype=fake.dtype)
-            value.copy_(torch.tensor(rest[0], dtype=torch.float64).to(fake.dtype) if fake.dtype.is_floating_point else values)
+            value.copy_(torch.tensor(rest[0], dtype=wide).reshape(size).to(fake.dtype))
         except (TypeError, ValueError, RuntimeError) as error:
-            self._fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
+            self.fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
         self.constants[path] = value
-
-    # Types.
-
-    def value_of_type(self, at: ast.expr, names: Mapping[str, Node] | None = None) -> Any:
-        """A fake value of a written type."""
-        if isinstance(at, ast.List | ast.Tuple):
-            items = [self.value_of_type(item) for item in at.elts]
-            return items if isinstance(at, ast.List) else tuple(items)
-        extras: dict[str, Any] = {}
-        if isinstance(at, ast.Call):
-            extras = {k.arg: self.dims(k.value) if k.arg in ("strides", "offset") else self.literal(k.value) for k in at.keywords if k.arg}
-            at = at.func
-        if isinstance(at, ast.Constant) and at.value is None:
-            return None
-        if isinstance(at, ast.Name) and at.id in ("float", "bool", "int"):
-            return {"float": 0.0, "bool": False, "int": 0}[at.id]
-        if not isinstance(at, ast.Subscript) or not isinstance(at.value, ast.Name):
-            self._fail(at, "expected a type such as f32[2, 4]", "the empty shape is f32[()]")
-        kind = at.value.id
-        if kind == "group":
-            return str(self.literal(at.slice))
-        dims = self.dims(at.slice)
-        if kind == "int":
-            return dims[0] if isinstance(dims, tuple) else dims
-        if kind not in DTYPES:
-            self._fail(at, f"no dtype is called {kind!r}", nearest(kind, DTYPES), kind)
-        size = list(dims) if isinstance(dims, tuple) else [dims]
-        return self._fake(at, DTYPES[kind], size, extras, names or {})
-
-    def _fake(self, at: ast.AST, dtype: torch.dtype, size: list[Any], extras: dict[str, Any], names: Mapping[str, Node]) -> Any:
-        strides = extras.get("strides")
-        strides = metadata.contiguous_strides(size) if strides is None else strides
-        strides = list(strides) if isinstance(strides, tuple | list) else [strides]
-        device = torch.device(extras["device"]) if "device" in extras else self.types.device
-        base = ops.value_of(names[extras["base"]]) if extras.get("base") in names else None
-        try:
-            if isinstance(base, Tensor):
-                with self.mode:
-                    return torch.as_strided(base, size, strides, extras.get("offset", 0))
-            made = fake_tensor(self.mode, size, strides, dtype, device)  # type: ignore[arg-type]
-            if extras.get("offset"):
-                extent = extras["offset"] + 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
-                whole = fake_tensor(self.mode, [extent], [1], dtype, device)  # type: ignore[arg-type]
-                with self.mode:
-                    return torch.as_strided(whole, size, strides, extras["offset"])
-            return made
-        except (RuntimeError, ValueError, TypeError) as error:
-            self._fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
-
-    def dims(self, at: ast.expr) -> Any:
-        """A size or a tuple of sizes: whole numbers and expressions in declared symbols."""
-        if isinstance(at, ast.Tuple):
-            return tuple(self.dims(item) for item in at.elts)
-        if isinstance(at, ast.Constant) and type(at.value) is int:
-            return at.value
-        if isinstance(at, ast.Name) and at.id in self.numbers:
-            return self.numbers[at.id]
-        if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
-            return -self.dims(at.operand)
-        if isinstance(at, ast.BinOp) and type(at.op) in NUMBERS:
-            try:
-                return NUMBERS[type(at.op)](self.dims(at.left), self.dims(at.right))
-            except (ZeroDivisionError, OverflowError, TypeError) as error:
-                self._fail(at, f"no size: {error}")
-        if isinstance(at, ast.Call) and _dotted(at.func) in FUNCTIONS and not at.keywords:
-            return FUNCTIONS[str(_dotted(at.func))](*map(self.dims, at.args))
-        symbol = at.id if isinstance(at, ast.Name) else ast.unparse(at)
-        self._fail(at, f"{symbol!r} is no size", f"declare it: symbol({symbol!r}, hint=8)", symbol)
-
-    # Literals, which may name nodes.
-
-    def literal(self, at: ast.expr, names: Mapping[str, Node] | None = None) -> Any:
-        if isinstance(at, ast.Constant):
-            return at.value
-        if isinstance(at, ast.Name):
-            return self._name(at, names or {})
-        if isinstance(at, ast.List | ast.Tuple):
-            items = [self.literal(item, names) for item in at.elts]
-            return items if isinstance(at, ast.List) else tuple(items)
-        if isinstance(at, ast.Dict):
-            keys = [self.literal(key, names) for key in at.keys if key is not None]
-            return dict(zip(keys, (self.literal(value, names) for value in at.values), strict=False))
-        if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
-            inner = self.literal(at.operand, names)
-            if isinstance(inner, int | float | complex):
-                return -inner
-        if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add | ast.Sub):
-            left, right = self.literal(at.left, names), self.literal(at.right, names)
-            if isinstance(left, int | float) and isinstance(right, complex):
-                return left + right if isinstance(at.op, ast.Add) else left - right
-        if isinstance(at, ast.Attribute) and _dotted(at.value) in ("layout", "memory_format"):
-            found = getattr(torch, at.attr, None)
-            if isinstance(found, torch.layout | torch.memory_format):
-                return found
-        if isinstance(at, ast.Call):
-            return self._literal_call(at, names)
-        self._fail(at, f"{ast.unparse(at)!r} is no argument", "use names, numbers, strings, lists and dtypes")
-
-    def _name(self, at: ast.Name, names: Mapping[str, Node]) -> Any:
-        if at.id in names:
-            return names[at.id]
-        if at.id in DTYPES:
-            return DTYPES[at.id]
-        if at.id in ("inf", "nan"):
-            return math.inf if at.id == "inf" else math.nan
-        self._fail(at, f"{at.id!r} is not defined", nearest(at.id, names), at.id)
-
-    def _literal_call(self, at: ast.Call, names: Mapping[str, Node] | None) -> Any:
-        kind = _dotted(at.func)
-        arguments = at.args
-        if kind == "symbolic" and len(arguments) == 1:
-            return self.dims(arguments[0])
-        values = [self.literal(a, names) for a in arguments]
-        if kind == "slice" and len(values) == 3:
-            return slice(*values)
-        if kind == "operator" and len(values) == 1 and ops.op_of(str(values[0])) is not None:
-            return ops.op_of(str(values[0]))
-        if kind == "device" and len(values) == 1:
-            try:
-                return torch.device(values[0])
-            except (RuntimeError, TypeError):
-                pass
-        self._fail(at, f"{ast.unparse(at)!r} is no argument", name=str(kind))
 
     # Functions and their lines.
 
@@ -281,7 +146,7 @@ class _Reader:
         names: dict[str, Node] = {}
         root: dict[str, Any] = {}
         if at.args.posonlyargs or at.args.kwonlyargs or at.args.vararg or at.args.kwarg or at.args.defaults:
-            self._fail(at, "inputs are plain names with types", name=at.name)
+            self.fail(at, "inputs are plain names with types", name=at.name)
         for argument in at.args.args:
             value = self.value_of_type(argument.annotation, names) if argument.annotation else None
             names[argument.arg] = self._unique(argument, argument.arg, edit.placeholder(argument.arg, value))
@@ -293,7 +158,7 @@ class _Reader:
             else:
                 self._line(statement, names, edit, root)
         if not isinstance(at.body[-1], ast.Return):
-            self._fail(at, f"{at.name} returns nothing", "end it with `return [...]`", at.name)
+            self.fail(at, f"{at.name} returns nothing", "end it with `return [...]`", at.name)
         return finish(root, edit.graph)
 
     def _line(self, at: ast.stmt, names: dict[str, Node], edit: Edit, root: dict[str, Any]) -> None:
@@ -302,32 +167,45 @@ class _Reader:
             target = at.targets[0]
         value = at.value if isinstance(at, ast.Assign | ast.AnnAssign) else None
         if not isinstance(target, ast.Name) or value is None:
-            self._fail(at, "expected a line such as `r: f32[4] = relu(x)`")
+            self.fail(at, "expected a line such as `r: f32[4] = relu(x)`")
         annotation = at.annotation if isinstance(at, ast.AnnAssign) else None
         if target.id in names:
-            self._fail(at, f"{target.id} is defined twice", "every line defines a new name", target.id)
+            self.fail(at, f"{target.id} is defined twice", "every line defines a new name", target.id)
         names[target.id] = self._unique(at, target.id, self._node(target.id, value, annotation, names, edit, root))
-        if annotation is not None:
-            self._compare(at, target.id, annotation, ops.value_of(names[target.id]))
+        if isinstance(at, ast.AnnAssign):
+            self._compare(at, target.id, at.annotation, ops.value_of(names[target.id]))
 
     def _unique(self, at: ast.AST, name: str, node: Node) -> Node:
         if node.name != name:
-            self._fail(at, f"{name!r} cannot be the name of a node", f"call it {name}_0", name)
+            self.fail(at, f"{name!r} cannot be the name of a node", f"call it {name}_0", name)
         return node
 
     def _node(
-        self, name: str, at: ast.expr, annotation: ast.expr | None, names: dict[str, Node], edit: Edit, root: dict[str, Any]
+        self,
+        name: str,
+        at: ast.expr,
+        annotation: ast.expr | None,
+        names: dict[str, Node],
+        edit: Edit,
+        root: dict[str, Any],
     ) -> Node:
         if isinstance(at, ast.Subscript):
-            return self._call(at, ops.op_of("operator.getitem"), (self.literal(at.value, names), self.literal(at.slice, names)), {}, name, edit)
+            return self._call(
+                at,
+                ops.op_of("operator.getitem"),
+                (self.literal(at.value, names), self.literal(at.slice, names)),
+                {},
+                name,
+                edit,
+            )
         if not isinstance(at, ast.Call):
-            self._fail(at, "the right side of a line is a call or an item", name=name)
-        called = _dotted(at.func) or ast.unparse(at.func)
+            self.fail(at, "the right side of a line is a call or an item", name=name)
+        called = dotted(at.func) or ast.unparse(at.func)
         if called == "attribute":
             return self._attribute(at, name, edit, root)
         target = ops.op_of(called)
         if target is None:
-            self._fail(at, f"no operator is called {called!r}", nearest(called, _known_names()), called)
+            self.fail(at, f"no operator is called {called!r}", nearest(called, _known_names()), called)
         args = tuple(self.literal(a, names) for a in at.args)
         kwargs = {k.arg: self.literal(k.value, names) for k in at.keywords if k.arg}
         if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
@@ -336,13 +214,15 @@ class _Reader:
             return edit.call(target, args, kwargs, name=name, value=value if value is not None else ())
         return self._call(at, target, args, kwargs, name, edit)
 
-    def _call(self, at: ast.AST, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, edit: Edit) -> Node:
+    def _call(
+        self, at: ast.AST, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, edit: Edit
+    ) -> Node:
         try:
             return edit.call(target, args, kwargs, name=name)
         except GraphError as error:
-            self._fail(at, str(error), name=name)
+            self.fail(at, str(error), name=name)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
-            self._fail(at, f"{ops.name_of(target)}: {error}", name=name)
+            self.fail(at, f"{ops.name_of(target)}: {error}", name=name)
 
     def _attribute(self, at: ast.Call, name: str, edit: Edit, root: dict[str, Any]) -> Node:
         path = self.literal(at.args[0]) if at.args else None
@@ -350,7 +230,7 @@ class _Reader:
             root[path] = self.constants[path]
             return edit.attribute(path, self.mode.from_tensor(root[path], static_shapes=True), name=name)
         if path not in root:
-            self._fail(at, f"nothing is called {path!r}", "declare it: tensor('c', f32[2], [1.0, 2.0])", "attribute")
+            self.fail(at, f"nothing is called {path!r}", "declare it: tensor('c', f32[2], [1.0, 2.0])", "attribute")
         return edit.attribute(path, None, name=name)
 
     def _compare(self, at: ast.AnnAssign, name: str, annotation: ast.expr, value: Any) -> None:
@@ -360,16 +240,7 @@ class _Reader:
         written = line[annotation.col_offset : annotation.end_col_offset] if same_line else ast.unparse(annotation)
         if computed and written != computed and ast.unparse(annotation) != computed:
             what = f"{name} is {computed} by its operator, {written} as written"
-            self._fail(at, what, "correct the type, or leave it out", name)
-
-
-def _dotted(at: ast.expr) -> str | None:
-    """`a.b.c` of a chain of names, or None."""
-    parts: list[str] = []
-    while isinstance(at, ast.Attribute):
-        parts.append(at.attr)
-        at = at.value
-    return ".".join([at.id, *reversed(parts)]) if isinstance(at, ast.Name) else None
+            self.fail(at, what, "correct the type, or leave it out", name)
 
 
 def _known_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Types in listings: `f32[2, 4]`, `int[s0]`, `[f32[2], f32[2]]`, and the strides and devices that are out of the ordinary.
+"""Types in listings: `f32[2, 4]`, `int[s0]`, `[f32[2], f32[2]]`, and strides and devices that are out of the ordinary.
 
 Symbols of sizes are renamed s0, s1, ... (u0, u1, ... where unbacked) by first use, so that the text does not depend on
 the names that a trace happened to give them.
@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from weft.compat import expression_of, storage_key
+from weft.compat import expression_of, storage_key, symbols_of
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, full)
@@ -92,7 +92,7 @@ class TypeText:
         if isinstance(value, int):
             return str(value)
         expression = expression_of(value)
-        for symbol in sorted(expression.free_symbols, key=lambda s: (len(s.name), s.name)):
+        for symbol in symbols_of(value):
             self.name_symbol(symbol)
         return str(expression.xreplace({s: sympy.Symbol(n, integer=True) for s, n in self.symbols.items()}))
 

@@ -55,7 +55,7 @@ def source_of(node: Node) -> str:
     places = [i for i, line in enumerate(frames) if line.startswith('File "')]
     if not places:
         return ""
-    file, number, function = (part.strip() for part in (frames[places[-1]].split(",") + ["", ""])[:3])
+    file, number, function = (part.strip() for part in [*frames[places[-1]].split(","), "", ""][:3])
     name = file.removeprefix('File "').rstrip('"').rpartition("/")[2]
     code = frames[places[-1] + 1] if places[-1] + 1 < len(frames) else ""
     return f"{name}:{number.removeprefix('line ')} {function}: {code}".rstrip(": ")

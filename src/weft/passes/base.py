@@ -1,15 +1,18 @@
 """Pass, Context, Numerics: the one shape of all transformations.
 
-Contract: a pass is a frozen dataclass whose fields are its options. `plan` is pure: it looks at the graph and returns data.
-`apply` is the only part that writes, through an Edit. The base class derives the name, the spec string and its parser from
-the class, registers it, and runs both halves in one transaction that checks every invariant.
+Contract: a pass is a frozen dataclass whose fields are its options. `plan` is pure: it looks at the graph and returns
+data. `apply` is the only part that writes, through an Edit. The base class derives the name, the spec string and its
+parser from the class, registers it, and runs both halves in one transaction that checks every invariant.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import re
+import textwrap
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -83,6 +86,15 @@ class Pass(ABC):
         ]
         return self.name() + (f"{{{' '.join(options)}}}" if options else "")
 
+    @classmethod
+    def options(cls) -> list[Option]:
+        """The options, each with the sentence under its field."""
+        hints = typing.get_type_hints(cls)
+        return [
+            Option(f.name.replace("_", "-"), _type_name(hints[f.name]), f.default, _sentence_under(cls, f.name))
+            for f in dataclasses.fields(cls)
+        ]
+
     @abstractmethod
     def plan(self, graph: Graph, context: Context) -> Step:
         """Decide what to do to the graph. Looks, does not touch."""
@@ -118,6 +130,33 @@ class Pass(ABC):
         with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
             self.apply(edit, step)
         return step, edit.changed
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a pass, as it is explained to people."""
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+
+
+def _type_name(hint: Any) -> str:
+    return str(hint) if typing.get_args(hint) else getattr(hint, "__name__", str(hint))
+
+
+def _sentence_under(cls: type[Pass], name: str) -> str:
+    """The string that stands under a field in the source of its class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    statements = body.body if isinstance(body, ast.ClassDef) else []
+    for field_, below in itertools.pairwise(statements):
+        is_field = (
+            isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and field_.target.id == name
+        )
+        if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            return inspect.cleandoc(str(below.value.value))
+    return ""
 
 
 _PASSES: dict[str, type[Pass]] = {}
@@ -160,8 +199,7 @@ def _parse_option(cls: type[Pass], option: str) -> tuple[str, Any]:
     for kind in typing.get_args(hint) or (hint,):
         if equals and (value := _read(kind, text)) is not _NO_VALUE:
             return key.replace("-", "_"), value
-    wanted = getattr(hint, "__name__", str(hint))
-    raise PipelineError(compose(cls.name(), f"{key} is {text!r}, expected {wanted}", do=f"write {key}=VALUE"))
+    raise PipelineError(compose(cls.name(), f"{key} is {text!r}, expected {_type_name(hint)}", do=f"write {key}=VALUE"))
 
 
 _NO_VALUE = object()

@@ -80,12 +80,16 @@ class Pipeline:
     ) -> Run:
         """Run the passes on a copy of the module."""
         if memory_limit_bytes is not None:
-            raise PipelineError(compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out"))
+            raise PipelineError(
+                compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out")
+            )
         context = Context(read_groups(module, groups), cluster, memory_limit_bytes, effort, strict)
         return _run(module, context, [(p, None) for p in self.passes])
 
 
-def replay(module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> Run:
+def replay(
+    module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+) -> Run:
     """Apply a plan again, to a copy of the module; refuses a graph that it was not made for."""
     context = Context(read_groups(module, groups))
     steps = [(parse_pass(step.spec), step) for step in plan.steps]

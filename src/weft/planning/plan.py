@@ -1,7 +1,7 @@
 """Plan, Step, Decision: what was decided, as data that can be read, compared, saved and applied again.
 
-Contract: a plan names nodes by name and groups by canonical name, so it means the same on every rank. Each step carries the
-digest of the listing it was made for; applying it to any other graph is refused.
+Contract: a plan names nodes by name and groups by canonical name, so it means the same on every rank. Each step
+carries the digest of the listing it was made for; applying it to any other graph is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +19,7 @@ from weft.errors import PlanError, compose
 FORMAT = 1
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why an opportunity ended as it did. One list for all passes."""
 
     APPLIED = "applied"
@@ -137,7 +137,9 @@ class Plan:
             plan = adapter.validate_json(text)
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
-            raise PlanError(compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")) from None
+            raise PlanError(
+                compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")
+            ) from None
         if plan.format != FORMAT:
             raise PlanError(compose("plan", f"its format is {plan.format}, this version reads {FORMAT}"))
         return plan

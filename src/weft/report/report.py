@@ -12,6 +12,9 @@ from weft.passes.pipeline import LogEntry
 from weft.planning.plan import Decision
 from weft.version import VERSION
 
+MAX_LINES = 20
+"""Decisions of each sort that the text shows; all of them are in the data."""
+
 
 @dataclass(frozen=True)
 class PassRecord:
@@ -53,6 +56,11 @@ class Report:
         """The report as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
+    @property
+    def refusals(self) -> tuple[Decision, ...]:
+        """The declined decisions for which a rewrite was possible in kind."""
+        return tuple(d for d in self.declined if d.reason.is_refusal)
+
     def __str__(self) -> str:
         rows = [("pass", "applied", "declined", "ms"), *map(_row, self.passes)]
         lines = [
@@ -61,11 +69,16 @@ class Report:
             "",
             *table(rows),
             "",
-            *(f"+ {decision.pass_name}: {decision.sentence}" for decision in self.applied),
-            *(f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.declined if d.reason.is_refusal),
+            *_shortened([f"+ {d.pass_name}: {d.sentence}" for d in self.applied], "applied"),
+            *_shortened([f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.refusals], "declined"),
             *(f"checked: {witness}" for witness in self.witnesses),
         ]
         return "\n".join(lines)
+
+
+def _shortened(lines: list[str], where: str) -> list[str]:
+    rest = len(lines) - MAX_LINES
+    return lines if rest <= 0 else [*lines[:MAX_LINES], f"  ... and {rest} more in report.{where}"]
 
 
 def record_passes(log: Iterable[LogEntry]) -> tuple[PassRecord, ...]:

@@ -16,29 +16,28 @@ After::
     w0: f32[4, 4] = wait(ag0)
     r: f32[4, 4] = add(w0, w0)
 
-Equal collectives merge only if their results are alive at the same time as it is: then nothing is held longer. Merging a
-weight's gather in forward with its gather in backward would hold the weight in between and undo resharding.
+Equal collectives merge only if their results are alive at the same time as it is: then nothing is held longer.
+Merging a weight's gather in forward with its gather in backward would hold the weight in between and undo resharding.
 
-Declines: results that do not overlap in time (with the bytes that would be held); results that are written to; two results
-that are both returned, which must not become one tensor; forms whose results cannot be paired.
+Declines: results that do not overlap in time (with the bytes that would be held); results that are written to; two
+results that are both returned, which must not become one tensor; forms whose results cannot be paired.
 Numerics: exact. Bytes on the wire: less.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
 from torch.fx import Graph, Node
-from torch.fx.node import map_aggregate
 
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_alias, is_cheap
+from weft.graph.profiles import is_alias
+from weft.graph.values import ValueNumbers
 from weft.passes.base import Context, Numerics, Pass
 from weft.planning.plan import Action, Decision, Erase, Move, Reason, Replace, Step
 
@@ -73,12 +72,10 @@ class DedupeCollectives(Pass):
             sentence = f"{wait.name} waits for what {source.name} has waited for: it is removed"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
 
-    def _merge_collectives(
-        self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]
-    ) -> set[Node]:
+    def _merge_collectives(self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]) -> set[Node]:
         gone: set[Node] = set()
         kept: dict[Hashable, _Kept] = {}
-        numbering = _Numbering(dag)
+        numbering = ValueNumbers(dag)
         for again in collectives(graph):
             if again.kind in ops.POINT_TO_POINT or not again.is_functional:
                 continue
@@ -187,40 +184,3 @@ def _is_behind_a_wait(node: Node) -> bool:
             return False
         node = node.args[0]
     return True
-
-
-class _Numbering:
-    """Equal keys for launches of equal values: the same cheap operators on the same versions of the same tensors."""
-
-    def __init__(self, dag: Dag) -> None:
-        self.dag = dag
-        self.writes: dict[int, list[int]] = {}
-        for i, storage, is_write in dag.effects.accesses:
-            if is_write:
-                self.writes.setdefault(storage, []).append(i)
-        self.numbers: dict[Node, int] = {}
-        self.known: dict[Hashable, int] = {}
-
-    def of_launch(self, collective: Collective) -> Hashable:
-        arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
-        return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
-
-    def _number(self, node: Node) -> int:
-        if node not in self.numbers:
-            key: Hashable = node
-            if node.op == "call_function" and is_cheap(node.target):
-                key = (node.target, self._freeze([node.args, list(node.kwargs.items())], node))
-            self.numbers[node] = self.known.setdefault(key, len(self.known))
-        return self.numbers[node]
-
-    def _freeze(self, arguments: Any, reader: Node) -> Hashable:
-        """Arguments as text, with a number for each node and for how often it was written to before it is read here."""
-        position = self.dag.index[reader]
-
-        def leaf(value: Any) -> Any:
-            if not isinstance(value, Node):
-                return value
-            held = self.dag.effects.held(self.dag.index[value])
-            return self._number(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
-
-        return repr(map_aggregate(arguments, leaf))

@@ -16,9 +16,9 @@ After::
     a: f32[4, 4] = mm(x, x)
     w: bf16[4, 4] = wait(ag)
 
-The cheap nodes that only prepare the launch (views, casts, scalings; never a matmul) go with it. Launches of one group keep
-their order. A launch goes no higher than the wait before which more than `max_in_flight_bytes` of its group would be under
-way, so gathered weights are not all held at once.
+The cheap nodes that only prepare the launch (views, casts, scalings; never a matmul) go with it. Launches of one
+group keep their order. A launch goes no higher than the wait before which more than `max_in_flight_bytes` of its
+group would be under way, so gathered weights are not all held at once.
 
 Declines: a launch that stands behind a dependency already; one whose size is unknown while there is a limit.
 Numerics: exact. Memory: results are held from an earlier launch on, up to the limit per group.
@@ -68,11 +68,14 @@ class HoistLaunches(Pass):
             unit = _unit(dag, i)
             blockers = [p for j in unit for p in dag.preds[j] if p not in unit]
             blockers += [queue[i]] if i in queue else []
-            anchor = max([*blockers, *([limit] if limit >= 0 else [])], key=place.of, default=-1)
+            blockers += [limit] if limit >= 0 else []
+            anchor = max(blockers, key=place.of) if blockers else -1
             moved = place.put(anchor, unit) if anchor < i else []
             decisions.append(self._decide(dag, node, anchor, anchor == limit, moved))
             if moved:
-                actions.append(Move(tuple(dag.nodes[j].name for j in moved), dag.nodes[place.end(anchor)].name, "after"))
+                actions.append(
+                    Move(tuple(dag.nodes[j].name for j in moved), dag.nodes[place.end(anchor)].name, "after")
+                )
         return self.step(actions, decisions)
 
     def _decide(self, dag: Dag, node: Node, anchor: int, limited: bool, moved: list[int]) -> Decision:
@@ -81,7 +84,9 @@ class HoistLaunches(Pass):
         if moved:
             return self.decision(Reason.APPLIED, f"{node.name} is launched {behind}", node.name, blocking=blocking)
         if limited and anchor >= 0:
-            sentence = f"{node.name} stays: above {blocking} more than {self.max_in_flight_bytes} bytes would be in flight"
+            sentence = (
+                f"{node.name} stays: above {blocking} more than {self.max_in_flight_bytes} bytes would be in flight"
+            )
             return self.decision(Reason.IN_FLIGHT_LIMIT, sentence, node.name, blocking=blocking)
         return self.decision(Reason.ALREADY_DONE, f"{node.name} is {behind} already", node.name, blocking=blocking)
 

@@ -16,8 +16,8 @@ After::
     v: f32[16] = view(w, [16])
     r: f32[16] = relu(v)
 
-Views of the result, found by what they do and not by their names, go down with the wait. A wait never passes a write to a
-buffer that its launch still sends or has not received.
+Views of the result, found by what they do and not by their names, go down with the wait. A wait never passes a write
+to a buffer that its launch still sends or has not received.
 
 Declines: a wait that stands before its first use already.
 Numerics: exact. Memory: what a launch sends and receives is held until the later wait.

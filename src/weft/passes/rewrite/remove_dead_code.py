@@ -14,9 +14,9 @@ After::
     r: f32[2, 4] = relu(x)
     return [r]
 
-A write is needed while somebody may read what it wrote: a later node, the caller (inputs, constants and outputs), or a
-collective in flight. A wait is needed while what it completes is. Every rank holds the same graph, so every rank drops the
-same collectives; point-to-point communication has a peer with another view of it and always stays.
+A write is needed while somebody may read what it wrote: a later node, the caller (inputs, constants and outputs), or
+a collective in flight. A wait is needed while what it completes is. Every rank holds the same graph, so every rank
+drops the same collectives; point-to-point communication has a peer with another view of it and always stays.
 
 Declines: a dead node that draws random numbers (the draws behind it would change), orders, or is opaque.
 Numerics: exact.

@@ -1,0 +1,1 @@
+"""The command line. torch is imported by the commands that need it, never by `--help`."""

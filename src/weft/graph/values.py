@@ -1,0 +1,57 @@
+"""Which values are equal by construction.
+
+Contract: equal keys mean equal values on every rank; unequal keys mean nothing. Values are followed through the cheap
+operators that prepare a launch, and a tensor that is written to counts as another value from then on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable
+from typing import Any
+
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.profiles import is_cheap
+
+
+class ValueNumbers:
+    """Numbers for the values of one Dag."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag = dag
+        self.writes: dict[int, list[int]] = {}
+        for i, storage, is_write in dag.effects.accesses:
+            if is_write:
+                self.writes.setdefault(storage, []).append(i)
+        self.numbers: dict[Node, int] = {}
+        self.known: dict[Hashable, int] = {}
+
+    def of_launch(self, collective: Collective) -> Hashable:
+        """The key of a launch: what it does, to what, in which group."""
+        arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
+        return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
+
+    def _number(self, node: Node) -> int:
+        if node not in self.numbers:
+            key: Hashable = node
+            if node.op == "call_function" and is_cheap(node.target):
+                key = (node.target, self._freeze([node.args, list(node.kwargs.items())], node))
+            self.numbers[node] = self.known.setdefault(key, len(self.known))
+        return self.numbers[node]
+
+    def _freeze(self, arguments: Any, reader: Node) -> Hashable:
+        """Arguments as text, with a number for each node and for how often it was written to before it is read here."""
+        position = self.dag.index[reader]
+
+        def leaf(value: Any) -> Any:
+            if not isinstance(value, Node):
+                return value
+            held = self.dag.effects.held(self.dag.index[value])
+            return self._number(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
+
+        return repr(map_aggregate(arguments, leaf))

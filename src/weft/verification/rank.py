@@ -1,0 +1,227 @@
+"""One rank's values while its graph runs: what the virtual cluster and the real ranks share.
+
+Contract: the caller's inputs, the module and its constants are never modified; a rank works on copies. Tensors that
+share a storage share one in the copies too, with their strides and offsets. Everything runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+from weft.compat import FakeTensor, hint_of, input_nodes, storage_key
+from weft.errors import GraphError, VerificationError, compose, point_at
+from weft.graph.groups import Group, GroupTable
+from weft.graph.profiles import attribute
+from weft.graph.writer import excerpt
+
+T = TypeVar("T")
+Partition = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank ends with."""
+
+    outputs: Any
+    """What the graph returns."""
+    inputs: list[Any]
+    """The inputs as the step leaves them; a graph may write to them."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The module's own tensors that the step changed, by path."""
+
+
+def substitute(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same containers, as plain ones, with every leaf changed."""
+    if isinstance(value, list):
+        return [substitute(item, change) for item in value]
+    if isinstance(value, tuple):
+        items = [substitute(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: substitute(item, change) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(substitute(part, change) for part in (value.start, value.stop, value.step)))
+    return change(value)
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """The tensors of a value and of the containers in it."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether dtype, shape and every bit are equal; NaNs are bits like others."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(as_bytes(first), as_bytes(second))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The elements of a tensor as one row of bytes each."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    rows = flat.contiguous().view(torch.uint8).reshape(flat.numel(), flat.element_size())
+    # gloo adds bools as bytes: a true one may be 2 (tried on 2.13).
+    return rows.ne(0).to(torch.uint8) if tensor.dtype == torch.bool else rows
+
+
+class Copies:
+    """Copies of tensors on the CPU that share storages exactly where the originals do."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Tensor] = {}
+        self._originals: list[Tensor] = []
+
+    def of(self, value: Any) -> Any:
+        """The value with a copy of each tensor in it."""
+        return substitute(value, lambda leaf: self._copy(leaf) if isinstance(leaf, Tensor) else leaf)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+            what = "an input or constant has no values (it is a fake or meta tensor)"
+            raise VerificationError(compose("verification", what, do="give real tensors, as example_inputs makes them"))
+        key = storage_key(tensor)
+        if key not in self._storages:
+            self._originals.append(tensor)  # a key means something only while its storage is alive
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            self._storages[key] = raw.to("cpu", copy=True)
+        return view_of(self._storages[key], tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A tensor on the storage of `raw`."""
+    return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), offset, tuple(size), tuple(stride))
+
+
+class Program:
+    """A graph module as a list of nodes, and which values end with each node."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.nodes: list[Node] = list(module.graph.nodes)
+        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.last_uses: dict[Node, list[Node]] = {}
+        seen: set[Node] = set()
+        for node in reversed(self.nodes):
+            ending = [n for n in (node, *input_nodes(node)) if n not in seen]
+            seen.update(ending)
+            self.last_uses[node] = ending
+
+
+class Rank:
+    """The values of one rank, and how it evaluates the nodes that do not communicate."""
+
+    def __init__(self, number: int, program: Program, inputs: Sequence[Any]) -> None:
+        self.number, self.program = number, program
+        self._copies = Copies()
+        self.inputs: list[Any] = [self._copies.of(value) for value in inputs]
+        self.values: dict[Node, Any] = dict(zip(program.placeholders, self.inputs, strict=True))
+        self._attributes: dict[str, Any] = {}
+
+    def resolve(self, argument: Any) -> Any:
+        """An argument of a node with values for nodes. Devices become the CPU, where all values are."""
+        return substitute(argument, self._resolve_leaf)
+
+    def _resolve_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return self.values[leaf]
+        if isinstance(leaf, torch.SymInt):
+            return hint_of(leaf)
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    def evaluate(self, node: Node) -> Any:
+        """The value of a node that does not communicate."""
+        if node.op == "placeholder":
+            return self.values[node]
+        if node.op == "get_attr":
+            return self.attribute(str(node.target))
+        args: tuple[Any, ...] = self.resolve(tuple(node.args))
+        kwargs: dict[str, Any] = self.resolve(dict(node.kwargs))
+        if node.op == "call_module":
+            return self.attribute(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    def attribute(self, path: str) -> Any:
+        """This rank's copy of what the module holds at a path; nested graphs, which hold no state, are shared."""
+        if path not in self._attributes:
+            value = attribute(self.program.module, path)
+            if isinstance(value, Tensor):
+                value = self._copies.of(value)
+            elif isinstance(value, Module) and not isinstance(value, GraphModule):
+                value = copy.deepcopy(value)
+            self._attributes[path] = value
+        return self._attributes[path]
+
+    def release(self, node: Node) -> None:
+        """Forget the values that nothing behind this node uses."""
+        for ended in self.program.last_uses[node]:
+            self.values.pop(ended, None)
+
+    def result(self, outputs: Any) -> RankResult:
+        """What this rank ends with."""
+        changed: dict[str, Tensor] = {}
+        for path, value in sorted(self._attributes.items()):
+            original = attribute(self.program.module, path)
+            if isinstance(value, Tensor) and not same_bits(value, original.to("cpu")):
+                changed[path] = value
+        return RankResult(outputs, self.inputs, changed)
+
+
+def show(node: Node, groups: GroupTable) -> list[str]:
+    """The lines that an error shows for a node, whatever its arguments are."""
+    try:
+        return excerpt(node, groups)
+    except GraphError:  # an argument without a text form
+        return point_at(str(node.format_node()), node.name)
+
+
+def one_per_rank(given: T | Sequence[T], kind: type[T], num_ranks: int, what: str) -> list[T]:
+    """The same thing for every rank, or the one given for each."""
+    if isinstance(given, kind):
+        return [given] * num_ranks
+    listed: list[T] = list(given)  # type: ignore[arg-type]
+    if len(listed) != num_ranks:
+        found = f"{len(listed)} {what} for {num_ranks} ranks"
+        raise VerificationError(compose("verification", found, do=f"give one of the {what}, or one per rank"))
+    return listed
+
+
+def partition_of(group: Group, num_ranks: int) -> Partition:
+    """How a group parts the ranks of a run."""
+    if not group.size and group.ranks is None:
+        do = "give it: groups={" + repr(group.name) + ": 8}"
+        raise VerificationError(compose("verification", f"the size of group {group.name!r} is unknown", do=do))
+    parts = group.partition(num_ranks)
+    largest = max((rank for part in parts for rank in part), default=0)
+    if largest >= num_ranks:
+        what = f"group {group.name!r} holds rank {largest}, {num_ranks} ranks are run"
+        raise VerificationError(compose("verification", what, do=f"run {largest + 1} ranks"))
+    return parts
+
+
+def check_inputs(inputs: Sequence[Sequence[Any]], num_inputs: Sequence[int]) -> None:
+    """Raise unless every rank has one value per placeholder of its graph."""
+    if len(inputs) != len(num_inputs):
+        what = f"inputs for {len(inputs)} ranks, {len(num_inputs)} are run"
+        raise VerificationError(compose("verification", what, do="give one list of inputs per rank"))
+    for rank, (given, expected) in enumerate(zip(inputs, num_inputs, strict=True)):
+        if len(given) != expected:
+            what = f"the graph takes {expected} inputs, rank {rank} was given {len(given)}"
+            raise VerificationError(compose("verification", what, do="give one value per placeholder"))
