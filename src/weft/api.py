@@ -67,8 +67,8 @@ def optimize(
 
 def _report(module: GraphModule, run: Run, cluster: str | None, witnesses: tuple[str, ...]) -> Report:
     return Report(
-        before=_record(module, run.log[0].before if run.log else ""),
-        after=_record(run.module, run.log[-1].after if run.log else ""),
+        before=_record(module, run.before),
+        after=_record(run.module, run.after),
         passes=record_passes(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),

@@ -40,13 +40,17 @@ def schema_of(op: OpOverload) -> Any:
 
 
 def find_op(namespace: str, name: str, overload: str) -> OpOverload | None:
-    """The operator by its three names, or None. Looks only in torch's table of registered operators."""
+    """The operator by its three names, or None. Looks only in torch's table of registered operators.
+
+    Names that only TorchScript's interpreter knows (`prim::rpc_sync`, `aten::save`) are none: called from Python they
+    end the process or reach outside of it.
+    """
     try:
         torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError):
         return None
-    return found if isinstance(found, OpOverload) else None
+    return found if isinstance(found, OpOverload) and torch._C._dispatch_has_kernel(found.name()) else None
 
 
 def may_return_its_argument(op: OpOverload) -> bool:
@@ -207,3 +211,65 @@ def intercept(before: Callable[[OpOverload], None]) -> Generator[None]:
 
     with Mode():
         yield
+
+
+# Capturing: a fake world, and what is known about an operator while it is traced.
+
+
+def fake_store() -> dist.Store:
+    """The store of a process group whose backend is "fake"; loading its module registers that backend."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def forward_sequence() -> int:
+    """The number that autograd gave to the operator that is running, or to the last one that has a gradient."""
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def backward_sequence() -> int | None:
+    """The number of the forward operator whose gradient is being computed; None outside of a backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def python_kernels() -> contextlib.AbstractContextManager[Any]:
+    """Prefer kernels written in Python, which keep symbolic sizes."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+@contextlib.contextmanager
+def as_if_compiled() -> Generator[None]:
+    """Let optimizers take the branch that reads no values: without it they ask a step counter for its number."""
+    was = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = was
+
+
+def fake_like(mode: FakeTensorMode, tensor: Tensor, dynamic_dims: Iterable[int] = ()) -> FakeTensor:
+    """A fake tensor with the sizes, strides and dtype of a plain one, on the CPU; `dynamic_dims` become symbols."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import StatelessSymbolicContext
+
+    dynamic = set(dynamic_dims)
+    if not dynamic:
+        sizes = [int(n) for n in tensor.shape]
+        return fake_tensor(mode, sizes, [int(n) for n in tensor.stride()], tensor.dtype, torch.device("cpu"))
+    kinds = [DimDynamic.DUCK if dim in dynamic else DimDynamic.STATIC for dim in range(tensor.dim())]
+    real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    made = mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{id(real)}"))
+    return FakeTensor(mode, made.to("meta"), torch.device("cpu"))
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """The placement of a dim that an inner mesh axis has split first: shards of this axis are strided in the whole."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)

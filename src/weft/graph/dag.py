@@ -95,8 +95,8 @@ class Dag:
         """Whether `second` must come after `first`; one of the two must be a launch or registered."""
         i, j = self.index[first], self.index[second]
         if i in self.bits:
-            return bool(self.before[j] & self._members[i])
-        return bool(self.after[i] & self._members[j])
+            return bool(self.before[j] & (self._members[i] | (0 if j in self.bits else self.after[i])))
+        return bool(self.after[i] & (self._members[j] | self.before[j]))
 
     def would_cycle(self, nodes: Iterable[Node]) -> bool:
         """Whether making one node of these registered nodes would close a cycle: one of them needs another."""

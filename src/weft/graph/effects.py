@@ -170,6 +170,9 @@ class Effects:
             if len(sources) == 1 and isinstance(sources[0], Node):
                 return self._raw(self.index[sources[0]])
             held = [self._held_raw(self.index[n]) for n in _flatten(sources)]
+            if ops.kind_of(node.target) is ops.Kind.BATCH_P2P:
+                received = [op == "irecv" for op in ops.bind(node)["op_list"]]
+                return tuple(self._join(h) if r else self._fresh() for h, r in zip(held, received, strict=False))
             if found.several:
                 return tuple(self._join(h) for h in held)
             return self._join([s for h in held for s in h])
@@ -224,6 +227,13 @@ class Effects:
         bound = ops.bind(node)
         return [bound[name] for name in names if isinstance(bound.get(name), Node | list | tuple)]
 
+    def _written(self, node: Node, found: Profile) -> list[Any]:
+        """The arguments that a node writes. A batch of sends and receives writes only what it receives."""
+        if ops.kind_of(node.target) is ops.Kind.BATCH_P2P:
+            bound = ops.bind(node)
+            return [t for op, t in zip(bound["op_list"], bound["tensors"], strict=False) if op == "irecv"]
+        return self.arguments(node, found.writes)
+
     def _held_by(self, arguments: Iterable[Any]) -> list[tuple[int, ...]]:
         return [self.held(self.index[node]) for node in _flatten(arguments)]
 
@@ -262,7 +272,7 @@ class Effects:
             if p.opaque:
                 writes[i] = {s for j in map(self.index.__getitem__, input_nodes(self.nodes[i])) for s in self.held(j)}
             elif p.writes:
-                writes[i] = {s for held in self._held_by(self.arguments(self.nodes[i], p.writes)) for s in held}
+                writes[i] = {s for held in self._held_by(self._written(self.nodes[i], p)) for s in held}
         followed = {s for storages in writes.values() for s in storages}
         followed |= {s for flight in self.flights if self._is_exposed(flight.launch) for s in flight.writes}
         for flight in self.flights:
@@ -298,7 +308,8 @@ class Effects:
                 continue
             for s in followed.intersection(self.held(i)):
                 for user in self._succs[i]:
-                    if user not in views and s not in writes.get(user, ()):
+                    reads = user not in views and ops.reads_data(self.nodes[user].target)
+                    if reads and s not in writes.get(user, ()):
                         yield user, s, False
 
     def _order_outside(self) -> Iterable[tuple[int, int, bool]]:

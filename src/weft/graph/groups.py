@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from weft.compat import group_ranks, resolve_group
 from weft.errors import GraphError, compose
 from weft.graph import ops
+from weft.graph.ops import attribute
 
 TABLE_KEY = "weft.groups"
 """Where a graph module carries its table, in `GraphModule.meta`."""
@@ -83,7 +84,10 @@ def runtime_name(argument: Any) -> str:
     if isinstance(argument, str):
         return argument
     if isinstance(argument, Node):
-        return runtime_name(ops.value_of(argument))
+        value = ops.value_of(argument)
+        if value is None and argument.op == "get_attr":
+            value = attribute(argument.graph.owning_module, str(argument.target))
+        return runtime_name(value)
     name = getattr(argument, "group_name", None)
     if name is None:
         real = getattr(argument, "real_obj", None)  # an opaque process group travels wrapped while it is traced
@@ -102,7 +106,7 @@ def group_argument(node: Node) -> Any:
 def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> GroupTable:
     """The table of a module: the one it carries, else one from live groups and launches; then what is `given`."""
     carried = module.meta.get(TABLE_KEY)
-    table: GroupTable = carried if carried is not None else _from_launches(module.graph.nodes)
+    table: GroupTable = carried if carried is not None else _from_launches(_with_nested(module))
     if not given:
         return table
     groups = dict(table.groups)
@@ -111,6 +115,15 @@ def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence
         ranks = None if isinstance(value, int) else tuple(tuple(int(r) for r in part) for part in value)
         groups[name] = Group(name, size, groups[name].stride if name in groups else 1, ranks)
     return GroupTable(groups, table.runtime)
+
+
+def _with_nested(module: GraphModule) -> Iterator[Node]:
+    """The nodes of a module; those of a nested graph come where it is named."""
+    for node in module.graph.nodes:
+        yield node
+        nested = attribute(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(nested, GraphModule):
+            yield from _with_nested(nested)
 
 
 def _from_launches(nodes: Iterable[Node]) -> GroupTable:

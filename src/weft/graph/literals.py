@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -49,11 +49,9 @@ class LiteralReader:
             return items if isinstance(at, ast.List) else tuple(items)
         extras: dict[str, Any] = {}
         if isinstance(at, ast.Call):
-            extras = {
-                k.arg: self.dims(k.value) if k.arg in ("strides", "offset") else self.literal(k.value)
-                for k in at.keywords
-                if k.arg
-            }
+            if at.args:
+                self.fail(at, "what a type adds has a name", "write f32[2, 4](strides=(1, 2))")
+            extras = self.keywords(at, ("strides", "offset", "base", "device"), sizes=("strides", "offset"))
             at = at.func
         if isinstance(at, ast.Constant) and at.value is None:
             return None
@@ -78,9 +76,11 @@ class LiteralReader:
         strides = extras.get("strides")
         strides = metadata.contiguous_strides(size) if strides is None else strides
         strides = list(strides) if isinstance(strides, tuple | list) else [strides]
-        device = torch.device(extras["device"]) if "device" in extras else self.types.device
-        base = ops.value_of(names[extras["base"]]) if extras.get("base") in names else None
+        if "base" in extras and extras["base"] not in names:
+            self.fail(at, f"no input above is called {extras['base']!r}", nearest(str(extras["base"]), names), "base")
+        base = ops.value_of(names[extras["base"]]) if "base" in extras else None
         try:
+            device = torch.device(extras["device"]) if "device" in extras else self.types.device
             if isinstance(base, Tensor):
                 with self.mode:
                     return torch.as_strided(base, size, strides, extras.get("offset", 0))
@@ -93,6 +93,17 @@ class LiteralReader:
             return made
         except (RuntimeError, ValueError, TypeError) as error:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
+
+    def keywords(
+        self, at: ast.Call, known: Sequence[str], *, sizes: Sequence[str] = (), names: Mapping[str, Node] | None = None
+    ) -> dict[str, Any]:
+        """The keyword arguments of a call; any name is known if none is given."""
+        for word in at.keywords:
+            if word.arg is None or (known and word.arg not in known):
+                shown = "**" if word.arg is None else word.arg
+                do = nearest(shown, known) or f"it knows {', '.join(known)}" if known else "write name=value"
+                self.fail(at, f"{shown!r} has no meaning here", do, shown)
+        return {str(k.arg): self.dims(k.value) if k.arg in sizes else self.literal(k.value, names) for k in at.keywords}
 
     def dims(self, at: ast.expr) -> Any:
         """A size or a tuple of sizes: whole numbers and expressions in declared symbols."""
@@ -125,16 +136,14 @@ class LiteralReader:
             items = [self.literal(item, names) for item in at.elts]
             return items if isinstance(at, ast.List) else tuple(items)
         if isinstance(at, ast.Dict):
+            if None in at.keys:
+                self.fail(at, "'**' has no meaning here", "write key: value", "**")
             keys = [self.literal(key, names) for key in at.keys if key is not None]
-            return dict(zip(keys, (self.literal(value, names) for value in at.values), strict=False))
+            return dict(zip(keys, (self.literal(value, names) for value in at.values), strict=True))
         if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
             inner = self.literal(at.operand, names)
             if isinstance(inner, int | float | complex):
                 return -inner
-        if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add | ast.Sub):
-            left, right = self.literal(at.left, names), self.literal(at.right, names)
-            if isinstance(left, int | float) and isinstance(right, complex):
-                return left + right if isinstance(at.op, ast.Add) else left - right
         if isinstance(at, ast.Attribute) and dotted(at.value) in ("layout", "memory_format"):
             found = getattr(torch, at.attr, None)
             if isinstance(found, torch.layout | torch.memory_format):
@@ -158,6 +167,8 @@ class LiteralReader:
         if kind == "symbolic" and len(arguments) == 1:
             return self.dims(arguments[0])
         values = [self.literal(a, names) for a in arguments]
+        if kind == "complex" and len(values) == 2 and all(isinstance(v, int | float) for v in values):
+            return complex(*values)
         if kind == "slice" and len(values) == 3:
             return slice(*values)
         if kind == "operator" and len(values) == 1 and ops.op_of(str(values[0])) is not None:

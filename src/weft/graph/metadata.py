@@ -25,10 +25,12 @@ from weft.compat import (
     new_fake_mode,
     quiet_fake_kernels,
     schema_of,
+    storage_key,
 )
 from weft.errors import GraphError, compose
 from weft.graph import ops
 from weft.graph.ops import Kind
+from weft.graph.profiles import profile
 
 # Operators that touch the world even when their arguments are fake.
 FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
@@ -75,11 +77,12 @@ def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode)
     while heap:
         i = heapq.heappop(heap)
         node = nodes[i]
-        if i == last or node.op != "call_function" or not isinstance(node.target, OpOverload | type(getitem)):
+        known = isinstance(node.target, OpOverload | type(getitem)) and ops.kind_of(node.target) is not Kind.BARRIER
+        if i == last or node.op != "call_function" or not known:
             continue
         last = i
         old, new = ops.value_of(node), of_node(node, mode)
-        if not same(old, new):
+        if not same(old, new) or (profile(node.target).aliases and not _share_storages(old, new)):
             undo.append((node, old))
             node.meta["val"] = new
             for user in node.users:
@@ -97,6 +100,14 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.SymInt) and isinstance(second, torch.SymInt):
         return expression_of(first) == expression_of(second)
     return type(first) is type(second) and first == second
+
+
+def _share_storages(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return storage_key(first) == storage_key(second)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return all(map(_share_storages, first, second))
+    return True
 
 
 def _numbers(tensor: Tensor) -> list[Any]:
@@ -128,7 +139,10 @@ def _launched(target: OpOverload, bound: dict[str, Any], mode: FakeTensorMode) -
         return bound[form.written]
     if form.coalesced:
         return [_received(form.kind, tensor, bound, mode) for tensor in bound[form.tensors]]
-    return _received(form.kind, bound[form.tensors], bound, mode)
+    result = _received(form.kind, bound[form.tensors], bound, mode)
+    if form.kind is Kind.ALL_REDUCE:  # this one alone is traced as contiguous, whatever it was given
+        return _resized(result, list(result.shape), mode)
+    return result
 
 
 def _received(kind: Kind, tensor: Any, bound: dict[str, Any], mode: FakeTensorMode) -> Tensor:

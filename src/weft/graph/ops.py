@@ -62,7 +62,14 @@ COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
 GROUP_ARGUMENTS = ("group_name", "group", "process_group")
 # Operators whose result shares its argument's storage although their schemas do not say so.
 ALIASES_DESPITE_SCHEMA = frozenset(
-    {"aten::_unsafe_view", "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
+    {
+        "aten::_unsafe_view",
+        "aten::unsafe_split.Tensor",
+        "aten::unsafe_split_with_sizes",
+        "_c10d_functional::_wrap_tensor_autograd",
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::wait_tensors",
+    }
 )
 
 
@@ -138,6 +145,13 @@ def bind(node: Node) -> dict[str, Any]:
     return bound
 
 
+def attribute(owner: Any, path: str) -> Any:
+    """The attribute at a dotted path below a module, or None."""
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
 def value_of(node: Node) -> Any:
     """The fake value of a node, or None where it has no metadata."""
     return node.meta.get("val")
@@ -204,6 +218,12 @@ def op_of(name: str) -> Any:
     if len(parts) == 2:
         return find_op("aten", *parts)
     return find_op(*parts) if len(parts) == 3 else None
+
+
+@functools.cache
+def reads_data(target: Any) -> bool:
+    """False for operators that look only at sizes and strides."""
+    return not (isinstance(target, OpOverload) and target.name().startswith("aten::sym_"))
 
 
 def is_random(op: OpOverload) -> bool:

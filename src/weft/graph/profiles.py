@@ -25,6 +25,7 @@ from weft.compat import (
     storage_key,
 )
 from weft.graph import ops
+from weft.graph.ops import attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +156,6 @@ def nested_graphs(node: Node) -> list[GraphModule]:
             if isinstance(value, GraphModule):
                 found.append(value)
     return found
-
-
-def attribute(owner: Any, path: str) -> Any:
-    """The attribute at a dotted path below a module, or None."""
-    for name in path.split("."):
-        owner = getattr(owner, name, None)
-    return owner
 
 
 def is_alias(node: Node) -> bool:

@@ -23,8 +23,22 @@ from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
 from weft.graph.literals import LiteralReader, dotted
+from weft.graph.types import plain_name
 
 MAX_CHARACTERS = 1 << 28
+# For each declaration: the keywords it knows, and how many values it takes besides a type.
+DECLARATIONS: dict[str, tuple[tuple[str, ...], int]] = {
+    "group": (("size", "stride", "ranks"), 1),
+    "symbol": (("hint",), 1),
+    "device": ((), 1),
+    "tensor": ((), 2),
+}
+EXAMPLES = {
+    "group": "group('dp', size=8)",
+    "symbol": "symbol('s0', hint=8)",
+    "device": "device('cuda')",
+    "tensor": "tensor('c', f32[2], [1.0, 2.0])",
+}
 
 
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
@@ -76,17 +90,20 @@ class _Reader(LiteralReader):
     # Declarations: group(...), symbol(...), device(...), tensor(...).
 
     def _declare(self, call: ast.Call) -> None:
-        kind = dotted(call.func)
+        kind = str(dotted(call.func))
         declare = {"group": self._group, "symbol": self._symbol, "device": self._device, "tensor": self._tensor}
         if kind not in declare:
-            self.fail(call, f"no declaration is called {kind!r}", nearest(str(kind), declare), str(kind))
+            self.fail(call, f"no declaration is called {kind!r}", nearest(kind, declare), kind)
         arguments = (
             [a for a in call.args if kind != "tensor" or a is not call.args[1]] if len(call.args) > 1 else call.args
         )
         values = [self.literal(a) for a in arguments]
-        keywords = {k.arg: self.literal(k.value) for k in call.keywords if k.arg}
+        words, most = DECLARATIONS[kind]
+        keywords = self.keywords(call, words)
         if not values or not isinstance(values[0], str):
-            self.fail(call, f"{kind} takes a name first", name=str(kind))
+            self.fail(call, f"{kind} takes a name first", name=kind)
+        if len(values) > most or (call.keywords and not words):
+            self.fail(call, f"{kind} takes less than that", f"write {EXAMPLES[kind]}", kind)
         declare[kind](call, values[0], values[1:], keywords)
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
@@ -123,6 +140,7 @@ class _Reader(LiteralReader):
         fake = self.value_of_type(call.args[1]) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
             self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
+        self.fakes[path] = fake
         if path in self.given:
             self.constants[path] = self.given[path]
             return
@@ -147,9 +165,12 @@ class _Reader(LiteralReader):
         root: dict[str, Any] = {}
         if at.args.posonlyargs or at.args.kwonlyargs or at.args.vararg or at.args.kwarg or at.args.defaults:
             self.fail(at, "inputs are plain names with types", name=at.name)
+        if at.decorator_list or at.returns is not None:
+            self.fail(at, "a graph has neither decorators nor a return type", name=at.name)
         for argument in at.args.args:
             value = self.value_of_type(argument.annotation, names) if argument.annotation else None
-            names[argument.arg] = self._unique(argument, argument.arg, edit.placeholder(argument.arg, value))
+            name = plain_name(argument.arg)
+            names[argument.arg] = self._unique(argument, name, edit.placeholder(name, value))
         for statement in at.body:
             if isinstance(statement, ast.FunctionDef):
                 root[statement.name] = self.function(statement)
@@ -171,7 +192,8 @@ class _Reader(LiteralReader):
         annotation = at.annotation if isinstance(at, ast.AnnAssign) else None
         if target.id in names:
             self.fail(at, f"{target.id} is defined twice", "every line defines a new name", target.id)
-        names[target.id] = self._unique(at, target.id, self._node(target.id, value, annotation, names, edit, root))
+        name = plain_name(target.id)
+        names[target.id] = self._unique(at, name, self._node(name, value, annotation, names, edit, root))
         if isinstance(at, ast.AnnAssign):
             self._compare(at, target.id, at.annotation, ops.value_of(names[target.id]))
 
@@ -207,7 +229,7 @@ class _Reader(LiteralReader):
         if target is None:
             self.fail(at, f"no operator is called {called!r}", nearest(called, _known_names()), called)
         args = tuple(self.literal(a, names) for a in at.args)
-        kwargs = {k.arg: self.literal(k.value, names) for k in at.keywords if k.arg}
+        kwargs = self.keywords(at, (), names=names)
         if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
             # Its type is taken as written: it is not run, not even on fake values.
             value = self.value_of_type(annotation) if annotation is not None else None
@@ -228,7 +250,7 @@ class _Reader(LiteralReader):
         path = self.literal(at.args[0]) if at.args else None
         if path in self.constants:
             root[path] = self.constants[path]
-            return edit.attribute(path, self.mode.from_tensor(root[path], static_shapes=True), name=name)
+            return edit.attribute(path, self.fakes[path], name=name)
         if path not in root:
             self.fail(at, f"nothing is called {path!r}", "declare it: tensor('c', f32[2], [1.0, 2.0])", "attribute")
         return edit.attribute(path, None, name=name)

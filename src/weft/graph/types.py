@@ -6,6 +6,8 @@ the names that a trace happened to give them.
 
 from __future__ import annotations
 
+import functools
+import keyword
 from typing import Any
 
 import sympy
@@ -29,12 +31,31 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+RESERVED = frozenset(
+    {*DTYPES, *keyword.kwlist, "inf", "nan", "device", "layout", "memory_format", "attribute", "graph"}
+)
+"""Names that mean something else in a listing: a node of that name is written with a tail."""
+
+
+@functools.lru_cache(maxsize=65536)
+def listed_name(name: str) -> str:
+    """The name of a node as a listing writes it."""
+    return f"{name}_" if name.rstrip("_") in RESERVED else name
+
+
+@functools.lru_cache(maxsize=65536)
+def plain_name(listed: str) -> str:
+    """The name of a node that a listing writes so; the inverse of `listed_name`."""
+    return listed[:-1] if listed.endswith("_") and listed.rstrip("_") in RESERVED else listed
+
+
 class TypeText:
     """Writes types. One instance serves one listing: it holds the names of its symbols and its default device."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
         self.symbols: dict[sympy.Symbol, str] = {}
+        self.of_inputs: set[sympy.Symbol] = set()
         self._cache: dict[Any, str] = {}
 
     def of(self, value: Any) -> str:
@@ -54,7 +75,9 @@ class TypeText:
         """The type of an input: also its strides where not contiguous, and the input whose storage it shares."""
         text = self.of(value)
         if not isinstance(value, Tensor):
+            self.of_inputs.update(symbols_of(value) if isinstance(value, torch.SymInt) else ())
             return text
+        self.of_inputs.update(s for size in value.shape if isinstance(size, torch.SymInt) for s in symbols_of(size))
         extras = {}
         if not value.is_contiguous():
             extras["strides"] = f"({', '.join(map(self.number, value.stride()))}{',' if value.dim() == 1 else ''})"

@@ -1,7 +1,7 @@
 """Which values are equal by construction.
 
-Contract: equal keys mean equal values on every rank; unequal keys mean nothing. Values are followed through the cheap
-operators that prepare a launch, and a tensor that is written to counts as another value from then on.
+Contract: equal keys mean equal values on every rank; unequal keys mean nothing. Values are followed through
+collectives and the cheap operators around them, and a tensor that is written to counts as another value from then on.
 """
 
 from __future__ import annotations
@@ -38,11 +38,18 @@ class ValueNumbers:
 
     def _number(self, node: Node) -> int:
         if node not in self.numbers:
-            key: Hashable = node
-            if node.op == "call_function" and is_cheap(node.target):
-                key = (node.target, self._freeze([node.args, list(node.kwargs.items())], node))
-            self.numbers[node] = self.known.setdefault(key, len(self.known))
+            self.numbers[node] = self.known.setdefault(self._key(node), len(self.known))
         return self.numbers[node]
+
+    def _key(self, node: Node) -> Hashable:
+        if node.op != "call_function":
+            return node
+        if ops.is_wait(node.target) or is_cheap(node.target):
+            return node.target, self._freeze([node.args, list(node.kwargs.items())], node)
+        form = ops.launch_form(node.target)
+        if form is not None and form.written is None and form.kind not in ops.POINT_TO_POINT:
+            return self.of_launch(Collective(node))
+        return node
 
     def _freeze(self, arguments: Any, reader: Node) -> Hashable:
         """Arguments as text, with a number for each node and for how often it was written to before it is read here."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import keyword
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +15,12 @@ from weft.compat import FakeTensor, is_process_group, symbol_hint
 from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
-from weft.graph.profiles import attribute
-from weft.graph.types import DTYPE_NAMES, TypeText
+from weft.graph.ops import attribute
+from weft.graph.types import DTYPE_NAMES, TypeText, listed_name
 
 INLINE_NUMEL = 64
 """Constants of up to this many elements stand in the listing with their values."""
-RESERVED = frozenset({*DTYPE_NAMES.values(), "inf", "nan", "device", "layout", "memory_format", "attribute", "graph"})
+VALUES = re.compile(r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^)]*\))?), .*\)$", re.MULTILINE)
 INDENT = "    "
 
 
@@ -33,8 +32,8 @@ def render(module: GraphModule, groups: GroupTable | None = None) -> str:
 
 
 def digest(text: str) -> str:
-    """What identifies a listing in plans and reports."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    """What identifies a listing in plans and reports. Values of constants do not count: ranks hold different ones."""
+    return hashlib.sha256(VALUES.sub(r"\1)", text).encode()).hexdigest()[:32]
 
 
 def line_of(node: Node, groups: GroupTable | None = None) -> str:
@@ -67,7 +66,7 @@ class _Writer:
     def __init__(self, module: GraphModule, groups: GroupTable) -> None:
         self.module, self.groups = module, groups
         self.types = TypeText(default_device(module.graph))
-        self.constants: dict[str, Tensor] = {}
+        self.constants: dict[str, tuple[Tensor, Any]] = {}
 
     def header(self) -> list[str]:
         lines = [_group_line(group) for group in self.groups]
@@ -75,12 +74,15 @@ class _Writer:
             lines.append(f"device({str(self.types.device)!r})")
         for symbol, name in self.types.symbols.items():
             hint = symbol_hint(self.module, symbol)
-            lines.append(f"symbol({name!r}, hint={hint})" if hint is not None else f"symbol({name!r})")
-        lines += [self._constant(path, value) for path, value in self.constants.items()]
+            if hint is not None:
+                lines.append(f"symbol({name!r}, hint={hint})")
+            elif symbol in self.types.of_inputs:  # the others are made again by the operators that make them
+                lines.append(f"symbol({name!r})")
+        lines += [self._constant(path, value, fake) for path, (value, fake) in self.constants.items()]
         return [*lines, ""] if lines else []
 
-    def _constant(self, path: str, value: Tensor) -> str:
-        text = self.types.of_input(value, {}, "")
+    def _constant(self, path: str, value: Tensor, fake: Any) -> str:
+        text = self.types.of_input(fake if isinstance(fake, Tensor) else value, {}, "")
         known = not isinstance(value, FakeTensor) and value.device.type != "meta" and value.numel() <= INLINE_NUMEL
         return f"tensor({path!r}, {text}" + (f", {self.value(value.tolist())})" if known else ")")
 
@@ -113,7 +115,7 @@ class _Writer:
         if isinstance(value, GraphModule):
             return self.function(str(node.target), value, indent)
         if isinstance(value, Tensor):
-            self.constants[str(node.target)] = value
+            self.constants[str(node.target)] = (value, ops.value_of(node))
         return []
 
     def line(self, node: Node) -> str:
@@ -169,8 +171,10 @@ class _Writer:
         return self._literal(value)
 
     def _literal(self, value: Any) -> str:
-        if isinstance(value, float | complex):
-            return repr(value).replace("(", "").replace(")", "")
+        if isinstance(value, float):
+            return repr(value)
+        if isinstance(value, complex):
+            return f"complex({value.real!r}, {value.imag!r})"
         if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
             return DTYPE_NAMES[value]
         if isinstance(value, torch.device):
@@ -190,14 +194,9 @@ class _Writer:
         )
 
 
-@functools.lru_cache(maxsize=65536)
-def _safe(name: str) -> str:
-    return f"{name}_" if name in RESERVED or keyword.iskeyword(name) or not name.isidentifier() else name
-
-
 def name_of(node: Node) -> str:
     """The name of a node in listings."""
-    return _safe(node.name)
+    return listed_name(node.name)
 
 
 def default_device(graph: Graph) -> torch.device | None:

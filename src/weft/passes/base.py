@@ -169,7 +169,11 @@ def all_passes() -> dict[str, type[Pass]]:
     registry.load()
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name not in _PASSES:
-            found = entry.load()
+            try:
+                found = entry.load()
+            except (ImportError, AttributeError) as error:
+                what = f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error}"
+                raise PipelineError(compose("passes", what, do="mend or remove the package that offers it")) from None
             if not (isinstance(found, type) and issubclass(found, Pass)):
                 raise PipelineError(compose("passes", f"entry point {entry.name!r} ({entry.value}) is no Pass"))
     return dict(sorted(_PASSES.items()))

@@ -51,6 +51,9 @@ class Run:
     module: GraphModule
     plan: Plan
     log: tuple[LogEntry, ...]
+    before: str
+    """The listing before the first pass."""
+    after: str
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def _run(
         log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
         listing = after
     recompile(made)
-    return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log))
+    before = log[0].before if log else listing
+    return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log), before, listing)
 
 
 def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -52,28 +52,31 @@ class DedupeCollectives(Pass):
         dag = Dag(graph)
         actions: list[Action] = []
         decisions: list[Decision] = []
-        merged = self._merge_collectives(dag, graph, actions, decisions)
-        self._merge_waits(dag, merged, actions, decisions)
+        heirs = self._merge_collectives(dag, graph, actions, decisions)
+        self._merge_waits(dag, heirs, actions, decisions)
         return self.step(actions, decisions)
 
-    def _merge_waits(self, dag: Dag, gone: set[Node], actions: list[Action], decisions: list[Decision]) -> None:
+    def _merge_waits(self, dag: Dag, heirs: dict[Node, Node], actions: list[Action], decisions: list[Decision]) -> None:
         first: dict[Node, Node] = {}
         for i, profile in dag.effects.special:
             wait = dag.nodes[i]
-            if not profile.wait or wait in gone or not isinstance(wait.args[0], Node):
+            if not profile.wait or wait in heirs or not isinstance(wait.args[0], Node):
                 continue
-            source = first.get(wait.args[0])
-            if source is None and not dag.effects.completes(i) and _is_behind_a_wait(wait.args[0]):
-                source = wait.args[0]
-            if source is None:
-                first[wait.args[0]] = wait
+            waited = heirs.get(wait.args[0], wait.args[0])
+            source = first.get(waited, waited if _is_behind_a_wait(waited) else None)
+            if source is None or dag.effects.completes(i):
+                first[waited] = wait
                 continue
+            heirs[wait] = source
             actions += [Replace(wait.name, source.name), Erase((wait.name,))]
             sentence = f"{wait.name} waits for what {source.name} has waited for: it is removed"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
 
-    def _merge_collectives(self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]) -> set[Node]:
-        gone: set[Node] = set()
+    def _merge_collectives(
+        self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]
+    ) -> dict[Node, Node]:
+        """Merge equal collectives; returns each wait that goes with the wait that takes its place."""
+        heirs: dict[Node, Node] = {}
         kept: dict[Hashable, _Kept] = {}
         numbering = ValueNumbers(dag)
         for again in collectives(graph):
@@ -84,12 +87,12 @@ class DedupeCollectives(Pass):
             if first is None or first.why_not(again, dag) is not None:
                 if first is not None:
                     decisions.append(self._declined(first, again, dag))
-                kept[key] = _Kept(again, _last_use(dag, again))
+                kept[key] = _Kept(again, _last_use(dag, again), _is_returned(dag, again))
                 continue
             names = (again.launch.name, first.collective.launch.name)
             decisions.append(self.decision(Reason.APPLIED, f"{names[0]} is {names[1]} again: it is removed", *names))
-            gone |= first.absorb(again, dag, actions)
-        return gone
+            heirs |= first.absorb(again, dag, actions)
+        return heirs
 
     def _declined(self, first: _Kept, again: Collective, dag: Dag) -> Decision:
         reason, why, blocking = first.why_not(again, dag) or (Reason.UNSUPPORTED_FORM, "", None)
@@ -103,6 +106,7 @@ class _Kept:
 
     collective: Collective
     last_use: int
+    is_returned: bool
 
     def why_not(self, again: Collective, dag: Dag) -> tuple[Reason, str, str | None] | None:
         """What keeps an equal collective from being merged into this one."""
@@ -118,24 +122,24 @@ class _Kept:
         for collective in (self.collective, again):
             if written.intersection(dag.effects.held(dag.index[collective.launch])):
                 return Reason.MUTATED, f"the result of {collective.launch.name} is written to", collective.launch.name
-        if all(_is_returned(dag, c) for c in (self.collective, again)):
+        if self.is_returned and _is_returned(dag, again):
             return Reason.ESCAPES, "both results are returned and must not be one tensor", None
         return None
 
-    def absorb(self, again: Collective, dag: Dag, actions: list[Action]) -> set[Node]:
-        """Note the merge; returns the nodes that go."""
-        gone: dict[Node, None] = {}
+    def absorb(self, again: Collective, dag: Dag, actions: list[Action]) -> dict[Node, Node]:
+        """Note the merge; returns each wait that goes with its heir."""
+        heirs: dict[Node, Node] = {}
         for mine, others in _pairs(dag, self.collective, again) or []:
             for other in others:
                 if dag.index[other] < dag.index[mine]:
                     actions.append(Move((mine.name,), other.name, "before"))
                 actions.append(Replace(other.name, mine.name))
-                gone[other] = None
-        gone.update(dict.fromkeys(r for r in again.results if r is not again.launch))
-        gone[again.launch] = None
+                heirs[other] = mine
+        gone = [*heirs, *(r for r in again.results if r is not again.launch), again.launch]
         actions.append(Erase(tuple(node.name for node in gone)))
         self.last_use = max(self.last_use, _last_use(dag, again))
-        return set(gone)
+        self.is_returned |= _is_returned(dag, again)
+        return heirs
 
 
 def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, list[Node]]] | None:

@@ -96,7 +96,10 @@ class _Windows:
 
     def __init__(self, dag: Dag, limit: int | None) -> None:
         self.dag, self.limit = dag, limit
-        self.first_wait = {flight.launch: flight.wait for flight in dag.effects.flights}  # the last, of several tensors
+        self.last_wait: dict[int, int] = {}
+        for flight in dag.effects.flights:
+            end = len(dag.nodes) if flight.wait is None else flight.wait
+            self.last_wait[flight.launch] = max(self.last_wait.get(flight.launch, -1), end)
         self.flying: dict[str, deque[tuple[int, int]]] = {}
         self.total: dict[str, int] = {}
         self.landed: dict[str, int] = {}
@@ -115,8 +118,7 @@ class _Windows:
         while len(flying) > 1 and self.total[group] > self.limit:
             oldest, launch = flying.popleft()
             self.total[group] -= oldest
-            wait = self.first_wait.get(launch)
-            self.landed[group] = max(self.landed.get(group, -1), -1 if wait is None else wait)
+            self.landed[group] = max(self.landed.get(group, -1), self.last_wait[launch])
         return self.landed.get(group, -1)
 
 
@@ -156,7 +158,8 @@ def _unit(dag: Dag, launch: int) -> list[int]:
     while stack:
         j = stack.pop()
         node = dag.nodes[j]
-        if j in unit or node.op != "call_function" or not is_cheap(node.target):
+        cheap = node.op == "get_attr" or (node.op == "call_function" and is_cheap(node.target))
+        if j in unit or not cheap:
             continue
         if all(k in unit for k in dag.succs[j]):
             unit.add(j)

@@ -18,7 +18,7 @@ A write is needed while somebody may read what it wrote: a later node, the calle
 a collective in flight. A wait is needed while what it completes is. Every rank holds the same graph, so every rank
 drops the same collectives; point-to-point communication has a peer with another view of it and always stays.
 
-Declines: a dead node that draws random numbers (the draws behind it would change), orders, or is opaque.
+Declines: a dead node that draws random numbers (later draws would change), acts outside the graph, or is unknown.
 Numerics: exact.
 """
 
@@ -32,7 +32,7 @@ from weft.compat import input_nodes
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.effects import Effects
-from weft.graph.profiles import Profile
+from weft.graph.profiles import Profile, profile_of
 from weft.passes.base import Context, Numerics, Pass
 from weft.planning.plan import Decision, Erase, Reason, Step
 
@@ -60,9 +60,12 @@ class RemoveDeadCode(Pass):
 
 
 def _effect(node: Node) -> str:
-    if ops.kind_of(node.target) in ops.POINT_TO_POINT:
-        return "its peer counts on it"
-    return "it draws random numbers, orders other nodes, or is opaque"
+    found = profile_of(node)
+    if found.opaque:
+        return "what it does is unknown"
+    if found.random:
+        return "it draws random numbers"
+    return "other ranks count on it" if found.launch or found.wait else "it acts outside the graph"
 
 
 def _alive(dag: Dag) -> tuple[set[int], list[Node]]:

@@ -1,0 +1,30 @@
+"""Every golden section, before and after its pass, on real gloo ranks."""
+
+from __future__ import annotations
+
+import pytest
+from torch.fx import GraphModule
+
+from tests.golden.goldens import CHECKS, Section, sections
+from weft.graph.groups import read_groups
+from weft.verification.comparison import compare
+from weft.verification.rank import RankResult
+from weft.verification.real_ranks import RealRanks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+
+SECTIONS = [section for section in sections() if section.spec != CHECKS and section.error is None]
+
+
+def run(ranks: RealRanks, section: Section, listing: str) -> list[RankResult]:
+    modules = section.modules(listing)
+    first = modules if isinstance(modules, GraphModule) else modules[0]
+    return ranks.run(modules, section.inputs(), read_groups(first))
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.id)
+def test_a_golden_listing_and_what_its_pass_makes_of_it_compute_the_same(ranks: RealRanks, section: Section):
+    before = run(ranks, section, section.before)
+    after = run(ranks, section, section.after or section.before)
+    verdict = compare(before, after, num_terms=section.num_ranks, backend="gloo")
+    assert verdict.bitwise, str(verdict)

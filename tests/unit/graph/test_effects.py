@@ -1,0 +1,418 @@
+"""Effects: which pairs of nodes must keep their order, and which flights a graph holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule
+
+import weft
+from tests.unit.graph.test_text import branch_that_reduces, trace
+from weft.graph.dag import Dag
+
+
+def dag_of(body: str, parameters: str = "x: f32[4], y: f32[4], z: f32[4]") -> Dag:
+    lines = "".join(f"    {line.strip()}\n" for line in body.strip().splitlines())
+    return Dag(weft.parse(f"group('dp', size=2)\ngroup('tp', size=2)\n\ndef graph({parameters}):\n{lines}").graph)
+
+
+def effect_edges(dag: Dag) -> set[tuple[str, str]]:
+    """The pairs of names that effects alone keep in order."""
+    return {(dag.nodes[i].name, dag.nodes[j].name) for i, j in dag.effects.edges()}
+
+
+def must_precede(dag: Dag) -> set[tuple[str, str]]:
+    """All pairs of names that data or effects keep in order, directly or through others."""
+    reached: list[set[int]] = []
+    for i, preds in enumerate(dag.preds):
+        reached.append({i}.union(*(reached[j] for j in preds)))
+    return {(dag.nodes[j].name, dag.nodes[i].name) for i, before in enumerate(reached) for j in before - {i}}
+
+
+def test_a_graph_without_writes_has_no_effect_edges():
+    dag = dag_of("""
+        a = relu(x)
+        b = add(a, y)
+        ar = all_reduce(b, 'sum', 'dp')
+        w = wait(ar)
+        return [w]
+    """)
+    assert effect_edges(dag) == set()
+
+
+def test_a_read_stays_before_a_write_and_behind_the_one_before():
+    dag = dag_of("""
+        old = relu(x)
+        c = copy_(x, y)
+        new = relu(x)
+        d = copy_(x, z)
+        last = relu(x)
+        return [old, new, last]
+    """)
+    assert effect_edges(dag) == {("old", "c"), ("c", "new"), ("new", "d"), ("d", "last")}
+
+
+def test_writes_stay_in_order():
+    dag = dag_of("""
+        a = add_(x, 1)
+        b = mul_(x, 2)
+        return []
+    """)
+    assert effect_edges(dag) == {("a", "b")}
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "v = view(x, [2, 2])",
+        "v = slice(x, 0, 1, 3)",
+        "u = view(x, [2, 2])\nt1 = t(u)\nv = select.int(t1, 0, 0)",
+        "s = split(x, 2)\nv = s[1]",
+        "s = unbind.int(x)\nv = s[0]",
+        "s = unsafe_split(x, 2)\nv = s[1]",
+        "s = unsafe_split_with_sizes(x, [1, 3])\nv = s[1]",
+        "v = reshape(x, [2, 2])",
+        "v = expand(x, [3, 4])",
+        "v = detach(x)",
+        "v = as_strided(x, [2], [2])",
+        "v = _unsafe_view(x, [2, 2])",
+        "v = alias(x)",
+        "v = contiguous(x)",
+        "v = wait(x)",
+        "v = view_as_real(c)\nv2 = relu(y)",
+    ],
+)
+def test_a_read_through_any_view_stays_before_the_write(view: str):
+    parameters = "x: f32[4], y: f32[4], c: c64[4]"
+    written = "c" if "view_as_real" in view else "x"
+    dag = dag_of(f"{view}\nold = neg(v)\nw = zero_({written})\nnew = neg(v)\nreturn [old, new]", parameters)
+    before = must_precede(dag)
+    assert {("old", "w"), ("w", "new")} <= before
+
+
+@pytest.mark.parametrize("copy", ["v = clone(x)", "v = relu(x)", "t1 = t(m)\nv = reshape(t1, [4])", "v = _to_copy(x)"])
+def test_a_read_of_a_copy_is_free(copy: str):
+    dag = dag_of(f"{copy}\nw = zero_(x)\nw2 = zero_(m)\nnew = neg(v)\nreturn [new]", "x: f32[4], m: f32[2, 2]")
+    assert ("w", "new") not in must_precede(dag)
+
+
+def test_a_write_through_a_view_orders_the_base_and_its_other_views():
+    dag = dag_of("""
+        v = view(x, [2, 2])
+        u = slice(x, 0, 0, 2)
+        old = neg(v)
+        c = zero_(u)
+        new = neg(x)
+        return [old, new]
+    """)
+    assert {("old", "c"), ("c", "new")} <= must_precede(dag)
+
+
+def test_inputs_that_share_a_storage_are_one():
+    dag = dag_of(
+        """
+        old = neg(b)
+        c = zero_(a)
+        return [old]
+        """,
+        "a: f32[4], b: f32[2](offset=2, base='a')",
+    )
+    assert effect_edges(dag) == {("old", "c")}
+
+
+def test_two_reads_of_one_constant_are_one_storage():
+    text = """tensor('c', f32[2], [1.0, 2.0])
+
+def graph():
+    first = attribute('c')
+    second = attribute('c')
+    old = neg(first)
+    w = zero_(second)
+    return [old]
+"""
+    assert ("old", "w") in effect_edges(Dag(weft.parse(text).graph))
+
+
+def test_foreach_writes_order_each_of_their_tensors():
+    dag = dag_of("""
+        old = neg(y)
+        f = _foreach_add_.Scalar([x, y], 1)
+        new = neg(x)
+        other = neg(z)
+        return [old, new, other]
+    """)
+    assert effect_edges(dag) == {("old", "f"), ("f", "new")}
+
+
+def test_items_of_a_node_with_several_results_are_told_apart():
+    dag = dag_of("""
+        both = _foreach_add.Scalar([x, y], 1)
+        a = both[0]
+        b = both[1]
+        c = zero_(a)
+        r = neg(b)
+        s = neg(a)
+        return [r, s]
+    """)
+    assert effect_edges(dag) == {("c", "s")}
+
+
+def test_draws_stay_in_order():
+    dag = dag_of("""
+        a = rand_like(x)
+        b = relu(x)
+        c = bernoulli.default(y)
+        return [a, b, c]
+    """)
+    assert effect_edges(dag) == {("a", "c")}
+
+
+def test_assertions_stay_in_order_and_order_nothing_else():
+    dag = dag_of(
+        """
+        a = _assert_async(p)
+        r = relu(x)
+        b = _assert_async(q)
+        return [r]
+        """,
+        "x: f32[4], p: b8[()], q: b8[()]",
+    )
+    assert effect_edges(dag) == {("a", "b")}
+
+
+def test_a_write_to_what_is_sent_stays_behind_the_wait():
+    dag = dag_of("""
+        ag = all_gather(x, 2, 'dp')
+        w = wait(ag)
+        c = zero_(x)
+        return [w]
+    """)
+    assert {("ag", "c"), ("w", "c")} <= must_precede(dag)
+
+
+def test_a_write_before_a_launch_stays_before_it():
+    dag = dag_of("""
+        c = zero_(x)
+        ag = all_gather(x, 2, 'dp')
+        w = wait(ag)
+        return [w]
+    """)
+    assert ("c", "ag") in effect_edges(dag)
+
+
+def test_a_read_by_another_name_stays_behind_the_wait_of_an_in_place_launch():
+    dag = dag_of("""
+        old = neg(x)
+        ar = all_reduce_(x, 'sum', 'dp')
+        w = wait(ar)
+        new = neg(x)
+        return [old, new]
+    """)
+    assert {("old", "ar"), ("w", "new"), ("ar", "w")} <= must_precede(dag)
+
+
+def test_a_second_wait_completes_nothing():
+    dag = dag_of("""
+        ag = all_gather(x, 2, 'dp')
+        w0 = wait(ag)
+        w1 = wait(ag)
+        return [w0, w1]
+    """)
+    ids = {node.name: i for i, node in enumerate(dag.nodes)}
+    assert [(f.launch, f.wait) for f in dag.effects.flights] == [(ids["ag"], ids["w0"])]
+    assert dag.effects.completes(ids["w0"])
+    assert not dag.effects.completes(ids["w1"])
+
+
+def test_each_tensor_of_a_coalesced_launch_is_a_flight_of_its_own():
+    dag = dag_of("""
+        ag = all_gather_coalesced([x, y], 2, 'dp')
+        a0 = ag[0]
+        a1 = ag[1]
+        w1 = wait(a1)
+        w0 = wait(a0)
+        return [w0, w1]
+    """)
+    ids = {node.name: i for i, node in enumerate(dag.nodes)}
+    flights = dag.effects.flights
+    assert [f.wait for f in flights] == [ids["w0"], ids["w1"]]
+    assert [f.reads for f in flights] == [dag.effects.held(ids["x"]), dag.effects.held(ids["y"])]
+
+
+def test_a_launch_that_escapes_flies_to_the_end():
+    dag = dag_of("ag = all_gather(x, 2, 'dp')\nreturn [ag]")
+    (flight,) = dag.effects.flights
+    assert flight.wait is None
+    assert dag.effects.held_by_outputs() == set(flight.writes)
+
+
+def test_a_wait_for_an_input_completes_what_was_launched_before():
+    dag = dag_of("w = wait(x)\nold = neg(x)\nreturn [w, old]")
+    ids = {node.name: i for i, node in enumerate(dag.nodes)}
+    assert dag.effects.completes(ids["w"])
+    assert ("w", "old") in effect_edges(dag)
+
+
+def test_launches_of_one_group_are_a_queue():
+    dag = dag_of("""
+        a = all_reduce(x, 'sum', 'dp')
+        b = all_reduce(y, 'sum', 'tp')
+        c = all_reduce(z, 'sum', 'dp')
+        d = all_reduce(x, 'max', 'tp')
+        wa = wait(a)
+        wb = wait(b)
+        wc = wait(c)
+        wd = wait(d)
+        return [wa, wb, wc, wd]
+    """)
+    names = [(dag.nodes[i].name, dag.nodes[j].name) for i, j in dag.queue]
+    assert sorted(names) == [("a", "c"), ("b", "d")]
+    assert effect_edges(dag) == set()
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [
+        "barrier: f32[2, 2] = _dtensor.shard_dim_alltoall.default(m, 0, 1, 'tp')",
+        "barrier = send(x, 1, 0, 'tp')",
+        "barrier = recv(x, 1, 0, 'tp')",
+        "barrier = batch_p2p(['isend'], [1], [0], [x], 'tp')",
+    ],
+)
+def test_communication_is_ordered_by_a_barrier_of_any_group(barrier: str):
+    dag = dag_of(
+        f"""
+        a = all_reduce(y, 'sum', 'dp')
+        wa = wait(a)
+        {barrier}
+        b = all_reduce(z, 'sum', 'dp')
+        wb = wait(b)
+        return [wa, wb, barrier]
+        """,
+        "x: f32[4], y: f32[4], z: f32[4], m: f32[2, 2]",
+    )
+    assert {("a", "barrier"), ("wa", "barrier"), ("barrier", "b"), ("barrier", "wb")} <= must_precede(dag)
+
+
+def test_a_nested_graph_that_communicates_is_a_barrier_for_all():
+    text = """group('dp', size=2)
+
+def graph(p: b8[()], x: f32[4], y: f32[4]):
+    def yes(a: f32[4]):
+        ar: f32[4] = all_reduce(a, 'sum', 'dp')
+        w: f32[4] = wait(ar)
+        return (w,)
+    yes = attribute('yes')
+    def no(a: f32[4]):
+        n: f32[4] = neg(a)
+        return (n,)
+    no = attribute('no')
+    first = all_reduce(y, 'sum', 'dp')
+    w1 = wait(first)
+    noise = rand_like(y)
+    call: (f32[4],) = higher_order.cond(p, yes, no, (x,))
+    second = all_reduce(y, 'max', 'dp')
+    w2 = wait(second)
+    more = rand_like(y)
+    c = zero_(x)
+    r: f32[4] = call[0]
+    return [r, w1, w2, noise, more]
+"""
+    dag = Dag(weft.parse(text).graph)
+    before = must_precede(dag)
+    assert {("w1", "call"), ("call", "second"), ("noise", "call"), ("call", "more"), ("call", "c")} <= before
+
+
+def test_a_nested_graph_that_only_computes_is_a_plain_node():
+    text = """def graph(p: b8[()], x: f32[4], y: f32[4]):
+    def yes(a: f32[4]):
+        n: f32[4] = relu(a)
+        return (n,)
+    yes = attribute('yes')
+    def no(a: f32[4]):
+        n: f32[4] = neg(a)
+        return (n,)
+    no = attribute('no')
+    noise = rand_like(y)
+    call: (f32[4],) = higher_order.cond(p, yes, no, (x,))
+    more = rand_like(y)
+    c = zero_(x)
+    r: f32[4] = call[0]
+    return [r, noise, more]
+"""
+    assert effect_edges(Dag(weft.parse(text).graph)) == {("noise", "more"), ("call", "c")}
+
+
+def test_a_nested_graph_that_draws_is_ordered_with_other_draws():
+    text = """def graph(p: b8[()], x: f32[4]):
+    def yes(a: f32[4]):
+        n: f32[4] = rand_like(a)
+        return (n,)
+    yes = attribute('yes')
+    def no(a: f32[4]):
+        n: f32[4] = neg(a)
+        return (n,)
+    no = attribute('no')
+    noise = rand_like(x)
+    call: (f32[4],) = higher_order.cond(p, yes, no, (x,))
+    r: f32[4] = call[0]
+    return [r, noise]
+"""
+    assert effect_edges(Dag(weft.parse(text).graph)) == {("noise", "call")}
+
+
+def test_an_opaque_call_keeps_its_place_among_everything_that_has_an_effect():
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    first = graph.call_function(torch.ops.aten.rand_like.default, (x,))
+    opaque = graph.call_method("unknown", (x,))
+    write = graph.call_function(torch.ops.aten.copy_.default, (x, y))
+    graph.output([first, opaque])
+    module = GraphModule({}, graph)
+    dag = Dag(module.graph)
+    assert {(first.name, opaque.name), (opaque.name, write.name)} <= effect_edges(dag)
+
+
+def test_a_branch_traced_by_torch_that_reduces_is_a_barrier():
+    module = trace(branch_that_reduces("dp"), torch.tensor(True), torch.zeros(4))
+    dag = Dag(module.graph)
+    call = next(i for i, node in enumerate(dag.nodes) if str(node.target) == "cond")
+    assert dict(dag.effects.special)[call].opaque
+
+
+def test_reads_of_shapes_do_not_wait_for_the_data():
+    dag = dag_of("""
+        ar = all_reduce_(x, 'sum', 'dp')
+        n = sym_size.int(ar, 0)
+        w = wait(ar)
+        return [w, n]
+    """)
+    accesses = [dag.nodes[i].name for _, i, _, _ in dag.effects.accesses_in_flight()]
+    assert accesses == []
+
+
+def test_what_only_reads_is_not_among_what_is_written():
+    dag = dag_of("""
+        ag = all_gather(x, 2, 'dp')
+        w = wait(ag)
+        c = copy_(y, z)
+        return [w]
+    """)
+    ids = {node.name: i for i, node in enumerate(dag.nodes)}
+    assert dag.effects.written() == set(dag.effects.held(ids["y"]))
+
+
+def test_a_batch_writes_what_it_receives_and_not_what_it_sends():
+    dag = dag_of("""
+        batch = batch_p2p(['isend', 'irecv'], [1, 1], [0, 0], [x, y], 'dp')
+        sent = batch[0]
+        got = batch[1]
+        ws = wait(sent)
+        wg = wait(got)
+        return [wg]
+    """)
+    ids = {node.name: i for i, node in enumerate(dag.nodes)}
+    held = {name: dag.effects.held(i)[0] for name, i in ids.items() if name in ("x", "y")}
+    writes = {storage for flight in dag.effects.flights for storage in flight.writes}
+    assert held["y"] in writes
+    assert held["x"] not in writes

@@ -1,0 +1,496 @@
+"""Passes and pipelines: spec strings, options, registration, presets, strictness."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch.fx import Graph
+
+import weft
+from weft.errors import GraphError, PipelineError, PlanError, RefusedError
+from weft.graph.edit import Edit
+from weft.passes import base
+from weft.passes.base import Context, Numerics, Pass, all_passes, parse_pass
+from weft.passes.communication.hoist_launches import HoistLaunches
+from weft.passes.communication.sink_waits import SinkWaits
+from weft.passes.pipeline import PRESETS, Pipeline, replay
+from weft.planning.plan import Decision, Move, Plan, Reason, Step
+
+LISTING = """group('dp', size=2)
+
+def graph(x: f32[4, 4], p: f32[2, 4]):
+    a: f32[4, 4] = mm(x, x)
+    ag: f32[4, 4] = all_gather(p, 2, 'dp')
+    w: f32[4, 4] = wait(ag)
+    b: f32[4, 4] = relu(a)
+    r: f32[4, 4] = add(b, w)
+    return [r]
+"""
+REGATHER = """group('dp', size=2)
+
+def graph(x: f32[4, 4], p: f32[2, 4]):
+    ag0: f32[4, 4] = all_gather(p, 2, 'dp')
+    w0: f32[4, 4] = wait(ag0)
+    a: f32[4, 4] = mm(x, w0)
+    ag1: f32[4, 4] = all_gather(p, 2, 'dp')
+    w1: f32[4, 4] = wait(ag1)
+    b: f32[4, 4] = mm(a, w1)
+    return [b]
+"""
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """Passes that a test defines are forgotten behind it."""
+    known = dict(all_passes())
+    yield
+    base._PASSES.clear()
+    base._PASSES.update(known)
+
+
+def fault(spec: str) -> str:
+    with pytest.raises(PipelineError) as error:
+        Pipeline.parse(spec)
+    return str(error.value)
+
+
+# Spec strings.
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sink-waits",
+        "hoist-launches{max-in-flight-bytes=64}",
+        "hoist-launches{max-in-flight-bytes=none}",
+        "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits",
+        "hoist-launches{max-in-flight-bytes=64},hoist-launches{max-in-flight-bytes=none},sink-waits",
+        "",
+    ],
+)
+def test_a_spec_is_given_back(spec: str):
+    assert str(Pipeline.parse(spec)) == spec
+
+
+@pytest.mark.parametrize("name", all_passes())
+def test_the_spec_of_every_pass_at_its_defaults_is_its_name(name: str):
+    assert str(parse_pass(name)) == name
+    assert parse_pass(name) == all_passes()[name]()
+
+
+def test_an_option_at_its_default_is_left_out():
+    default = HoistLaunches().max_in_flight_bytes
+    assert str(Pipeline.parse(f"hoist-launches{{max-in-flight-bytes={default}}}")) == "hoist-launches"
+
+
+def test_spaces_do_not_matter():
+    assert str(Pipeline.parse("  hoist-launches { max-in-flight-bytes=64 } , sink-waits ")) == (
+        "hoist-launches{max-in-flight-bytes=64},sink-waits"
+    )
+
+
+def test_a_pipeline_is_a_value():
+    assert Pipeline.parse("sink-waits") == Pipeline((SinkWaits(),))
+    assert hash(Pipeline.parse("sink-waits")) == hash(Pipeline((SinkWaits(),)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sink-wait", "pipeline: no pass is called 'sink-wait'\ndid you mean 'sink-waits'?"),
+        ("zzz", "pipeline: no pass is called 'zzz'\n`weft passes` lists them"),
+        ("sink waits", "pipeline: 'sink waits' is no pass\nwrite name or name{option=value}"),
+        ("sink-waits{", "pipeline: 'sink-waits{' is no pass\nwrite name or name{option=value}"),
+        ("sink-waits{fast=true}", "sink-waits: no option is called 'fast'\nit has no options"),
+        (
+            "hoist-launches{max-in-flight=64}",
+            "hoist-launches: no option is called 'max-in-flight'\ndid you mean 'max-in-flight-bytes'?",
+        ),
+        (
+            "hoist-launches{colour=red}",
+            "hoist-launches: no option is called 'colour'\nits options are max-in-flight-bytes",
+        ),
+        (
+            "hoist-launches{max-in-flight-bytes=lots}",
+            "hoist-launches: max-in-flight-bytes is 'lots', expected int | None\nwrite max-in-flight-bytes=VALUE",
+        ),
+        (
+            "hoist-launches{max-in-flight-bytes}",
+            "hoist-launches: max-in-flight-bytes is '', expected int | None\nwrite max-in-flight-bytes=VALUE",
+        ),
+    ],
+)
+def test_a_wrong_spec_is_refused_by_name(spec: str, message: str):
+    assert fault(spec) == message
+
+
+def test_presets_are_pipelines_by_name():
+    assert set(PRESETS) >= {"none", "auto"}
+    for name, spec in PRESETS.items():
+        assert str(Pipeline.parse(name)) == spec
+    assert Pipeline.parse("none").passes == ()
+
+
+# Defining passes.
+
+
+def test_a_pass_defined_anywhere_has_a_name_a_spec_and_a_parser(registry: None):
+    @dataclass(frozen=True)
+    class SwapNothingMuch(Pass):
+        """Do nothing."""
+
+        numerics = Numerics.EXACT
+        max_bytes: int = 4
+        ratio: float = 0.5
+        careful: bool = False
+        label: str = "a"
+        mode: Literal["near", "far"] = "near"
+        limit: int | None = None
+
+        def plan(self, graph: Graph, context: Context) -> Step:
+            return self.step([], [])
+
+    assert SwapNothingMuch.name() == "swap-nothing-much"
+    changed = SwapNothingMuch(8, 0.25, True, "b", "far", 3)
+    spec = "swap-nothing-much{max-bytes=8 ratio=0.25 careful=true label=b mode=far limit=3}"
+    assert str(changed) == spec
+    assert parse_pass(spec) == changed
+    assert parse_pass("swap-nothing-much{limit=none}") == SwapNothingMuch()
+    assert "swap-nothing-much" in all_passes()
+    for wrong in ("max-bytes=8.5", "ratio=half", "careful=yes", "mode=nowhere"):
+        with pytest.raises(PipelineError):
+            parse_pass(f"swap-nothing-much{{{wrong}}}")
+    module = weft.parse(LISTING)
+    assert weft.listing(Pipeline((changed,)).run(module).module) == LISTING
+
+
+def test_two_passes_of_one_name_are_refused(registry: None):
+    with pytest.raises(PipelineError) as error:
+
+        @dataclass(frozen=True)
+        class SinkWaits(Pass):
+            """Another one."""
+
+            numerics = Numerics.EXACT
+
+            def plan(self, graph: Graph, context: Context) -> Step:
+                return self.step([], [])
+
+    home = "weft.passes.communication.sink_waits"
+    assert str(error.value) == f"passes: two passes are called 'sink-waits': {home} and {__name__}\nrename one of them"
+    assert all_passes()["sink-waits"].__module__ == home
+
+
+def test_a_pass_may_be_defined_again_in_its_own_place(registry: None):
+    """As a notebook or a reload does."""
+    for _ in range(2):
+
+        @dataclass(frozen=True)
+        class SwapNothing(Pass):
+            """Do nothing."""
+
+            numerics = Numerics.EXACT
+
+            def plan(self, graph: Graph, context: Context) -> Step:
+                return self.step([], [])
+
+    assert all_passes()["swap-nothing"] is SwapNothing
+
+
+def test_a_class_without_a_plan_is_no_pass(registry: None):
+    class SharedBase(Pass):
+        """What several passes share."""
+
+    assert "shared-base" not in all_passes()
+
+
+@pytest.mark.parametrize("cls", all_passes().values())
+def test_every_pass_is_a_frozen_dataclass_with_numerics_and_documented_options(cls: type[Pass]):
+    assert isinstance(cls.numerics, Numerics)
+    assert cls.__doc__
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cls().anything = 1
+    assert all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls))
+
+
+def test_a_package_offers_a_pass_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None):
+    (tmp_path / "weft_plugin.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from weft.passes.base import Numerics, Pass\n\n"
+        "@dataclass(frozen=True)\n"
+        "class ReuseNothing(Pass):\n"
+        "    '''Do nothing.'''\n"
+        "    numerics = Numerics.EXACT\n"
+        "    def plan(self, graph, context):\n"
+        "        return self.step([], [])\n"
+    )
+    offer(tmp_path, "[weft.passes]\nreuse-nothing = weft_plugin:ReuseNothing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "weft_plugin", raising=False)
+    assert str(Pipeline.parse("reuse-nothing,sink-waits")) == "reuse-nothing,sink-waits"
+    assert all_passes()["reuse-nothing"].__module__ == "weft_plugin"
+
+
+def test_an_entry_point_that_is_no_pass_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None):
+    offer(tmp_path, "[weft.passes]\nno-pass = json:JSONDecoder\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fault("sink-waits") == "passes: entry point 'no-pass' (json:JSONDecoder) is no Pass"
+
+
+def test_an_entry_point_that_cannot_be_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None
+):
+    offer(tmp_path, "[weft.passes]\nbroken-pass = no_such_module_at_all:Broken\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "broken-pass" in fault("sink-waits")
+
+
+def offer(folder: Path, entry_points: str) -> None:
+    """An installed distribution with these entry points."""
+    info = folder / "weft_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weft-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+# Running.
+
+
+def test_a_run_leaves_its_argument_as_it_was_and_logs_every_pass():
+    module = weft.parse(LISTING)
+    run = Pipeline.parse("hoist-launches,sink-waits,sink-waits").run(module)
+    assert weft.listing(module) == LISTING
+    assert [entry.step.spec for entry in run.log] == ["hoist-launches", "sink-waits", "sink-waits"]
+    assert [entry.changed for entry in run.log] == [True, True, False]
+    assert run.log[0].before == LISTING
+    assert run.log[0].after == run.log[1].before
+    assert run.log[2].after == weft.listing(run.module)
+    assert all(entry.seconds >= 0 for entry in run.log)
+
+
+def test_the_module_of_a_run_has_the_code_of_its_graph():
+    run = Pipeline.parse("remove-dead-code").run(
+        weft.parse("def graph(x: f32[2]):\n    a = relu(x)\n    b = neg(x)\n    return [b]\n")
+    )
+    assert "relu" not in run.module.code
+    assert run.module(torch.ones(2))[0].tolist() == [-1.0, -1.0]
+
+
+def test_a_pass_sees_the_same_in_a_graph_as_in_its_listing():
+    """What a pass left in memory may not lead the next one to other decisions than the text would."""
+    text = """group('dp', size=2)
+
+def graph(x: f32[2, 4], p: f32[4, 4]):
+    ag0: f32[4, 4] = all_gather(x, 2, 'dp')
+    ag1: f32[4, 4] = all_gather(x, 2, 'dp')
+    w0: f32[4, 4] = wait(ag0)
+    w1: f32[4, 4] = wait(ag1)
+    v: f32[16] = reshape(w1, [16])
+    a: f32[4, 4] = mm(p, p)
+    r: f32[16] = relu(v)
+    s: f32[4, 4] = neg(w0)
+    return [a, r, s]
+"""
+    first = Pipeline.parse("dedupe-collectives").run(weft.parse(text)).module
+    sink = Pipeline.parse("sink-waits")
+    assert weft.listing(sink.run(first).module) == weft.listing(sink.run(weft.parse(weft.listing(first))).module)
+
+
+def test_an_invalid_graph_is_refused_and_left_as_it_was():
+    text = LISTING.replace("    w: f32[4, 4] = wait(ag)\n", "").replace("add(b, w)", "add(b, b)")
+    module = weft.parse(text)
+    with pytest.raises(GraphError) as error:
+        Pipeline.parse("none").run(module)
+    assert str(error.value) == (
+        "graph: ag is never waited for and is no output of the graph\n"
+        "    ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
+        "    ^^\n"
+        "wait for it, return it, or delete the launch"
+    )
+    assert weft.listing(module) == text
+
+
+def test_strict_turns_a_refusal_into_an_error():
+    module = weft.parse(REGATHER)
+    with pytest.raises(RefusedError) as error:
+        Pipeline.parse("dedupe-collectives").run(module, strict=True)
+    assert str(error.value) == (
+        "dedupe-collectives: ag1 is ag0 again and stays: 64 bytes would be held from a to ag1\n"
+        "leave strict off to accept this"
+    )
+    assert weft.listing(module) == REGATHER
+
+
+def test_strict_accepts_what_is_done_already():
+    run = Pipeline.parse("sink-waits").run(weft.parse(REGATHER), strict=True)
+    assert [d.reason for d in run.log[0].step.decisions] == [Reason.ALREADY_DONE, Reason.ALREADY_DONE]
+
+
+def test_a_memory_limit_is_refused_while_no_pass_can_keep_it():
+    with pytest.raises(PipelineError) as error:
+        Pipeline.parse("auto").run(weft.parse(LISTING), memory_limit_bytes=1)
+    assert str(error.value) == "pipeline: no pass can keep a memory limit yet\nleave memory_limit_bytes out"
+
+
+def test_a_pass_that_breaks_an_invariant_changes_nothing(registry: None):
+    @dataclass(frozen=True)
+    class RemoveWaits(Pass):
+        """Break the graph."""
+
+        numerics = Numerics.EXACT
+
+        def plan(self, graph: Graph, context: Context) -> Step:
+            return self.step([], [self.decision(Reason.APPLIED, "it breaks", "w")])
+
+        def apply(self, edit: Edit, step: Step) -> None:
+            nodes = {node.name: node for node in edit.graph.nodes}
+            edit.replace(nodes["w"], nodes["ag"])
+            edit.erase(nodes["w"])
+
+    module = weft.parse(LISTING)
+    with pytest.raises(GraphError) as error:
+        RemoveWaits().run(module.graph, Context())
+    assert str(error.value) == (
+        "graph: ag is never waited for and is no output of the graph\n"
+        "    ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
+        "    ^^\n"
+        "wait for it, return it, or delete the launch"
+    )
+    assert weft.listing(module) == LISTING
+
+
+def test_a_pass_may_reorder_launches_only_if_it_says_so(registry: None):
+    text = """group('dp', size=2)
+
+def graph(x: f32[4]):
+    a: f32[4] = all_reduce(x, 'sum', 'dp')
+    b: f32[4] = all_reduce(x, 'max', 'dp')
+    wa: f32[4] = wait(a)
+    wb: f32[4] = wait(b)
+    return [wa, wb]
+"""
+
+    @dataclass(frozen=True)
+    class MoveLaunches(Pass):
+        """Move `b` to the top."""
+
+        numerics = Numerics.EXACT
+
+        def plan(self, graph: Graph, context: Context) -> Step:
+            return self.step([Move(("b",), "a", "before")], [])
+
+    @dataclass(frozen=True)
+    class MoveLaunchesBoldly(MoveLaunches):
+        """The same, for every rank."""
+
+        reorders_launches = True
+
+    timid, bold = (Pipeline((p(),)).run(weft.parse(text)).module for p in (MoveLaunches, MoveLaunchesBoldly))
+    assert weft.listing(timid) == text
+    assert weft.listing(bold).index("b: ") < weft.listing(bold).index("a: f32[4] = all_reduce")
+
+
+# Replaying.
+
+
+def test_a_plan_is_replayed_on_the_graph_it_was_made_for():
+    run = Pipeline.parse("auto").run(weft.parse(LISTING))
+    again = replay(weft.parse(LISTING), Plan.from_json(run.plan.to_json()))
+    assert weft.listing(again.module) == weft.listing(run.module)
+    assert again.plan == run.plan
+
+
+def test_a_plan_for_other_shapes_is_refused_with_what_differs():
+    plan = Pipeline.parse("sink-waits").run(weft.parse(LISTING)).plan
+    module = weft.parse(LISTING.replace("4, 4", "8, 8").replace("2, 4", "4, 8"))
+    text = weft.listing(module)
+    with pytest.raises(PlanError) as error:
+        replay(module, plan)
+    assert str(error.value) == (
+        "plan: step 'sink-waits' was made for another graph\n"
+        "    inputs: 'x: f32[8, 8], p: f32[4, 8]' here, 'x: f32[4, 4], p: f32[2, 4]' in the plan\n"
+        "make the plan again for this graph with weft.optimize"
+    )
+    assert weft.listing(module) == text
+
+
+def test_a_plan_for_another_group_is_refused_with_what_differs():
+    plan = Pipeline.parse("sink-waits").run(weft.parse(LISTING)).plan
+    with pytest.raises(PlanError) as error:
+        replay(weft.parse(LISTING.replace("size=2", "size=2, stride=4")), plan)
+    assert str(error.value) == (
+        "plan: step 'sink-waits' was made for another graph\n"
+        "    groups: {'dp': {'size': 2, 'stride': 4}} here, {'dp': {'size': 2, 'stride': 1}} in the plan\n"
+        "make the plan again for this graph with weft.optimize"
+    )
+
+
+def test_a_plan_for_other_nodes_is_refused():
+    plan = Pipeline.parse("sink-waits").run(weft.parse(LISTING)).plan
+    with pytest.raises(PlanError) as error:
+        replay(weft.parse(LISTING.replace("relu(a)", "neg(a)")), plan)
+    assert str(error.value) == (
+        "plan: step 'sink-waits' was made for another graph\n"
+        "    the graphs differ in their nodes, not in their inputs or groups\n"
+        "make the plan again for this graph with weft.optimize"
+    )
+
+
+def test_a_plan_with_an_unknown_pass_is_refused():
+    plan = Plan((Step("sink-weights"),))
+    with pytest.raises(PipelineError) as error:
+        replay(weft.parse(LISTING), plan)
+    assert str(error.value) == "pipeline: no pass is called 'sink-weights'\ndid you mean 'sink-waits'?"
+
+
+def test_a_plan_that_was_changed_by_hand_cannot_break_the_graph():
+    run = Pipeline.parse("sink-waits").run(weft.parse(LISTING))
+    (step,) = run.plan.steps
+    for action, text in (
+        (Move(("nobody",), "w", "before"), "plan: the graph has no node 'nobody'"),
+        (
+            Move(("w",), "w", "before"),
+            "edit: w is to stand beside itself\n    w: f32[4, 4] = wait(ag)\n    ^\nchoose another anchor",
+        ),
+    ):
+        forged = Plan((dataclasses.replace(step, actions=(action,)),), run.plan.facts)
+        module = weft.parse(LISTING)
+        with pytest.raises((PlanError, GraphError)) as error:
+            replay(module, forged)
+        assert str(error.value) == text
+        assert weft.listing(module) == LISTING
+
+
+def test_decisions_name_their_nodes_and_what_blocks_them():
+    run = Pipeline.parse("sink-waits").run(weft.parse(LISTING))
+    assert run.log[0].step.decisions == (
+        Decision("sink-waits", Reason.APPLIED, "w sinks to its first use, r", ("w",), "r"),
+    )
+
+
+def test_a_dead_call_of_a_nested_graph_that_communicates_stays():
+    text = """group('dp', size=2)
+
+def graph(p: b8[()], x: f32[4]):
+    def yes(a: f32[4]):
+        ar: f32[4] = all_reduce(a, 'sum', 'dp')
+        w: f32[4] = wait(ar)
+        return (w,)
+    yes = attribute('yes')
+    def no(a: f32[4]):
+        n: f32[4] = neg(a)
+        return (n,)
+    no = attribute('no')
+    call: (f32[4],) = higher_order.cond(p, yes, no, (x,))
+    r: f32[4] = relu(x)
+    return [r]
+"""
+    run = Pipeline.parse("remove-dead-code").run(weft.parse(text))
+    assert weft.listing(run.module) == text

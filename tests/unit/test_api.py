@@ -1,0 +1,323 @@
+"""The public functions: optimize, apply, verify, listing, parse, and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
+from weft.graph.text import digest
+
+LISTING = """group('dp', size=2)
+
+def graph(x: f32[4, 4], p: f32[2, 4]):
+    a: f32[4, 4] = mm(x, x)
+    unused: f32[4, 4] = neg(a)
+    ag: f32[4, 4] = all_gather(p, 2, 'dp')
+    w: f32[4, 4] = wait(ag)
+    w2: f32[4, 4] = wait(ag)
+    b: f32[4, 4] = relu(a)
+    r: f32[4, 4] = add(b, w)
+    s: f32[4, 4] = add(r, w2)
+    return [s]
+"""
+OPTIMIZED = """group('dp', size=2)
+
+def graph(x: f32[4, 4], p: f32[2, 4]):
+    ag: f32[4, 4] = all_gather(p, 2, 'dp')
+    a: f32[4, 4] = mm(x, x)
+    b: f32[4, 4] = relu(a)
+    w: f32[4, 4] = wait(ag)
+    r: f32[4, 4] = add(b, w)
+    s: f32[4, 4] = add(r, w)
+    return [s]
+"""
+
+
+def module_of(text: str = LISTING) -> GraphModule:
+    return weft.parse(text)
+
+
+# optimize
+
+
+def test_optimize_returns_a_new_module_and_leaves_its_argument_as_it_was():
+    module = module_of()
+    code = module.code
+    result = weft.optimize(module)
+    assert weft.listing(result.module) == OPTIMIZED
+    assert weft.listing(module) == LISTING
+    assert module.code == code
+    assert result.module is not module
+
+
+def test_optimize_shares_parameters_and_constants():
+    module = module_of(
+        "tensor('c', f32[2], [1.0, 2.0])\n\ndef graph(x: f32[2]):\n"
+        "    c = attribute('c')\n    r = mul(x, c)\n    return [r]\n"
+    )
+    result = weft.optimize(module)
+    assert result.module.c is module.c
+
+
+def test_optimize_of_an_optimized_module_changes_nothing():
+    once = weft.optimize(module_of()).module
+    again = weft.optimize(once)
+    assert weft.listing(again.module) == weft.listing(once)
+    assert again.report.applied == ()
+
+
+@pytest.mark.parametrize("pipeline", ["sink-waits", weft.Pipeline.parse("sink-waits")])
+def test_a_pipeline_is_given_as_text_or_as_a_value(pipeline: str | weft.Pipeline):
+    result = weft.optimize(module_of(), pipeline=pipeline)
+    assert [record.spec for record in result.report.passes] == ["sink-waits"]
+
+
+def test_the_empty_pipeline_changes_nothing():
+    result = weft.optimize(module_of(), pipeline="none")
+    assert weft.listing(result.module) == LISTING
+    assert result.report.before == result.report.after
+    assert result.report.before.digest == digest(LISTING)
+
+
+def test_the_cluster_is_recorded():
+    assert weft.optimize(module_of(), cluster="h100-8x8").report.cluster == "h100-8x8"
+
+
+def test_values_are_verified_where_asked_for():
+    result = weft.optimize(module_of(), verify="values")
+    assert result.report.witnesses == (
+        "structure: every invariant holds after every pass",
+        "values: bitwise equal on 2 virtual ranks",
+    )
+
+
+def test_no_witness_is_named_that_was_not_called():
+    assert weft.optimize(module_of()).report.witnesses == ("structure: every invariant holds after every pass",)
+    assert weft.optimize(module_of(), verify="off").report.witnesses == ()
+
+
+@pytest.mark.parametrize("witness", ["equivalence", "hope"])
+def test_a_witness_that_does_not_exist_is_refused(witness: str):
+    with pytest.raises(VerificationError) as error:
+        weft.optimize(module_of(), verify=witness)
+    assert str(error.value) == (
+        f"optimize: the witness {witness!r} does not exist yet\nuse verify='structure' or verify='values'"
+    )
+
+
+def test_strict_refusals_reach_the_caller():
+    text = LISTING.replace("w2: f32[4, 4] = wait(ag)", "w2: f32[4, 4] = wait(ag)\n    n: f32[4, 4] = rand_like(x)")
+    with pytest.raises(RefusedError) as error:
+        weft.optimize(module_of(text), strict=True)
+    assert str(error.value) == (
+        "remove-dead-code: n is unused and stays: it draws random numbers\nleave strict off to accept this"
+    )
+
+
+def test_an_unknown_pass_leaves_the_module_as_it_was():
+    module = module_of()
+    with pytest.raises(PipelineError) as error:
+        weft.optimize(module, pipeline="sink-wates")
+    assert str(error.value) == "pipeline: no pass is called 'sink-wates'\ndid you mean 'sink-waits'?"
+    assert weft.listing(module) == LISTING
+
+
+def test_sizes_of_groups_are_given_where_nobody_knows_them():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, device="meta")
+    launch = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "tp"))
+    wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (launch,))
+    graph.output([wait])
+    launch.meta["val"] = wait.meta["val"] = torch.empty(4, device="meta")
+    module = GraphModule({}, graph)
+    facts = weft.optimize(module, groups={"tp": 8}).plan.facts
+    assert facts["groups"] == {"tp": {"size": 8, "stride": 1}}
+
+
+# The report.
+
+
+def test_the_report_counts_and_tells():
+    report = weft.optimize(module_of()).report
+    assert (report.before.num_nodes, report.after.num_nodes) == (11, 9)
+    assert (report.before.num_collectives, report.after.num_collectives) == (1, 1)
+    assert [record.spec for record in report.passes] == str(weft.Pipeline.parse("auto")).split(",")
+    assert [decision.sentence for decision in report.applied] == [
+        "unused is removed: nobody needs its result",
+        "w2 waits for what w has waited for: it is removed",
+        "ag is launched behind p",
+        "w sinks to its first use, r",
+    ]
+
+
+def test_the_text_of_the_report_holds_the_table_and_the_decisions():
+    text = str(weft.optimize(module_of()).report)
+    lines = text.splitlines()
+    assert lines[0] == "nodes       11 -> 9"
+    assert lines[1] == "collectives 1 -> 1"
+    assert lines[3].split() == ["pass", "applied", "declined", "ms"]
+    assert "+ sink-waits: w sinks to its first use, r" in lines
+    assert lines[-1] == "checked: structure: every invariant holds after every pass"
+
+
+def test_the_report_as_json_is_complete():
+    report = weft.optimize(module_of(), cluster="h100-8").report
+    data = json.loads(report.to_json())
+    assert data["cluster"] == "h100-8"
+    assert data["version"] == weft.__version__
+    assert [entry["spec"] for entry in data["passes"]] == [record.spec for record in report.passes]
+    assert len(data["applied"]) == len(report.applied)
+    assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").plan.digest
+
+
+# apply
+
+
+def test_apply_repeats_a_plan_from_a_file(tmp_path: Path):
+    result = weft.optimize(module_of())
+    result.plan.save(tmp_path / "plan.json")
+    module = module_of()
+    applied = weft.apply(module, weft.Plan.load(tmp_path / "plan.json"))
+    assert weft.listing(applied) == weft.listing(result.module)
+    assert weft.listing(module) == LISTING
+
+
+def test_apply_refuses_another_graph_and_leaves_it_as_it_was():
+    plan = weft.optimize(module_of()).plan
+    other = module_of(OPTIMIZED)
+    with pytest.raises(PlanError) as error:
+        weft.apply(other, plan)
+    assert str(error.value) == (
+        "plan: step 'remove-dead-code' was made for another graph\n"
+        "    num_nodes: 9 here, 11 in the plan\n"
+        "make the plan again for this graph with weft.optimize"
+    )
+    assert weft.listing(other) == OPTIMIZED
+
+
+def test_apply_refuses_a_plan_of_another_torch_only_if_the_graph_differs():
+    plan = weft.optimize(module_of()).plan
+    old = weft.Plan(plan.steps, {**plan.facts, "torch": "2.11.0"})
+    assert weft.listing(weft.apply(module_of(), old)) == OPTIMIZED
+
+
+# verify
+
+
+def test_verify_finds_equal_graphs_equal():
+    verdict = weft.verify(module_of(), weft.optimize(module_of()).module)
+    assert verdict
+    assert verdict.bitwise
+    assert str(verdict) == "bitwise equal on 2 virtual ranks"
+
+
+def test_verify_finds_the_first_difference():
+    verdict = weft.verify(module_of(), module_of(LISTING.replace("relu(a)", "neg(a)")))
+    assert not verdict
+    assert verdict.difference.rank == 0
+    assert verdict.difference.position == "outputs[0]"
+
+
+def test_verify_tiles_more_ranks_than_a_group_has():
+    assert weft.verify(module_of(), module_of(), ranks=4).num_ranks == 4
+
+
+def test_verify_takes_a_mesh():
+    text = LISTING.replace("group('dp', size=2)\n", "group('dp', size=2, stride=2)\ngroup('tp', size=2)\n")
+    assert weft.verify(module_of(text), module_of(text), mesh={"dp": 2, "tp": 2}).num_ranks == 4
+
+
+def test_verify_takes_one_module_for_each_rank():
+    assert weft.verify([module_of(), module_of()], [module_of(OPTIMIZED), module_of()], ranks=2).bitwise
+
+
+def test_verify_takes_inputs():
+    inputs = [[torch.full((4, 4), float(rank)), torch.ones(2, 4)] for rank in range(2)]
+    other = module_of(LISTING.replace("relu(a)", "alias(a)"))
+    assert weft.verify(module_of(), other, inputs=inputs).bitwise  # no value is negative, so relu changes none
+    assert not weft.verify(module_of(), other).bitwise
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"ranks": 3},
+            "group 'dp': groups of 2 ranks with stride 1 do not tile 3 ranks",
+        ),
+        ({"backend": "smoke"}, "verify: no backend is called 'smoke'\nuse 'virtual' or 'gloo'"),
+        (
+            {"mesh": {"dp": 4}},
+            "verify: group 'dp' has 2 ranks in the graph, 4 in the mesh\ncapture the graph for this mesh",
+        ),
+        ({"ranks": 1}, "verify: group 'dp' has 2 ranks, the cluster 1\nuse ranks=2 or more"),
+    ],
+)
+def test_verify_refuses_what_cannot_be(options: dict[str, object], message: str):
+    with pytest.raises(WeftError) as error:
+        weft.verify(module_of(), module_of(), **options)
+    assert message in str(error.value)
+
+
+def test_verify_refuses_a_group_of_unknown_size():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, device="meta")
+    launch = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "tp"))
+    graph.output([graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (launch,))])
+    module = GraphModule({}, graph)
+    with pytest.raises(VerificationError) as error:
+        weft.verify(module, module)
+    assert str(error.value) == "verify: the size of group 'tp' is unknown\ngive it: groups={'tp': 8}"
+    assert weft.verify(module, module, groups={"tp": 4}).num_ranks == 4
+
+
+# The package.
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(weft, name) is not None for name in weft.__all__)
+    assert dir(weft) == weft.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'weft' has no attribute 'weave'"):
+        _ = weft.weave
+
+
+def test_the_package_is_imported_without_torch():
+    code = "import sys, weft; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_plans_are_the_same_for_every_hash_seed():
+    code = (
+        "import sys, weft\n"
+        "result = weft.optimize(weft.parse(sys.stdin.read()))\n"
+        "print(result.plan.digest)\n"
+        "print(weft.listing(result.module))\n"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=LISTING,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "7")
+    }
+    assert len(found) == 1
+    assert OPTIMIZED in found.pop()
