@@ -6,8 +6,9 @@ Contract: nothing outside this file names a private part of torch. Each function
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -252,24 +253,180 @@ def as_if_compiled() -> Generator[None]:
         torch.compiler._is_compiling_flag = was
 
 
-def fake_like(mode: FakeTensorMode, tensor: Tensor, dynamic_dims: Iterable[int] = ()) -> FakeTensor:
-    """A fake tensor with the sizes, strides and dtype of a plain one, on the CPU; `dynamic_dims` become symbols."""
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import StatelessSymbolicContext
-
-    dynamic = set(dynamic_dims)
-    if not dynamic:
-        sizes = [int(n) for n in tensor.shape]
-        return fake_tensor(mode, sizes, [int(n) for n in tensor.stride()], tensor.dtype, torch.device("cpu"))
-    kinds = [DimDynamic.DUCK if dim in dynamic else DimDynamic.STATIC for dim in range(tensor.dim())]
-    real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    context = StatelessSymbolicContext(dynamic_sizes=kinds)
-    made = mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{id(real)}"))
-    return FakeTensor(mode, made.to("meta"), torch.device("cpu"))
-
-
 def strided_shard(dim: int, split_factor: int) -> Any:
     """The placement of a dim that an inner mesh axis has split first: shards of this axis are strided in the whole."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=split_factor)
+
+
+# Compilers. Dynamo, AOTAutograd and Inductor are imported late: together they take longer to import than torch.
+
+
+def register_inductor_pass(cls: type, *, scheduler: bool = False) -> None:
+    """Let Inductor's caches take a class for a graph pass, or a scheduler pass (a graph pass to 2.11), by its uuid."""
+    from torch._inductor import custom_graph_pass as home
+
+    base = home.CustomGraphPass
+    (getattr(home, "CustomSchedulerPass", base) if scheduler else base).register(cls)
+
+
+def call_inductor_pass(hook: Any, graph: torch.fx.Graph, is_inference: bool) -> None:
+    """Call a graph pass as Inductor would: some (from 2.12) also take whether the graph is for inference."""
+    from torch._inductor import custom_graph_pass as home
+
+    aware = getattr(home, "CustomInferenceAwareGraphPass", None)
+    hook(graph, is_inference) if aware is not None and isinstance(hook, aware) else hook(graph)
+
+
+def inductor_settings() -> Sequence[str]:
+    """The names of Inductor's settings."""
+    from torch._inductor import config
+
+    return list(config._config)
+
+
+def inductor_setting(name: str) -> Any:
+    """The value of a setting of Inductor in effect now; None where this torch has no such setting."""
+    from torch._inductor import config
+
+    return getattr(config, name, None)
+
+
+def mode_settings(mode: str) -> dict[str, Any]:
+    """The settings that a mode of torch.compile stands for; raises RuntimeError where there is no such mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+_held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+
+def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
+    """Set settings until the compilation under way ends; False where Dynamo runs none, so that nobody would tell us."""
+    from torch._dynamo.callback import callback_handler
+    from torch._inductor import config
+
+    if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
+        return False
+    if _release_inductor_settings not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(_release_inductor_settings)
+    _held.append((dict(values), {name: getattr(config, name) for name in values}))
+    for name, value in values.items():
+        setattr(config, name, value)
+    return True
+
+
+def _release_inductor_settings(_: Any) -> None:
+    from torch._inductor import config
+
+    while _held:
+        values, before = _held.pop()
+        for name, value in values.items():
+            if getattr(config, name) is value:  # else somebody set it in between, and it is theirs
+                setattr(config, name, before[name])
+
+
+def keep_kernel_order(nodes: Sequence[Any]) -> Sequence[Any]:
+    """Chain the kernels of Inductor's scheduler that are not its own loops in the order they are in.
+
+    Collectives, waits, matmuls and attention then stay in order through fusion, which else pulls a wait up to a kernel
+    that is fused with one of its users. Graphs without collectives are left alone.
+    """
+    from torch._inductor.dependencies import WeakDep
+    from torch._inductor.utils import contains_collective
+
+    if not any(map(contains_collective, nodes)):
+        return nodes
+    fixed = [node for node in nodes if (node.is_extern() or node.is_template()) and node.get_buffer_names()]
+    for earlier, later in itertools.pairwise(fixed):
+        name = next(iter(later.get_buffer_names()))
+        for buffer in earlier.get_buffer_names():
+            later.add_fake_dep(WeakDep(buffer, mutating_buf=name, is_fake=True))
+    scheduler = nodes[0].scheduler
+    scheduler.nodes = nodes
+    scheduler.compute_ancestors()
+    return nodes
+
+
+def compile_with_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Compile a Dynamo graph by Inductor under some settings, its backward too when that is compiled later."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=dict(settings))
+
+
+def compile_with_aot(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    rewrite: Callable[[torch.fx.GraphModule, Sequence[Any]], torch.fx.GraphModule],
+) -> Any:
+    """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run."""
+    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+
+    def compiler(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
+        return boxed_nop(rewrite(graph, args), list(args))
+
+    return aot_eager(module, list(inputs), fw_compiler=compiler, bw_compiler=compiler)
+
+
+def compile_id() -> str:
+    """Dynamo's name of the compilation under way, `0/1`, with a `!` in front for compiled autograd; or the empty string."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def aot_phase() -> str:
+    """Which graph of AOTAutograd is being compiled: `forward`, `backward`, `inference`, or the empty string for none."""
+    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
+
+    names = get_aot_compilation_context()[0]
+    return names[-1] if names else ""
+
+
+def ddp_mode() -> str | bool:
+    """How Dynamo treats DistributedDataParallel."""
+    from torch._dynamo import config
+
+    return config.optimize_ddp
+
+
+def inductor_cache_folder() -> str:
+    """Where Inductor keeps its caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def emit_artifact(name: str, text: str, encoding: str = "string") -> None:
+    """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it."""
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: text,
+        expect_trace_id=False,
+    )  # fmt: skip
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to one of our counters among Dynamo's."""
+    from torch._dynamo.utils import counters
+
+    counters["weft"][name] += amount
+
+
+def timed(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Count what is done inside among the compile times of Dynamo."""
+    from torch._dynamo.utils import dynamo_timed
+
+    return dynamo_timed(name, log_pt2_compile_event=True)
+
+
+def refresh_names(graph: torch.fx.Graph) -> None:
+    """Forget the names of erased nodes: new nodes then get the names that they would get in a copy of the graph."""
+    fresh = type(graph._graph_namespace)()
+    for node in graph.nodes:
+        fresh.create_name(node.name, node)
+    graph._graph_namespace = fresh

@@ -34,6 +34,14 @@ class RefusedError(WeftError):
     """`strict` was set and a pass declined a rewrite."""
 
 
+class CaptureError(WeftError):
+    """A training step cannot be traced, or not in the way that was asked for."""
+
+
+class ReadError(WeftError):
+    """A file from elsewhere, such as a trace log, a runnable or an archive, is malformed or does not hold a graph."""
+
+
 class VerificationError(WeftError):
     """Two graphs cannot be compared, or running them broke a rule of communication."""
 

@@ -140,6 +140,9 @@ class _Reader(LiteralReader):
         fake = self.value_of_type(call.args[1]) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
             self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
+        if not all(part.isidentifier() or part.isdecimal() for part in path.split(".")):
+            # torch writes the path into the code of the module as it stands, and runs that code
+            self.fail(call, f"{path!r} is no path of names", "write tensor('block.weight', f32[2])")
         self.fakes[path] = fake
         if path in self.given:
             self.constants[path] = self.given[path]

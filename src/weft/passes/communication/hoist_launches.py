@@ -98,7 +98,7 @@ class _Windows:
         self.dag, self.limit = dag, limit
         self.last_wait: dict[int, int] = {}
         for flight in dag.effects.flights:
-            end = len(dag.nodes) if flight.wait is None else flight.wait
+            end = len(dag.nodes) - 1 if flight.wait is None else flight.wait
             self.last_wait[flight.launch] = max(self.last_wait.get(flight.launch, -1), end)
         self.flying: dict[str, deque[tuple[int, int]]] = {}
         self.total: dict[str, int] = {}
