@@ -6,10 +6,11 @@ Contract: nothing outside this file names a private part of torch. Each function
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -263,6 +264,18 @@ def strided_shard(dim: int, split_factor: int) -> Any:
 # Compilers. Dynamo, AOTAutograd and Inductor are imported late: together they take longer to import than torch.
 
 
+def settings_of(compiler: Literal["dynamo", "inductor"]) -> Any:
+    """The module of a compiler's settings; names with dots (`triton.cudagraphs`) are attributes too."""
+    return importlib.import_module(f"torch._{compiler}.config")
+
+
+def mode_settings(mode: str) -> dict[str, Any]:
+    """The settings of Inductor that a mode of torch.compile stands for; RuntimeError where there is no such mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
 def register_inductor_pass(cls: type, *, scheduler: bool = False) -> None:
     """Let Inductor's caches take a class for a graph pass, or a scheduler pass (a graph pass to 2.11), by its uuid."""
     from torch._inductor import custom_graph_pass as home
@@ -279,39 +292,18 @@ def call_inductor_pass(hook: Any, graph: torch.fx.Graph, is_inference: bool) -> 
     hook(graph, is_inference) if aware is not None and isinstance(hook, aware) else hook(graph)
 
 
-def inductor_settings() -> Sequence[str]:
-    """The names of Inductor's settings."""
-    from torch._inductor import config
-
-    return list(config._config)
-
-
-def inductor_setting(name: str) -> Any:
-    """The value of a setting of Inductor in effect now; None where this torch has no such setting."""
-    from torch._inductor import config
-
-    return getattr(config, name, None)
-
-
-def mode_settings(mode: str) -> dict[str, Any]:
-    """The settings that a mode of torch.compile stands for; raises RuntimeError where there is no such mode."""
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode))
-
-
 _held: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
 
 def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
     """Set settings until the compilation under way ends; False where Dynamo runs none, so that nobody would tell us."""
     from torch._dynamo.callback import callback_handler
-    from torch._inductor import config
 
     if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
         return False
     if _release_inductor_settings not in callback_handler.end_callbacks:
         callback_handler.register_end_callback(_release_inductor_settings)
+    config = settings_of("inductor")
     _held.append((dict(values), {name: getattr(config, name) for name in values}))
     for name, value in values.items():
         setattr(config, name, value)
@@ -319,8 +311,7 @@ def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
 
 
 def _release_inductor_settings(_: Any) -> None:
-    from torch._inductor import config
-
+    config = settings_of("inductor")
     while _held:
         values, before = _held.pop()
         for name, value in values.items():
@@ -329,10 +320,9 @@ def _release_inductor_settings(_: Any) -> None:
 
 
 def keep_kernel_order(nodes: Sequence[Any]) -> Sequence[Any]:
-    """Chain the kernels of Inductor's scheduler that are not its own loops in the order they are in.
+    """Chain the kernels of Inductor's scheduler that are no loops of its own (collectives, waits, matmuls) as they are.
 
-    Collectives, waits, matmuls and attention then stay in order through fusion, which else pulls a wait up to a kernel
-    that is fused with one of its users. Graphs without collectives are left alone.
+    Fusion would pull a wait up to a kernel that is fused with one of its users. Without collectives nothing is chained.
     """
     from torch._inductor.dependencies import WeakDep
     from torch._inductor.utils import contains_collective
@@ -344,9 +334,8 @@ def keep_kernel_order(nodes: Sequence[Any]) -> Sequence[Any]:
         name = next(iter(later.get_buffer_names()))
         for buffer in earlier.get_buffer_names():
             later.add_fake_dep(WeakDep(buffer, mutating_buf=name, is_fake=True))
-    scheduler = nodes[0].scheduler
-    scheduler.nodes = nodes
-    scheduler.compute_ancestors()
+    nodes[0].scheduler.nodes = nodes
+    nodes[0].scheduler.compute_ancestors()
     return nodes
 
 
@@ -357,11 +346,7 @@ def compile_with_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any], s
     return compile_fx(module, inputs, config_patches=dict(settings))
 
 
-def compile_with_aot(
-    module: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    rewrite: Callable[[torch.fx.GraphModule, Sequence[Any]], torch.fx.GraphModule],
-) -> Any:
+def compile_with_aot(module: torch.fx.GraphModule, inputs: Sequence[Any], rewrite: Callable[..., Any]) -> Any:
     """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run."""
     from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
@@ -371,26 +356,13 @@ def compile_with_aot(
     return aot_eager(module, list(inputs), fw_compiler=compiler, bw_compiler=compiler)
 
 
-def compile_id() -> str:
-    """Dynamo's name of the compilation under way, `0/1`, with a `!` in front for compiled autograd; or the empty string."""
+def compilation() -> tuple[str, str]:
+    """What is being compiled: Dynamo's id (`0/1`; `!0/0/0` by compiled autograd) and the graph of AOTAutograd (`forward`)."""
+    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
     from torch._guards import CompileContext
 
-    return str(CompileContext.current_compile_id() or "")
-
-
-def aot_phase() -> str:
-    """Which graph of AOTAutograd is being compiled: `forward`, `backward`, `inference`, or the empty string for none."""
-    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
-
-    names = get_aot_compilation_context()[0]
-    return names[-1] if names else ""
-
-
-def ddp_mode() -> str | bool:
-    """How Dynamo treats DistributedDataParallel."""
-    from torch._dynamo import config
-
-    return config.optimize_ddp
+    graphs = get_aot_compilation_context()[0]
+    return str(CompileContext.current_compile_id() or ""), graphs[-1] if graphs else ""
 
 
 def inductor_cache_folder() -> str:
@@ -404,10 +376,8 @@ def emit_artifact(name: str, text: str, encoding: str = "string") -> None:
     """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it."""
     from torch._logging import trace_structured
 
-    trace_structured(
-        "artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: text,
-        expect_trace_id=False,
-    )  # fmt: skip
+    metadata = {"name": name, "encoding": encoding}
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text, expect_trace_id=False)
 
 
 def count(name: str, amount: int = 1) -> None:
