@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 from collections.abc import Generator, Iterable, Sequence
 
 from torch.fx import Graph, Node
@@ -48,10 +49,13 @@ class Dag:
         self._members: dict[int, int] = {i: 1 << bit for i, bit in self.bits.items()}
 
     def _add_effect_edges(self) -> None:
-        for earlier, later in self.effects.edges():
-            if earlier not in self.preds[later]:
-                self.preds[later].append(earlier)
-                self.succs[earlier].append(later)
+        for later, edges in itertools.groupby(self.effects.edges(), key=lambda edge: edge[1]):
+            known = set(self.preds[later])
+            for earlier, _ in edges:
+                if earlier not in known:
+                    known.add(earlier)
+                    self.preds[later].append(earlier)
+                    self.succs[earlier].append(later)
 
     def _link(self) -> None:
         index, preds, succs = self.index, self.preds, self.succs

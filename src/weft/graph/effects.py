@@ -10,6 +10,7 @@ Communication of an unknown kind, point-to-point communication and opaque calls 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -65,8 +66,12 @@ class Effects:
 
     def find(self, storage: int) -> int:
         """The representative of a storage: storages that may be one are joined."""
-        while storage in self._parents:
-            storage = self._parents[storage]
+        parents = self._parents
+        while storage in parents:
+            above = parents[storage]
+            if above in parents:
+                parents[storage] = parents[above]  # halve the path, or chains of opaque calls grow it
+            storage = above
         return storage
 
     def held(self, i: int) -> tuple[int, ...]:
@@ -125,16 +130,22 @@ class Effects:
 
     def accesses_in_flight(self) -> Iterable[tuple[Flight, int, int, bool]]:
         """Accesses (flight, node, storage, is_write) to the buffers of a launch between it and its wait."""
-        touching: dict[int, list[Flight]] = {}
-        for flight in self.flights:
-            for storage in {*flight.reads, *flight.writes}:
-                touching.setdefault(storage, []).append(flight)
+        ahead: dict[int, deque[Flight]] = {}
+        for flight in self.flights:  # in the order of their launches
+            for storage in sorted({*flight.reads, *flight.writes}):
+                ahead.setdefault(storage, deque()).append(flight)
+        flying: dict[int, list[Flight]] = {}
         unknown = {i for i, p in self.special if p.opaque}  # an order to keep, but no proof of a fault
         for i, storage, is_write in self.accesses:
-            for flight in touching.get(storage, ()):
-                end = len(self.nodes) if flight.wait is None else flight.wait
-                if flight.launch < i < end and i not in unknown and (is_write or storage in flight.writes):
-                    yield flight, i, storage, is_write
+            now = [flight for flight in flying.get(storage, ()) if flight.wait is None or i < flight.wait]
+            waiting = ahead.get(storage)
+            while waiting and waiting[0].launch < i:
+                flight = waiting.popleft()
+                if flight.wait is None or i < flight.wait:
+                    now.append(flight)
+            flying[storage] = now
+            if i not in unknown:
+                yield from ((f, i, storage, is_write) for f in now if is_write or storage in f.writes)
 
     # How the tables are filled.
 
@@ -302,7 +313,7 @@ class Effects:
     def _reads_of(self, followed: set[int], writes: dict[int, set[int]]) -> Iterable[tuple[int, int, bool]]:
         if not followed:
             return
-        views = {i for i, p in self.special if p.is_view or p.wait}
+        views = {i for i, p in self.special if p.is_view or p.wait or (p.may_copy and shares_storage(self.nodes[i]))}
         for i, storage in enumerate(self.storages):
             if storage is None or (not isinstance(storage, tuple) and self.find(storage) not in followed):
                 continue
