@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -163,6 +162,13 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
     return graph._codegen
 
 
+def lazy_graph_module(root: Any, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph module whose Python code is generated when it is first called, not each time a pass is done."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
 def set_node_order(graph: torch.fx.Graph, order: Sequence[Node], displaced: set[Node]) -> None:
     """Relink the nodes of `graph` in `order`; only the `displaced` ones are moved."""
     previous = graph._root
@@ -261,142 +267,55 @@ def strided_shard(dim: int, split_factor: int) -> Any:
     return _StridedShard(dim, split_factor=split_factor)
 
 
-# Compilers. Dynamo, AOTAutograd and Inductor are imported late: together they take longer to import than torch.
-
-
-def settings_of(compiler: Literal["dynamo", "inductor"]) -> Any:
-    """The module of a compiler's settings; names with dots (`triton.cudagraphs`) are attributes too."""
-    return importlib.import_module(f"torch._{compiler}.config")
-
-
-def mode_settings(mode: str) -> dict[str, Any]:
-    """The settings of Inductor that a mode of torch.compile stands for; RuntimeError where there is no such mode."""
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode))
-
-
-def register_inductor_pass(cls: type, *, scheduler: bool = False) -> None:
-    """Let Inductor's caches take a class for a graph pass, or a scheduler pass (a graph pass to 2.11), by its uuid."""
-    from torch._inductor import custom_graph_pass as home
-
-    base = home.CustomGraphPass
-    (getattr(home, "CustomSchedulerPass", base) if scheduler else base).register(cls)
-
-
-def call_inductor_pass(hook: Any, graph: torch.fx.Graph, is_inference: bool) -> None:
-    """Call a graph pass as Inductor would: some (from 2.12) also take whether the graph is for inference."""
-    from torch._inductor import custom_graph_pass as home
-
-    aware = getattr(home, "CustomInferenceAwareGraphPass", None)
-    hook(graph, is_inference) if aware is not None and isinstance(hook, aware) else hook(graph)
-
-
-_held: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-
-def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
-    """Set settings until the compilation under way ends; False where Dynamo runs none, so that nobody would tell us."""
-    from torch._dynamo.callback import callback_handler
-
-    if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
-        return False
-    if _release_inductor_settings not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(_release_inductor_settings)
-    config = settings_of("inductor")
-    _held.append((dict(values), {name: getattr(config, name) for name in values}))
-    for name, value in values.items():
-        setattr(config, name, value)
-    return True
-
-
-def _release_inductor_settings(_: Any) -> None:
-    config = settings_of("inductor")
-    while _held:
-        values, before = _held.pop()
-        for name, value in values.items():
-            if getattr(config, name) is value:  # else somebody set it in between, and it is theirs
-                setattr(config, name, before[name])
-
-
-def keep_kernel_order(nodes: Sequence[Any]) -> Sequence[Any]:
-    """Chain the kernels of Inductor's scheduler that are no loops of its own (collectives, waits, matmuls) as they are.
-
-    Fusion would pull a wait up to a kernel that is fused with one of its users. Without collectives nothing is chained.
-    """
-    from torch._inductor.dependencies import WeakDep
-    from torch._inductor.utils import contains_collective
-
-    if not any(map(contains_collective, nodes)):
-        return nodes
-    fixed = [node for node in nodes if (node.is_extern() or node.is_template()) and node.get_buffer_names()]
-    for earlier, later in itertools.pairwise(fixed):
-        name = next(iter(later.get_buffer_names()))
-        for buffer in earlier.get_buffer_names():
-            later.add_fake_dep(WeakDep(buffer, mutating_buf=name, is_fake=True))
-    nodes[0].scheduler.nodes = nodes
-    nodes[0].scheduler.compute_ancestors()
-    return nodes
-
-
-def compile_with_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """Compile a Dynamo graph by Inductor under some settings, its backward too when that is compiled later."""
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx(module, inputs, config_patches=dict(settings))
-
-
-def compile_with_aot(module: torch.fx.GraphModule, inputs: Sequence[Any], rewrite: Callable[..., Any]) -> Any:
-    """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run."""
-    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
-
-    def compiler(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Any:
-        return boxed_nop(rewrite(graph, args), list(args))
-
-    return aot_eager(module, list(inputs), fw_compiler=compiler, bw_compiler=compiler)
-
-
-def compilation() -> tuple[str, str]:
-    """What is being compiled: Dynamo's id (`0/1`; `!0/0/0` by compiled autograd) and the graph of AOTAutograd (`forward`)."""
-    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
-    from torch._guards import CompileContext
-
-    graphs = get_aot_compilation_context()[0]
-    return str(CompileContext.current_compile_id() or ""), graphs[-1] if graphs else ""
-
-
-def inductor_cache_folder() -> str:
-    """Where Inductor keeps its caches."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
-
-
-def emit_artifact(name: str, text: str, encoding: str = "string") -> None:
-    """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it."""
-    from torch._logging import trace_structured
-
-    metadata = {"name": name, "encoding": encoding}
-    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text, expect_trace_id=False)
-
-
-def count(name: str, amount: int = 1) -> None:
-    """Add to one of our counters among Dynamo's."""
-    from torch._dynamo.utils import counters
-
-    counters["weft"][name] += amount
-
-
-def timed(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Count what is done inside among the compile times of Dynamo."""
-    from torch._dynamo.utils import dynamo_timed
-
-    return dynamo_timed(name, log_pt2_compile_event=True)
-
-
 def refresh_names(graph: torch.fx.Graph) -> None:
     """Forget the names of erased nodes: new nodes then get the names that they would get in a copy of the graph."""
     fresh = type(graph._graph_namespace)()
     for node in graph.nodes:
         fresh.create_name(node.name, node)
     graph._graph_namespace = fresh
+
+
+# Printed graphs.
+
+# Modules that register operators when they are imported, by the namespace of the operators.
+_OPERATOR_HOMES = {
+    "prims": "torch._inductor.inductor_prims",
+    "rngprims": "torch._prims.rng_prims",
+    "symm_mem": "torch.distributed._symmetric_memory",
+    "_dtensor": "torch.distributed.tensor",
+    "fsdp": "torch.distributed.fsdp",
+    "bucketing": "torch._inductor.compile_fx",
+    "higher_order": "torch._inductor.compile_fx",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+}
+
+
+def register_operators(namespace: str) -> bool:
+    """Import the part of torch that registers the late operators of a namespace; False where there is none."""
+    if namespace not in _OPERATOR_HOMES:
+        return False
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_OPERATOR_HOMES[namespace])
+    return True
+
+
+def higher_order_op(name: str) -> HigherOrderOperator | None:
+    """The higher-order operator of that name, or None."""
+    found = getattr(torch.ops.higher_order, name, None)
+    return found if isinstance(found, HigherOrderOperator) else None
+
+
+def lacks_fake_kernel(error: BaseException | None) -> bool:
+    """Whether a call on fake values failed for want of a kernel, of data or of a device, not for its arguments."""
+    from torch._subclasses import fake_tensor as home
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    kinds = (
+        home.DataDependentOutputException,
+        home.DynamicOutputShapeException,
+        home.UnsupportedFakeTensorException,
+        home.UnsupportedOperatorException,
+        GuardOnDataDependentSymNode,
+        NotImplementedError,
+    )
+    return isinstance(error, kinds) or "not compiled with" in str(error)

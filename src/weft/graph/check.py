@@ -57,7 +57,7 @@ def names_are_unique(dag: Dag) -> None:
 
 def every_launch_is_waited_for_or_escapes(dag: Dag) -> None:
     """Each tensor in flight is waited for, or leaves the graph for somebody else to wait for."""
-    escaping = set(dag.effects.held_by_outputs())
+    escaping = dag.effects.held_by_outputs
     for flight in dag.effects.flights:
         node = dag.nodes[flight.launch]
         if (

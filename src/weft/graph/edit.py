@@ -19,7 +19,7 @@ from typing import Any, Self
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from weft.compat import FakeTensorMode, codegen_of, set_node_order
+from weft.compat import FakeTensorMode, codegen_of, lazy_graph_module, set_node_order
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
@@ -318,7 +318,7 @@ def copy_module(module: GraphModule) -> GraphModule:
 
 def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:
     """A graph module over a graph, with the attributes of `root`."""
-    made = GraphModule(root if isinstance(root, GraphModule) else dict(root), graph)
+    made = lazy_graph_module(root if isinstance(root, GraphModule) else dict(root), graph)
     if isinstance(root, GraphModule):
         made.meta = dict(root.meta)
     return made

@@ -10,6 +10,7 @@ Communication of an unknown kind, point-to-point communication and opaque calls 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -104,10 +105,12 @@ class Effects:
         """Whether the wait at i is the first for something: a launch of this graph, or one launched before it began."""
         return i in self._waits or i in self._arrived
 
-    def written(self) -> set[int]:
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
         """The storages that some node other than a launch or a wait writes."""
         quiet = {i for i, p in self.special if p.wait or (p.launch and not p.writes)}
-        return {storage for i, storage, is_write in self.accesses if is_write and i not in quiet and storage >= 0}
+        writes = ((i, storage) for i, storage, is_write in self.accesses if is_write and storage >= 0)
+        return frozenset(storage for i, storage in writes if i not in quiet)
 
     def issue_order(self) -> list[tuple[int, int]]:
         """Pairs of launches of one group, each with the next: the order in which every rank issues them."""
@@ -123,10 +126,12 @@ class Effects:
             last[group] = i
         return found
 
-    def held_by_outputs(self) -> set[int]:
+    @functools.cached_property
+    def held_by_outputs(self) -> frozenset[int]:
         """The storages that leave the graph."""
         outputs = [node for node in reversed(self.nodes) if node.op == "output"]
-        return {s for node in outputs for source in input_nodes(node) for s in self.held(self.index[source])}
+        sources = [source for node in outputs for source in input_nodes(node)]
+        return frozenset(s for source in sources for s in self.held(self.index[source]))
 
     def accesses_in_flight(self) -> Iterable[tuple[Flight, int, int, bool]]:
         """Accesses (flight, node, storage, is_write) to the buffers of a launch between it and its wait."""

@@ -16,9 +16,10 @@ from typing import Any, Literal, Self
 import torch
 from torch.fx import GraphModule
 
+from weft.compat import refresh_names
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph import check
-from weft.graph.dag import Dag
+from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import copy_module, recompile
 from weft.graph.groups import GroupTable, read_groups
 from weft.graph.text import digest, render
@@ -99,11 +100,32 @@ def replay(
     return _run(module, context, steps, plan.facts)
 
 
+def replay_in_place(
+    module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+) -> None:
+    """Apply a plan that was made for a copy of the module to the module itself: for compilers that hold on to it."""
+    context = Context(read_groups(module, groups))
+    refresh_names(module.graph)  # else new nodes may be called other than in the copy, and later steps miss them
+    for step in plan.steps:
+        parse_pass(step.spec).run(module.graph, context, step)
+    recompile(module)
+
+
 def _run(
     module: GraphModule,
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     expected: Mapping[str, Any] | None = None,
+) -> Run:
+    with collector_paused():
+        return _run_passes(module, context, work, expected or {})
+
+
+def _run_passes(
+    module: GraphModule,
+    context: Context,
+    work: Sequence[tuple[Pass, Step | None]],
+    expected: Mapping[str, Any],
 ) -> Run:
     check.validate(Dag(module.graph))
     made = copy_module(module)
@@ -111,7 +133,7 @@ def _run(
     facts = facts_of(made, context.groups, listing)
     log: list[LogEntry] = []
     for rewrite, step in work:
-        _check_digest(step, listing, expected or {}, facts)
+        _check_digest(step, listing, expected, facts)
         start = time.perf_counter()
         done, changed = rewrite.run(made.graph, context, step)
         seconds = time.perf_counter() - start

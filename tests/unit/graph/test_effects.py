@@ -243,7 +243,7 @@ def test_a_launch_that_escapes_flies_to_the_end():
     dag = dag_of("ag = all_gather(x, 2, 'dp')\nreturn [ag]")
     (flight,) = dag.effects.flights
     assert flight.wait is None
-    assert dag.effects.held_by_outputs() == set(flight.writes)
+    assert dag.effects.held_by_outputs == set(flight.writes)
 
 
 def test_a_wait_for_an_input_completes_what_was_launched_before():
@@ -399,7 +399,7 @@ def test_what_only_reads_is_not_among_what_is_written():
         return [w]
     """)
     ids = {node.name: i for i, node in enumerate(dag.nodes)}
-    assert dag.effects.written() == set(dag.effects.held(ids["y"]))
+    assert dag.effects.written == set(dag.effects.held(ids["y"]))
 
 
 def test_a_batch_writes_what_it_receives_and_not_what_it_sends():

@@ -118,7 +118,7 @@ class _Kept:
             size = self.collective.output_bytes
             held = f"{size} bytes" if size is not None else "its result"
             return Reason.HOLDS_MEMORY, f"{held} would be held from {last} to {again.launch.name}", last
-        written = dag.effects.written()
+        written = dag.effects.written
         for collective in (self.collective, again):
             if written.intersection(dag.effects.held(dag.index[collective.launch])):
                 return Reason.MUTATED, f"the result of {collective.launch.name} is written to", collective.launch.name
@@ -178,7 +178,7 @@ def _last_use(dag: Dag, collective: Collective) -> int:
 
 
 def _is_returned(dag: Dag, collective: Collective) -> bool:
-    return bool(dag.effects.held_by_outputs().intersection(dag.effects.held(dag.index[collective.launch])))
+    return bool(dag.effects.held_by_outputs.intersection(dag.effects.held(dag.index[collective.launch])))
 
 
 def _is_behind_a_wait(node: Node) -> bool:

@@ -75,7 +75,7 @@ def _alive(dag: Dag) -> tuple[set[int], list[Node]]:
     accesses: dict[int, list[tuple[int, bool]]] = {}
     for i, storage, is_write in effects.accesses:
         accesses.setdefault(i, []).append((storage, is_write))
-    needed = effects.held_by_outputs()
+    needed = set(effects.held_by_outputs)
     for i, node in enumerate(dag.nodes):
         if node.op in ("placeholder", "get_attr"):
             needed.update(effects.held(i))
