@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full lint format bench clean
+.PHONY: help setup demo test test-full lint format bench check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -51,6 +51,9 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 
 bench: $(STAMP) ## Run the benchmark of the graph layer
 	$(BIN)/python benchmarks/backbone.py
+
+check-torch: $(STAMP) ## Check the private torch names that Weft uses against the installed torch
+	$(BIN)/python tools/check_torch.py
 
 clean: ## Remove caches and build outputs; .venv stays
 	rm -rf dist build .hypothesis .benchmarks .pytest_cache .ruff_cache
