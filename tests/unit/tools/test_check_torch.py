@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[3] / "tools" / "check_torch.py"
-spec = importlib.util.spec_from_file_location("check_torch", PATH)
-check_torch = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check_torch)
+from tools import check_torch
 
 
 @pytest.mark.parametrize(
