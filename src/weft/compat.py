@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.fx.node import _side_effectful_functions
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "FUNCTIONAL",
@@ -238,7 +239,7 @@ def forward_sequence() -> int:
 
 def backward_sequence() -> int | None:
     """The number of the forward operator whose gradient is being computed; None outside of a backward pass."""
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
 
@@ -318,4 +319,30 @@ def lacks_fake_kernel(error: BaseException | None) -> bool:
         GuardOnDataDependentSymNode,
         NotImplementedError,
     )
-    return isinstance(error, kinds) or "not compiled with" in str(error)
+    return isinstance(error, kinds) or _lacks_device(error)
+
+
+def _lacks_device(error: BaseException | None) -> bool:
+    return "not compiled with" in str(error) or "not linked with support" in str(error)
+
+
+def call_fake(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Any:
+    """Call an operator on fake values; where this build of torch lacks their device, on twins of them on the CPU."""
+    with mode, torch.no_grad(), quiet_fake_kernels():
+        try:
+            return target(*args, **kwargs)
+        except (RuntimeError, AssertionError) as error:
+            found = {leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            if len(found) != 1 or not _lacks_device(error):
+                raise
+        device, cpu = found.pop(), torch.device("cpu")
+
+        def to(place: torch.device) -> Callable[[Any], Any]:
+            return lambda value: (
+                fake_tensor(mode, value.shape, value.stride(), value.dtype, place)
+                if isinstance(value, Tensor)
+                else value
+            )
+
+        twins, twin_kwargs = tree_map(to(cpu), (args, kwargs))
+        return tree_map(to(device), target(*twins, **twin_kwargs))

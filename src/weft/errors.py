@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+MAX_LINE = 2000
+"""Of a message: what is longer than that is cut."""
+
 
 class WeftError(Exception):
     """Base of every error Weft raises on purpose."""
@@ -52,7 +55,7 @@ def compose(who: str, what: str, *, where: Sequence[str] = (), do: str = "") -> 
     lines += [f"    {line}" for line in where]
     if do:
         lines.append(do)
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ..." for line in lines)
 
 
 def point_at(line: str, name: str, source: str = "") -> list[str]:
@@ -64,5 +67,5 @@ def point_at(line: str, name: str, source: str = "") -> list[str]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean ...?`, or the empty string where nothing is near."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    matches = difflib.get_close_matches(name[:100], list(known), n=1)
     return f"did you mean {matches[0]!r}?" if matches else ""

@@ -16,12 +16,25 @@ from weft.errors import ListingError, compose, nearest, point_at
 from weft.graph import metadata, ops
 from weft.graph.types import DTYPES, TypeText
 
+MAX_BITS = 64
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """A power that is no larger than a size can be."""
+    if not isinstance(exponent, int) or not 0 <= exponent <= 8:
+        raise OverflowError("an exponent is a number from 0 to 8")
+    if isinstance(base, int) and base.bit_length() * exponent > MAX_BITS:
+        raise OverflowError(f"it has more than {MAX_BITS} bits")
+    return base**exponent
+
+
 NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
+    ast.Pow: power,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {"Max": torch.sym_max, "Min": torch.sym_min, "Mod": lambda a, b: a % b}
 

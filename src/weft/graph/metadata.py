@@ -6,6 +6,7 @@ stops where a recomputed value has the metadata of the old one.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from operator import getitem
@@ -19,11 +20,11 @@ from torch.fx.node import map_arg
 from weft.compat import (
     FakeTensorMode,
     OpOverload,
+    call_fake,
     expression_of,
     fake_mode_of,
     fake_tensor,
     new_fake_mode,
-    quiet_fake_kernels,
     schema_of,
     storage_key,
 )
@@ -32,6 +33,7 @@ from weft.graph import ops
 from weft.graph.ops import Kind
 from weft.graph.profiles import profile
 
+MAX_RESULTS = 1 << 12
 # Operators that touch the world even when their arguments are fake.
 FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
 
@@ -52,13 +54,52 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
             return _launched(target, _bind_values(target, args, kwargs), mode)
         if isinstance(target, OpOverload) and target.name() in FORBIDDEN:
             raise RuntimeError("the operator reaches outside the graph")
-        with mode, torch.no_grad(), quiet_fake_kernels():
-            return target(*args, **kwargs)
+        _check_enumerations(target, args, kwargs)
+        _check_number_of_results(target, args, kwargs)
+        return call_fake(target, args, kwargs, mode)
     except GraphError:
         raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GraphError(compose(str(ops.name_of(target) or target), reason)) from None
+
+
+def _check_enumerations(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a number in the place of a dtype: torch takes it, and may end the process over it."""
+    positions, names = _enumerations(target)
+    given = [args[i] for i in positions if i < len(args)] + [kwargs[name] for name in names if name in kwargs]
+    if any(isinstance(value, int) for value in given):
+        raise RuntimeError(f"{' and '.join(names)}: no numbers are taken")
+
+
+@functools.cache
+def _enumerations(target: Any) -> tuple[list[int], list[str]]:
+    """The arguments that take a dtype, a layout or a memory format: their positions, and their names."""
+    arguments = schema_of(target).arguments if isinstance(target, OpOverload) else ()
+    kinds = ("ScalarType", "Layout", "MemoryFormat")
+    found = [(i, a) for i, a in enumerate(arguments) if any(kind in str(a.real_type) for kind in kinds)]
+    return [i for i, a in found if not a.kwarg_only], [a.name for _, a in found]
+
+
+def _check_number_of_results(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a split into so many parts that making them would take all memory."""
+    if not _returns_list(target):
+        return
+    bound = _bind_values(target, args, kwargs)
+    tensor, dim = next(iter(bound.values()), None), bound.get("dim", 0)
+    if not isinstance(tensor, Tensor) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        return
+    extent: Any = tensor.shape[dim]
+    part = bound.get("split_size", 1)
+    parts = bound.get("chunks", bound.get("sections", extent // part if isinstance(part, int) and part > 0 else 0))
+    if isinstance(extent, int) and isinstance(parts, int) and min(extent, parts) > MAX_RESULTS:
+        raise RuntimeError(f"it has {min(extent, parts)} results, at most {MAX_RESULTS} are possible")
+
+
+@functools.cache
+def _returns_list(target: Any) -> bool:
+    returns = schema_of(target).returns if isinstance(target, OpOverload) else ()
+    return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
 
 
 def of_node(node: Node, mode: FakeTensorMode) -> Any:

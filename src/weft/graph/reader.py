@@ -43,8 +43,11 @@ EXAMPLES = {
 
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
     """The graph module of a listing. `constants` gives the values of constants too large to stand in it."""
-    with collector_paused():
-        return _Reader(text, constants or {}).read()
+    try:
+        with collector_paused():
+            return _Reader(text, constants or {}).read()
+    except RecursionError:
+        raise ListingError(compose("listing", "it is nested too deeply")) from None
 
 
 class _Reader(LiteralReader):

@@ -79,7 +79,7 @@ class TypeText:
             return text
         self.of_inputs.update(s for size in value.shape if isinstance(size, torch.SymInt) for s in symbols_of(size))
         extras = {}
-        if not value.is_contiguous():
+        if not _is_contiguous(value):
             extras["strides"] = f"({', '.join(map(self.number, value.stride()))}{',' if value.dim() == 1 else ''})"
         offset = value.storage_offset()
         if not (isinstance(offset, int) and offset == 0):
@@ -126,6 +126,22 @@ class TypeText:
             number = sum(n.startswith(prefix) for n in self.symbols.values())
             self.symbols[symbol] = name or f"{prefix}{number}"
         return self.symbols[symbol]
+
+
+def _is_contiguous(value: Tensor) -> bool:
+    """Whether the strides are those of a contiguous tensor, without a guess at sizes that nobody knows."""
+    if all(type(size) is int for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    step: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if _expression(stride) != _expression(step):
+            return False
+        step = step * (max(size, 1) if type(size) is int else size)
+    return True
+
+
+def _expression(number: Any) -> Any:
+    return expression_of(number) if isinstance(number, torch.SymInt) else sympy.Integer(number)
 
 
 def with_extras(text: str, extras: dict[str, str]) -> str:
