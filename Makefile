@@ -8,6 +8,9 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+# Tests that compile and train on several ranks for minutes; `make test-integration` runs them.
+LONG := $(addprefix --ignore=tests/integration/,test_cache.py test_examples.py test_hook.py test_order.py \
+  test_session.py test_training.py test_ways_of_training.py)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -15,7 +18,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full lint format bench check-torch clean
+.PHONY: help setup demo test test-full test-integration lint format bench check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -34,8 +37,11 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: one small FSDP block, before and after
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run all tests (under ten minutes on two cores)
-	$(PYTEST) tests $(ARGS)
+test: $(STAMP) ## Run the tests (under ten minutes on two cores)
+	$(PYTEST) tests $(LONG) $(ARGS)
+
+test-integration: $(STAMP) ## Train on real ranks through torch.compile: slow, compiles a lot
+	$(BIN)/python -m pytest tests/integration $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
 	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)

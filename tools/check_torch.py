@@ -2,8 +2,8 @@
 
     python tools/check_torch.py [--json]
 
-Reads `weft/compat` as text, looks every torch name in it up, and lists the schemas of the collectives. Exit status 1: a
-name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about.
+Reads `weft/compat*` as text, looks every torch name in them up, and lists the schemas of the collectives. Exit status
+1: a name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def look_up(name: str) -> bool:
 
 
 def check_names() -> list[Finding]:
-    files = [SOURCE / "compat.py"] if (SOURCE / "compat.py").exists() else sorted((SOURCE / "compat").glob("*.py"))
+    files = sorted([*SOURCE.glob("compat*.py"), *SOURCE.glob("compat/*.py")])
     findings: dict[str, Finding] = {}
     for path in files:
         for name, line, guarded in names_in(path):

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weft.version import VERSION
 
 if TYPE_CHECKING:
+    from weft import zoo
     from weft.api import Result, apply, listing, optimize, verify
     from weft.errors import WeftError
+    from weft.frontends.capture import TrainingStep, capture
+    from weft.frontends.inductor import inductor_pass
     from weft.graph.text import parse
     from weft.passes.base import Context, Numerics, Pass
     from weft.passes.pipeline import Pipeline
@@ -32,19 +35,25 @@ __all__ = [
     "Report",
     "Result",
     "Step",
+    "TrainingStep",
     "Verdict",
     "WeftError",
     "__version__",
     "apply",
+    "capture",
+    "inductor_pass",
     "listing",
     "optimize",
     "parse",
     "verify",
+    "zoo",
 ]
 
 _HOMES = {
     "weft.api": ("Result", "apply", "listing", "optimize", "verify"),
     "weft.errors": ("WeftError",),
+    "weft.frontends.capture": ("TrainingStep", "capture"),
+    "weft.frontends.inductor": ("inductor_pass",),
     "weft.graph.text": ("parse",),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),
@@ -58,6 +67,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
+    if name == "zoo":
+        return importlib.import_module("weft.zoo")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 

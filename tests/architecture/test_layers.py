@@ -8,6 +8,7 @@ LAYERS = (
     "version",
     "errors",
     "compat",
+    "compat_compilers",
     "graph",
     "cost",
     "simulation",

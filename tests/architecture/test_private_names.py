@@ -1,4 +1,4 @@
-"""Private torch names change without notice: they live in compat.py, and nowhere else.
+"""Private torch names change without notice: they live in compat.py and compat_compilers.py only.
 
 A name is private if one of its parts begins with a single underscore: `torch._C`, `node._erased`. Names of operators
 (`torch.ops.aten._to_copy`) are the vocabulary of graphs and not private; the namespaces of functional collectives are
@@ -15,6 +15,7 @@ import pytest
 from tests.architecture.source import Source, called_name, docstrings, dotted, imports, package_sources
 
 HOME = "compat.py"
+HOMES = (HOME, "compat_compilers.py")
 VOCABULARY = "graph/ops.py"
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 FORBIDDEN = "torch._inductor.fx_passes"
@@ -106,7 +107,7 @@ def test_the_passes_of_inductor_are_reported_even_in_compat(text: str):
 
 
 def private_names(source: Source) -> list[str]:
-    if source.path == HOME:
+    if source.path in HOMES:
         return []
     own = own_names(source.tree)
     found = sorted({(use.line, name) for use in uses(source) if (name := private_part(use.name, source.path, own))})

@@ -128,6 +128,9 @@ class _Reader(LiteralReader):
         hint = keywords.get("hint")
         if hint is not None and not isinstance(hint, int):
             self.fail(call, f"the hint of {name} is no whole number", name="hint")
+        if hint is not None and not 1 < hint < 1 << 62:
+            do = "leave the hint out: torch takes 0 and 1 for constants" if hint in (0, 1) else ""
+            self.fail(call, f"the hint of {name} is no size", do, "hint")
         number = new_symbol(self.mode.shape_env, name, hint)  # type: ignore[arg-type]
         self.numbers[name] = number
         for symbol in symbols_of(number):

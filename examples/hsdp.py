@@ -1,0 +1,68 @@
+"""Hybrid sharding: parameters are sharded inside a group of ranks and replicated between the groups.
+
+torchrun --standalone --nproc-per-node=4 examples/hsdp.py
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrize
+
+from weft import zoo
+from weft.frontends.session import SESSION
+
+
+class Gathered(nn.Module):
+    """The whole of a sharded parameter; its gradient is averaged, scattered inside and reduced between groups."""
+
+    def forward(self, shard: DTensor) -> Tensor:
+        whole = shard.redistribute(placements=[Replicate(), Replicate()])
+        return whole.to_local(grad_placements=[Partial("avg"), Partial("avg")])
+
+
+def shard_parameters(model: nn.Module, mesh: DeviceMesh) -> None:
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            part = distribute_tensor(parameter.detach(), mesh, [Replicate(), Shard(0)])
+            module.register_parameter(name, nn.Parameter(part))
+            parametrize.register_parametrization(module, name, Gathered(), unsafe=True)
+
+
+def train(backend: str, steps: int) -> list[float]:
+    torch.manual_seed(0)
+    model, make_batch = zoo.build("llama-debug", layers=1)  # any model will do
+    shape = (dist.get_world_size() // 2, 2)
+    shard_parameters(model, init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = make_batch(2, seed=dist.get_rank())
+
+    losses: list[float] = []
+    for step in range(steps):
+        loss = compiled(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if dist.get_rank() == 0:
+            print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
+    if dist.get_rank() == 0:
+        reports = [entry.report for entry in SESSION.report().entries if entry.report]
+        collectives = sum(report["before"]["num_collectives"] for report in reports)
+        moves = sum(len(report["applied"]) for report in reports)
+        print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)
+    return losses
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", default="weft_eager", help="weft_eager, weft, aot_eager or eager")
+    parser.add_argument("--steps", type=int, default=5)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    train(args.backend, args.steps)
+    dist.destroy_process_group()

@@ -1,0 +1,158 @@
+"""What `compat` is to torch's operators and graphs, for its compilers: Dynamo, AOTAutograd, Inductor (2.11 to 2.15).
+
+Contract: as for `compat`. The compilers are imported late: together they take longer to import than the rest of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.fx import Graph, GraphModule
+
+
+def settings_of(compiler: Literal["dynamo", "inductor"]) -> Any:
+    """The module of a compiler's settings; names with dots (`triton.cudagraphs`) are attributes too."""
+    return importlib.import_module(f"torch._{compiler}.config")
+
+
+def inductor_settings(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of Inductor that torch.compile would compile under; RuntimeError for what it would not take."""
+    return dict(torch._TorchCompileInductorWrapper(mode, dict(options), None).config)
+
+
+SCHEDULER_PASS = "_pre_fusion_custom_pass"
+"""The setting of Inductor that holds a pass of its scheduler, called before it fuses."""
+OVERLAP_SETTINGS = ("aten_distributed_optimizations.enable_simple_overlap",)
+"""Settings by which Inductor moves collectives itself and that it has on, behind Weft (from 2.14)."""
+RIVAL_SETTINGS = (
+    "_fuse_ddp_communication",
+    "reorder_for_compute_comm_overlap",
+    "aten_distributed_optimizations.enable_overlap_scheduling",
+)
+"""Settings by which Inductor moves or merges collectives itself and that somebody must switch on, as DDP does."""
+
+
+def register_inductor_pass(cls: type, *, scheduler: bool = False) -> None:
+    """Let Inductor's caches take a class for a graph pass, or a scheduler pass (a graph pass to 2.11), by its uuid."""
+    from torch._inductor import custom_graph_pass as home
+
+    base = home.CustomGraphPass
+    (getattr(home, "CustomSchedulerPass", base) if scheduler else base).register(cls)
+
+
+def call_inductor_pass(hook: Any, graph: Graph, is_inference: bool) -> None:
+    """Call a graph pass as Inductor would: some (from 2.12) also take whether the graph is for inference."""
+    from torch._inductor import custom_graph_pass as home
+
+    aware = getattr(home, "CustomInferenceAwareGraphPass", None)
+    hook(graph, is_inference) if aware is not None and isinstance(hook, aware) else hook(graph)
+
+
+_held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+
+def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
+    """Set settings until the compilation under way ends; False where Dynamo runs none, so that nobody would tell us."""
+    from torch._dynamo.callback import callback_handler
+
+    if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
+        return False
+    if _release_inductor_settings not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(_release_inductor_settings)
+    config = settings_of("inductor")
+    _held.append((dict(values), {name: getattr(config, name) for name in values}))
+    for name, value in values.items():
+        setattr(config, name, value)
+    return True
+
+
+def _release_inductor_settings(_: Any) -> None:
+    config = settings_of("inductor")
+    while _held:
+        values, before = _held.pop()
+        for name, value in values.items():
+            if getattr(config, name) is value:  # else somebody set it in between, and it is theirs
+                setattr(config, name, before[name])
+
+
+def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Sequence[Any]:
+    """Chain the kernels of Inductor's scheduler that are no loops of its own (collectives, waits, matmuls) as they are.
+
+    Else fusion pulls a wait up to a loop that is fused with one of its users. `loops_too` keeps loops from being moved
+    to save memory; its setting stays changed. Without collectives all is left to Inductor.
+    """
+    from torch._inductor.dependencies import WeakDep
+    from torch._inductor.utils import contains_collective
+
+    if not any(map(contains_collective, nodes)):
+        return nodes
+    fixed = [node for node in nodes if (node.is_extern() or node.is_template()) and node.get_buffer_names()]
+    for earlier, later in itertools.pairwise(fixed):
+        for buffer in earlier.get_buffer_names():  # an order and no more: no buffer of that name is written
+            later.add_fake_dep(WeakDep(buffer, mutating_buf=later.get_name(), is_fake=True))
+    nodes[0].scheduler.nodes = nodes
+    nodes[0].scheduler.compute_ancestors()
+    if loops_too:
+        settings_of("inductor").reorder_for_peak_memory = False
+    return nodes
+
+
+def compile_with_inductor(module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Compile a Dynamo graph by Inductor under some settings, its backward too when that is compiled later."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=dict(settings))
+
+
+def compile_with_aot(module: GraphModule, inputs: Sequence[Any], rewrite: Callable[..., Any]) -> Any:
+    """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run."""
+    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+
+    def compiler(graph: GraphModule, args: Sequence[Any]) -> Any:
+        return boxed_nop(rewrite(graph, args), list(args))
+
+    return aot_eager(module, list(inputs), fw_compiler=compiler, bw_compiler=compiler)
+
+
+def compilation() -> tuple[str, str]:
+    """What is being compiled: the id of Dynamo (`0/1`; `!0/0/0` by compiled autograd), the graph of AOT (`forward`)."""
+    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
+    from torch._guards import CompileContext
+
+    graphs = get_aot_compilation_context()[0]
+    graph = graphs[-1].rpartition("_")[2] if graphs else ""  # they are called `0_forward`
+    return str(CompileContext.current_compile_id() or ""), graph
+
+
+def inductor_cache_folder() -> str:
+    """Where Inductor keeps its caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def emit_artifact(name: str, text: Callable[[], str], encoding: str = "string") -> None:
+    """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it; nothing where there is none."""
+    from torch._logging import trace_structured
+
+    metadata = {"name": name, "encoding": encoding}
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text, expect_trace_id=False)
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to one of our counters among Dynamo's."""
+    from torch._dynamo.utils import counters
+
+    counters["weft"][name] += amount
+
+
+def timed(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Count what is done inside among the compile times of Dynamo."""
+    from torch._dynamo.utils import dynamo_timed
+
+    return dynamo_timed(name, log_pt2_compile_event=True)

@@ -1,0 +1,338 @@
+"""Archives: a graph module in one file, to be read on another machine.
+
+A zip file without compression that holds
+
+    listing.txt         the graph, as `weft.listing` writes it
+    constants.json      the types of its constants; constants/*.bin their memory, in little-endian order
+    provenance.json     for each node its stack trace, its modules, and what else says where it comes from
+    facts.json          versions, run-time names of groups, what the module says of itself, checksums of the others
+
+Contract: the same module gives the same bytes. Loading checks every name, size and checksum before it uses them, and
+runs nothing: what is wrong with a file is a ReadError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from weft.compat import FakeTensor
+from weft.errors import GraphError, ReadError, compose
+from weft.frontends.about import ABOUT_KEY
+from weft.graph import ops
+from weft.graph.edit import MEMBERS_KEY
+from weft.graph.groups import read_groups
+from weft.graph.text import parse, render
+from weft.graph.types import DTYPE_NAMES, DTYPES
+from weft.version import VERSION
+
+FORMAT = 1
+LISTING, CONSTANTS, PROVENANCE, FACTS = "listing.txt", "constants.json", "provenance.json", "facts.json"
+TEXTS = (LISTING, CONSTANTS, PROVENANCE, FACTS)
+DATA = re.compile(r"constants/\d{4,6}\.bin")
+MAX_TEXT_BYTES = 1 << 28
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time that every file in an archive has."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+class _Constant(_Model):
+    dtype: str
+    size: list[int]
+    strides: list[int]
+    is_parameter: bool
+    data: str | None
+    """The file with its memory; None for a constant without values."""
+    sha256: str | None
+
+
+class _Origin(_Model):
+    trace: int | None = None
+    modules: int | None = None
+    tag: str | None = None
+    members: list[str] | None = None
+
+
+class _Provenance(_Model):
+    traces: list[str]
+    modules: list[list[tuple[str, str, str]]]
+    """Module stacks, each a list of key, path and class."""
+    nodes: dict[str, _Origin]
+
+
+class _Constants(RootModel[dict[str, _Constant]]):
+    model_config = ConfigDict(strict=True)
+
+
+class _Facts(_Model):
+    format: int
+    weft: str
+    torch: str
+    groups: dict[str, str]
+    about: Any
+    sha256: dict[str, str]
+
+
+# Saving.
+
+
+def save(module: GraphModule, path: str | Path) -> None:
+    """Write a module to an archive."""
+    path = Path(path)
+    if sys.byteorder != "little":
+        raise GraphError(compose("archive", "this machine has the byte order that archives do not have"))
+    files: dict[str, bytes] = {LISTING: render(module).encode()}
+    constants = {name: _constant(i, name, value, files) for i, (name, value) in enumerate(_constants(module).items())}
+    files[CONSTANTS] = _json({name: constant.model_dump() for name, constant in constants.items()})
+    files[PROVENANCE] = _json(_provenance(module).model_dump(exclude_none=True))
+    facts = _Facts(
+        format=FORMAT,
+        weft=VERSION,
+        torch=str(torch.__version__),
+        groups=dict(read_groups(module).runtime),
+        about=module.meta.get(ABOUT_KEY),
+        sha256={name: hashlib.sha256(files[name]).hexdigest() for name in (LISTING, CONSTANTS, PROVENANCE)},
+    )
+    files[FACTS] = _json(facts.model_dump())
+    beside = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name])
+    os.replace(beside, path)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        what = f"meta[{ABOUT_KEY!r}] is no JSON: {error}"
+        raise GraphError(compose("archive", what, do="keep strings, numbers, lists and dicts in it")) from None
+
+
+def _modules(module: GraphModule, path: str = "") -> Iterator[tuple[str, GraphModule]]:
+    """The module and those nested in it, each with its path and a slash."""
+    yield path, module
+    for node in module.graph.nodes:
+        nested = ops.attribute(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(nested, GraphModule):
+            yield from _modules(nested, f"{path}{node.target}/")
+
+
+def _constants(module: GraphModule) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for _, inner in _modules(module):
+        for node in inner.graph.nodes:
+            value = ops.attribute(inner, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(value, Tensor) and found.setdefault(str(node.target), value) is not value:
+                what = f"two constants of nested graphs are called {node.target!r}"
+                raise GraphError(compose("archive", what, do="rename one of them"))
+    return found
+
+
+def _constant(number: int, name: str, value: Tensor, files: dict[str, bytes]) -> _Constant:
+    if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
+        what = f"constant {name!r} is a {value.layout} tensor of {value.dtype}, which no archive holds"
+        raise GraphError(compose("archive", what, do="make it a graph input"))
+    size, strides = list(map(int, value.shape)), list(map(int, value.stride()))
+    data = checksum = None
+    if not isinstance(value, FakeTensor) and value.device.type != "meta":
+        row = value.detach().as_strided([_extent(size, strides)], [1]).cpu().contiguous()
+        data, content = f"constants/{number:04}.bin", row.view(torch.uint8).numpy().tobytes()
+        checksum = hashlib.sha256(content).hexdigest()
+        files[data] = content
+    return _Constant(
+        dtype=DTYPE_NAMES[value.dtype],
+        size=size,
+        strides=strides,
+        is_parameter=isinstance(value, torch.nn.Parameter),
+        data=data,
+        sha256=checksum,
+    )
+
+
+def _extent(size: list[int], strides: list[int]) -> int:
+    """The elements of memory that a tensor covers."""
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
+
+
+def _provenance(module: GraphModule) -> _Provenance:
+    traces: dict[str, int] = {}
+    modules: dict[tuple[tuple[str, str, str], ...], int] = {}
+    nodes: dict[str, _Origin] = {}
+    for path, inner in _modules(module):
+        for node in inner.graph.nodes:
+            meta = node.meta
+            trace, stack, tag = meta.get("stack_trace"), _stack(node), meta.get("partitioner_tag")
+            origin = _Origin(
+                trace=traces.setdefault(trace, len(traces)) if trace else None,
+                modules=modules.setdefault(stack, len(modules)) if stack else None,
+                tag=tag if isinstance(tag, str) else None,
+                members=list(meta[MEMBERS_KEY]) if MEMBERS_KEY in meta else None,
+            )
+            if origin != _Origin():
+                nodes[path + node.name] = origin
+    return _Provenance(traces=list(traces), modules=[list(stack) for stack in modules], nodes=nodes)
+
+
+def _stack(node: Node) -> tuple[tuple[str, str, str], ...]:
+    found: list[tuple[str, str, str]] = []
+    for key, value in (node.meta.get("nn_module_stack") or {}).items():
+        path, kind = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
+        name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+        found.append((str(key), str(path), name))
+    return tuple(found)
+
+
+# Loading.
+
+
+def load(path: str | Path) -> GraphModule:
+    """The module in an archive."""
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Loader(path, archive).load()
+    except (OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError) as error:
+        do = "give a file that weft has saved"
+        raise ReadError(compose(str(path), f"it is no archive: {error or type(error).__name__}", do=do)) from None
+
+
+class _Loader:
+    """Reads one archive."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.path, self.archive = path, archive
+        self.members: dict[str, zipfile.ZipInfo] = {}
+
+    def load(self) -> GraphModule:
+        self._check_members()
+        facts = self._model(_Facts, FACTS, self._text(FACTS))
+        if facts.format != FORMAT:
+            raise self._error(FACTS, f"it has format {facts.format}, {FORMAT} is read", "use a newer Weft")
+        texts = {name: self._checked(name, facts) for name in (LISTING, CONSTANTS, PROVENANCE)}
+        constants = self._constants(texts[CONSTANTS])
+        module = parse(texts[LISTING].decode(), constants)
+        unused = set(constants) - set(_constants(module))
+        if unused:
+            raise self._error(CONSTANTS, f"{min(unused)!r} is no constant of the listing")
+        self._restore(module, self._model(_Provenance, PROVENANCE, texts[PROVENANCE]))
+        if facts.about is not None:
+            module.meta[ABOUT_KEY] = facts.about
+        return module
+
+    def _error(self, name: str, what: str, do: str = "the file is damaged: save it again") -> ReadError:
+        return ReadError(compose(f"{self.path}!{name}", what, do=do))
+
+    def _check_members(self) -> None:
+        total = self.path.stat().st_size
+        for info in self.archive.infolist():
+            is_text = info.filename in TEXTS
+            if not is_text and not DATA.fullmatch(info.filename):
+                raise self._error(info.filename[:80], "an archive has no such file", "give a file that weft has saved")
+            if info.filename in self.members:
+                raise self._error(info.filename, "it is there twice")
+            if info.file_size > (MAX_TEXT_BYTES if is_text else total):
+                raise self._error(info.filename, f"it has {info.file_size} bytes, which is too much")
+            if info.flag_bits & 1 or (not is_text and info.compress_type != zipfile.ZIP_STORED):
+                raise self._error(info.filename, "it is encrypted or compressed")
+            self.members[info.filename] = info
+        missing = [name for name in TEXTS if name not in self.members]
+        if missing:
+            raise self._error(missing[0], "it is missing", "give a file that weft has saved")
+
+    def _text(self, name: str) -> bytes:
+        info = self.members[name]
+        with self.archive.open(info) as file:
+            content = file.read(info.file_size + 1)
+        if len(content) != info.file_size:
+            raise self._error(name, f"it has {len(content)} bytes, {info.file_size} are promised")
+        return content
+
+    def _checked(self, name: str, facts: _Facts) -> bytes:
+        content = self._text(name)
+        if hashlib.sha256(content).hexdigest() != facts.sha256.get(name):
+            raise self._error(name, "its checksum is not the one in facts.json")
+        return content
+
+    def _model(self, kind: type[AnyModel], name: str, content: bytes) -> AnyModel:
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise self._error(name, f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+    def _constants(self, content: bytes) -> dict[str, Tensor]:
+        constants = self._model(_Constants, CONSTANTS, content).root
+        used = [constant.data for constant in constants.values() if constant.data is not None]
+        unused = sorted(name for name in self.members if name not in TEXTS and name not in used)
+        if unused or len(set(used)) < len(used):
+            raise self._error(CONSTANTS, "it does not name each file of constants once")
+        return {name: self._constant(name, constant) for name, constant in constants.items()}
+
+    def _constant(self, name: str, constant: _Constant) -> Tensor:
+        size, strides = constant.size, constant.strides
+        if constant.dtype not in DTYPES or len(size) != len(strides) or min([0, *size, *strides]) < 0:
+            raise self._error(CONSTANTS, f"constant {name!r} has no possible type")
+        dtype, extent = DTYPES[constant.dtype], _extent(size, strides)
+        try:
+            if constant.data is None:
+                value = torch.empty_strided(size, strides, dtype=dtype, device="meta")
+            else:
+                memory = self._memory(constant, extent * dtype.itemsize)
+                row = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
+                value = row.view(dtype).as_strided(size, strides)
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+            raise self._error(CONSTANTS, f"constant {name!r}: {str(error).splitlines()[0]}") from None
+        is_real = dtype.is_floating_point or dtype.is_complex
+        return torch.nn.Parameter(value, requires_grad=is_real) if constant.is_parameter else value
+
+    def _memory(self, constant: _Constant, num_bytes: int) -> bytearray:
+        name = str(constant.data)
+        if name not in self.members or self.members[name].file_size != num_bytes:
+            found = self.members[name].file_size if name in self.members else 0
+            raise self._error(name, f"it has {found} bytes, its type needs {num_bytes}")
+        content = self._text(name)
+        if hashlib.sha256(content).hexdigest() != constant.sha256:
+            raise self._error(name, "its checksum is not the one in constants.json")
+        return bytearray(content)
+
+    def _restore(self, module: GraphModule, provenance: _Provenance) -> None:
+        """Give the nodes what they have said of where they come from."""
+        nodes = {path + node.name: node for path, inner in _modules(module) for node in inner.graph.nodes}
+        for name, origin in provenance.nodes.items():
+            if name not in nodes:
+                raise self._error(PROVENANCE, f"{name[:80]!r} is no node of the listing")
+            meta = nodes[name].meta
+            if origin.trace is not None:
+                meta["stack_trace"] = self._item(provenance.traces, origin.trace)
+            if origin.modules is not None:
+                stack = self._item(provenance.modules, origin.modules)
+                meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in stack}
+            if origin.tag is not None:
+                meta["partitioner_tag"] = origin.tag
+            if origin.members is not None:
+                meta[MEMBERS_KEY] = tuple(origin.members)
+
+    def _item(self, items: list[Any], number: int) -> Any:
+        if not 0 <= number < len(items):
+            raise self._error(PROVENANCE, f"it has {len(items)} of them, no number {number}")
+        return items[number]

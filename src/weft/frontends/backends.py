@@ -1,0 +1,83 @@
+"""The backends of torch.compile, found by entry point.
+
+    torch.compile(model, backend="weft", options={"weft.cluster": "h100-8", "max_autotune": True})
+    torch.compile(model, backend="weft_eager", options={"weft.pipeline": "sink-waits"})
+
+Contract: `weft` is Inductor with Weft's hook, a hook of the user before it, and Inductor's own moving of collectives
+off; options without `weft.` go to Inductor. `weft_eager` runs the graphs of AOTAutograd as torch's `aot_eager` does,
+so it needs no compiler for C++ or Triton. Both work on the forward and on the backward graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule
+
+from weft import compat_compilers as compat
+from weft.errors import PipelineError, compose, nearest
+from weft.frontends.inductor import InductorPass, KeepOrder, hooks_in
+from weft.frontends.options import option_names, split_options
+from weft.frontends.session import NOT_CALLED, SESSION
+
+HOOK = "post_grad_custom_post_pass"
+MEMORY_ORDER = "reorder_for_peak_memory"
+
+
+def weft(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Inductor underneath."""
+    mine, theirs = split_options(options)
+    config = compat.settings_of("inductor")
+    _check_known(theirs, config.get_config_copy())
+    given = compat.inductor_settings(mode, theirs)
+    settings: dict[str, Any] = {
+        name: False for name in (*compat.RIVAL_SETTINGS, *compat.OVERLAP_SETTINGS) if hasattr(config, name)
+    }
+    settings[MEMORY_ORDER] = getattr(config, MEMORY_ORDER)  # named here, it is set back whatever `KeepOrder` does
+    settings |= given
+    if not settings.get("use_post_grad_passes", config.use_post_grad_passes):
+        SESSION.say(NOT_CALLED)
+    scheduler_pass = settings.get(compat.SCHEDULER_PASS) or getattr(config, compat.SCHEDULER_PASS)
+    settings[compat.SCHEDULER_PASS] = KeepOrder(scheduler_pass, loops_too=MEMORY_ORDER not in given)
+    hooks = hooks_in(given.get(HOOK)) or hooks_in(getattr(config, HOOK))
+    settings[HOOK] = InductorPass(mine, hooks)
+    SESSION.note_frame(module, example_inputs)
+    return compat.compile_with_inductor(module, example_inputs, settings)
+
+
+def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
+    known = [*known, *option_names()]
+    for name in names:
+        if name.replace("-", "_") not in known:
+            do = nearest(name, known) or "options of Weft begin with 'weft.', others must be settings of Inductor"
+            raise PipelineError(compose("backend weft", f"no option is called {name!r}", do=do))
+
+
+def weft_eager(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """AOTAutograd underneath."""
+    mine, theirs = split_options(options)
+    if theirs or mode:
+        found = f"option {next(iter(theirs))!r}" if theirs else f"mode {mode!r}"
+        what = f"{found} is for Inductor, which this backend does not use"
+        raise PipelineError(compose("backend weft_eager", what, do="leave it out, or use backend='weft'"))
+    SESSION.note_frame(module, example_inputs)
+    folder = Path(mine.report) if mine.report is not None else None
+
+    def rewrite(graph: GraphModule, _inputs: Sequence[Any]) -> GraphModule:
+        return SESSION.weave(graph, mine, mine.identity, folder)
+
+    return compat.compile_with_aot(module, example_inputs, rewrite)

@@ -1,0 +1,340 @@
+"""Training steps to graphs, in one process: fake tensors, a fake world, any number of ranks.
+
+Contract: the graph is the one that every rank runs. Its inputs are parameters, buffers, optimizer state and the batch,
+in this order, under readable names; its nodes carry fake values, module names, source lines, and whether they are
+forward or backward. It needs no process group: the table of its groups travels with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels
+from weft.errors import CaptureError, WeftError, compose, nearest
+from weft.frontends.about import ABOUT_KEY
+from weft.frontends.fake_world import fake_world, mesh_groups
+from weft.frontends.leaves import Faker, parts, plain, tensors_in
+from weft.frontends.partition import cut
+from weft.frontends.provenance import OPTIMIZER, Recorder
+from weft.frontends.tidy import tidy
+from weft.graph.check import validate
+from weft.graph.collective import collectives
+from weft.graph.dag import Dag, collector_paused
+from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
+from weft.passes.pipeline import Pipeline
+
+TANGENT = "loss_gradient"
+
+Part = Literal["step", "joint", "forward", "backward"]
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Mesh = Mapping[str, int] | DeviceMesh
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, foreach=True, capturable=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, foreach=True),
+}
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A model, its loss and its optimizer."""
+
+    model: nn.Module | Callable[[DeviceMesh | None], nn.Module]
+    """A module, or what makes one for a mesh; made here, a model of any size takes no memory."""
+    loss: Callable[..., Tensor] | None = None
+    """Of the model's output and the targets; None where the model returns its loss."""
+    num_targets: int = 1
+    """How many of the example inputs, counted from the end, go to the loss instead of the model."""
+    optimizer: Optimizer | str | None = None
+    """Makes the optimizer of a list of parameters; or `adamw` or `sgd`."""
+
+
+def capture(
+    step: Callable[..., Any] | TrainingStep,
+    example_inputs: Sequence[Any],
+    mesh: Mesh | None = None,
+    part: Part = "step",
+    dynamic: bool = False,
+    *,
+    rank: int = 0,
+    about: Mapping[str, Any] | None = None,
+) -> GraphModule:
+    """The graph of a training step on a mesh.
+
+    A function of tensors is traced as it is; if it has an argument called `mesh`, it is given the device mesh. Of a
+    `TrainingStep`, or a module that returns a loss, `part` is captured: `forward` (the loss, and what backward needs),
+    `backward`, `joint` (loss and gradients), or `step` (joint, and the optimizer writes parameters and state in place).
+    `dynamic` makes dim 0 of the example inputs symbolic. `rank` is the rank that this process plays.
+    """
+    asked = _what_is_asked(step, part)
+    with collector_paused(), _world(mesh, rank) as live:
+        mode = new_fake_mode()
+        tracing = _Tracing(mode, live, dynamic)
+        if isinstance(asked, TrainingStep):
+            traced = tracing.step(asked, example_inputs, part)
+        else:
+            traced = tracing.function(asked, example_inputs)
+        traced.meta[TABLE_KEY] = _group_table(traced, live)
+        if live is not None:
+            _warn_without_collectives(traced, live)
+        module = Pipeline.parse("remove-dead-code").run(traced).module
+        if part in ("forward", "backward"):
+            module = cut(module, TANGENT)[part == "backward"]
+            module.meta[TABLE_KEY] = _group_table(module, live)
+    axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
+    module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **(about or {})}
+    validate(Dag(module.graph))
+    return module
+
+
+def _what_is_asked(step: Callable[..., Any] | TrainingStep, part: str) -> Callable[..., Any] | TrainingStep:
+    """The training step, a module made into one, or a plain function."""
+    known = get_args(Part)
+    if part not in known:
+        do = nearest(part, known) or f"use one of {', '.join(known)}"
+        raise CaptureError(compose("capture", f"no part is called {part!r}", do=do))
+    if isinstance(step, nn.Module):
+        step = TrainingStep(step)
+    if not isinstance(step, TrainingStep):
+        if part != "step":
+            what = f"a function is traced as it is, so its part is 'step', not {part!r}"
+            raise CaptureError(compose("capture", what, do="pass a TrainingStep or a module to choose a part"))
+        return step
+    if part == "step" and step.optimizer is None:
+        do = "give one: TrainingStep(model, optimizer='adamw'); or ask for part='joint'"
+        raise CaptureError(compose("capture", "part 'step' needs an optimizer, the step has none", do=do))
+    return step
+
+
+def _world(mesh: Mesh | None, rank: int) -> contextlib.AbstractContextManager[DeviceMesh | None]:
+    if isinstance(mesh, Mapping):
+        return fake_world(mesh, rank=rank)
+    return contextlib.nullcontext(mesh)
+
+
+def _group_table(module: GraphModule, mesh: DeviceMesh | None) -> GroupTable:
+    """The groups of the launches by the names of their mesh axes; a group of all ranks is `world`."""
+    module.meta.pop(TABLE_KEY, None)
+    found = read_groups(module)
+    axes = mesh_groups(mesh) if mesh is not None else {}
+    named: dict[str, Group] = {}
+    runtime: dict[str, str] = {}
+    for name, group in found.groups.items():
+        key = found.runtime.get(name, name)
+        spans_world = dist.is_initialized() and group.size == dist.get_world_size() and group.ranks is None
+        group = axes.get(key) or (Group("world", group.size) if spans_world else group)
+        named[group.name], runtime[group.name] = group, key
+    return GroupTable(named, runtime)
+
+
+def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
+    if mesh.size() == 1 or any(True for _ in collectives(module.graph)):
+        return
+    what = f"the step has no collectives, though the mesh has {mesh.size()} ranks"
+    why = ["FSDP2 (fully_shard) and DDP by default communicate from hooks, which no graph shows"]
+    do = "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
+    warnings.warn(compose("capture", what, where=why, do=do), stacklevel=3)
+
+
+class _Tracing:
+    """One trace."""
+
+    def __init__(self, mode: FakeTensorMode, mesh: DeviceMesh | None, dynamic: bool) -> None:
+        self.mode, self.mesh, self.dynamic = mode, mesh, dynamic
+        self.faker = Faker(mode)
+        self.recorder = Recorder()
+        self.leaves: list[tuple[str, Tensor]] = []
+        """What the graph starts from, by path, in the order of its inputs."""
+
+    # What is traced.
+
+    def function(self, step: Callable[..., Any], example_inputs: Sequence[Any]) -> GraphModule:
+        """A plain function."""
+        arguments = self._batch(step, example_inputs)
+        keywords = {"mesh": self.mesh} if "mesh" in _parameters(step) else {}
+        return self._trace(lambda: step(*arguments, **keywords), None)
+
+    def step(self, step: TrainingStep, example_inputs: Sequence[Any], part: str) -> GraphModule:
+        """A training step up to and with the part asked for."""
+        model = self._model(step)
+        state = self._state(model)
+        trainable = {name: leaf for name, leaf in state.items() if leaf.requires_grad}
+        if not trainable:
+            what = "the model has no parameter that needs a gradient"
+            raise CaptureError(compose("capture", what, do="give parameters requires_grad=True"))
+        optimizer = self._optimizer(step, trainable) if part == "step" else None
+        arguments = self._batch(model.forward, example_inputs)
+        count = len(arguments) - (step.num_targets if step.loss is not None else 0)
+        tangent = None
+        if part in ("forward", "backward"):
+            tangent = self._add(TANGENT, torch.empty((), device="meta"))
+
+        def run() -> list[Any]:
+            output = model(*arguments[:count])
+            loss = _loss(output if step.loss is None else step.loss(output, *arguments[count:]))
+            seed = None if tangent is None else [tangent.to(loss.dtype)]
+            gradients = torch.autograd.grad(loss, list(trainable.values()), seed, allow_unused=True)
+            placed = [_placed(gradient, leaf) for gradient, leaf in zip(gradients, trainable.values(), strict=True)]
+            if optimizer is None:
+                return [loss, *placed]
+            self._update(optimizer, list(trainable.values()), placed)
+            return [loss]
+
+        held = {f"model.{path}": leaf for path, leaf in state.items()}
+        return self._trace(lambda: torch.func.functional_call(_Host(model), held, (run,)), model)
+
+    def _update(self, optimizer: torch.optim.Optimizer, leaves: list[Tensor], gradients: list[Tensor | None]) -> None:
+        self.recorder.phase = OPTIMIZER
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        with as_if_compiled():
+            optimizer.step()
+
+    def _trace(self, run: Callable[[], Any], model: nn.Module | None) -> GraphModule:
+        inputs = self._inputs()
+
+        def traced(*_inputs: Tensor) -> Any:
+            with self.recorder.record(model):
+                result = run()
+            if not any(True for _ in tensors_in(result)):
+                what = f"the step returns no tensor but {type(result).__name__}"
+                raise CaptureError(compose("capture", what, do="return the loss, or what the step computes"))
+            return plain(result)
+
+        kernels = python_kernels() if self.dynamic else contextlib.nullcontext()
+        try:
+            with self.mode, kernels:
+                module = make_fx(traced)(*inputs.values())
+        except WeftError:
+            raise
+        except Exception as error:
+            text = next(iter(str(error).strip().splitlines()), "")
+            what = f"the step failed with {type(error).__name__}: {text}"
+            do = "the step is run on fake CPU tensors: it must read no values and name no other device"
+            raise CaptureError(compose("capture", what, do=do)) from error
+        return tidy(module, list(inputs))
+
+    # What it starts from.
+
+    def _model(self, step: TrainingStep) -> nn.Module:
+        if isinstance(step.model, nn.Module):
+            return step.model
+        with self.mode:
+            made: Any = step.model(self.mesh)
+        if not isinstance(made, nn.Module):
+            what = f"the model is a {type(made).__name__}, a module is needed"
+            raise CaptureError(compose("capture", what, do="let the factory return a torch.nn.Module"))
+        return made
+
+    def _state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Parameters and buffers by path; those that modules share once."""
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {path: self._add(path, tensor) for path, tensor in tensors.items()}
+
+    def _optimizer(self, step: TrainingStep, trainable: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+        factory: Any = step.optimizer
+        if isinstance(factory, str):
+            if factory not in OPTIMIZERS:
+                do = nearest(factory, OPTIMIZERS) or f"use one of {', '.join(OPTIMIZERS)}, or give a function"
+                raise CaptureError(compose("capture", f"no optimizer is called {factory!r}", do=do))
+            factory = OPTIMIZERS[factory]
+        optimizer: torch.optim.Optimizer = factory(list(trainable.values()))
+        with self.mode, as_if_compiled():  # the first step makes the state
+            for leaf in trainable.values():
+                leaf.grad = torch.zeros_like(leaf)
+            optimizer.step()
+        for path, leaf in trainable.items():
+            leaf.grad = None
+            state: dict[str, Any] = optimizer.state[leaf]
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    state[key] = self._add(f"{path}.{key}", value)
+        return optimizer
+
+    def _batch(self, called: Callable[..., Any], example_inputs: Sequence[Any]) -> list[Any]:
+        names = [name for name in _parameters(called) if name != "mesh"]
+        made: list[Any] = []
+        for i, value in enumerate(example_inputs):
+            name = names[i] if i < len(names) else f"target_{i - len(names)}"
+            made.append(self._input(name, value))
+        return made
+
+    def _input(self, name: str, value: Any) -> Any:
+        """An example input with fakes for the tensors in it; the rest is constant."""
+        if isinstance(value, Tensor):
+            return self._add(name, value, batch=self.dynamic)
+        if isinstance(value, list | tuple):
+            items = [self._input(f"{name}.{i}", item) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict):
+            return {key: self._input(f"{name}.{key}", item) for key, item in value.items()}
+        return value
+
+    def _add(self, name: str, tensor: Tensor, batch: bool = False) -> Tensor:
+        leaf = self.faker.with_symbolic_batch(name, tensor) if batch else self.faker.leaf(tensor)
+        self.leaves.append((name, leaf))
+        return leaf
+
+    def _inputs(self) -> dict[str, Tensor]:
+        """The plain tensors of all leaves, under names that nodes may have."""
+        inputs: dict[str, Tensor] = {}
+        for path, leaf in self.leaves:
+            base = "".join(c if c.isalnum() else "_" for c in path)
+            found = parts(leaf)
+            for i, part in enumerate(found):
+                name = base if len(found) == 1 else f"{base}_{i}"
+                while name in inputs:
+                    name += "_"
+                inputs[name] = part
+        return inputs
+
+
+class _Host(nn.Module):
+    """Runs a function while a model holds other tensors: its backward too, which may run the model again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Any]) -> Any:
+        return run()
+
+
+def _parameters(called: Callable[..., Any]) -> list[str]:
+    """The names of the positional arguments of a function."""
+    try:
+        found = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or p.name == "mesh"]
+
+
+def _loss(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        what = f"the loss is a {type(value).__name__}, a tensor with one element is needed"
+        raise CaptureError(compose("capture", what, do="give TrainingStep(model, loss=...)"))
+    if value.numel() != 1:
+        what = f"the loss has shape {list(value.shape)}, one element is needed"
+        raise CaptureError(compose("capture", what, do="give TrainingStep(model, loss=...), or take the mean"))
+    return value
+
+
+def _placed(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """The gradient, laid out on the mesh as its parameter."""
+    placements = getattr(leaf, "placements", None)
+    if gradient is None or placements is None or getattr(gradient, "placements", None) == placements:
+        return gradient
+    redistribute: Any = getattr(gradient, "redistribute", None)
+    return gradient if redistribute is None else redistribute(placements=placements)

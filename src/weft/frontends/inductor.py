@@ -1,0 +1,143 @@
+"""Weft inside Inductor: the hook that rewrites graphs, and the pass that keeps their order down to the generated code.
+
+    torch.compile(model, options={"post_grad_custom_post_pass": weft.inductor_pass(cluster="h100-8")})
+
+Contract: the graph that Inductor hands over is edited in place. A hook that the user has set already is called first,
+never replaced. `uuid` identifies all that could change the result, so Inductor's caches are right to rely on it. The
+order of collectives, waits and the matmuls between them is that of the graph: Inductor's scheduler is told to keep it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from torch.fx import Graph, GraphModule
+
+from weft import compat_compilers as compat
+from weft.api import Groups, Witness
+from weft.errors import PipelineError, compose
+from weft.frontends.options import Effort, Options
+from weft.frontends.session import NOT_CALLED, SESSION
+from weft.graph.collective import collectives
+from weft.passes.pipeline import Pipeline
+
+Hook = Callable[..., Any]
+
+
+class KeepOrder:
+    """A pass of Inductor's scheduler: what is no loop of its own stays in order. The user's pass is called first."""
+
+    def __init__(self, chain: Hook | None = None, *, loops_too: bool = False) -> None:
+        self.chain, self.loops_too = chain, loops_too
+
+    def __call__(self, nodes: Sequence[Any]) -> Sequence[Any]:
+        return compat.keep_kernel_order(self.chain(nodes) if self.chain else nodes, loops_too=self.loops_too)
+
+    def uuid(self) -> str | None:
+        """What Inductor's caches know this pass by; None where the user's pass has no identity."""
+        return _joined(f"keep order {self.loops_too}", [self.chain] if self.chain else [])
+
+
+class InductorPass:
+    """A hook for Inductor's `post_grad_custom_post_pass`."""
+
+    def __init__(self, options: Options, chain: Sequence[Hook] = ()) -> None:
+        self.options = options
+        self.chain = tuple(hook for hook in chain if not isinstance(hook, InductorPass))
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        return self  # torch copies its settings to look at them; the pass holds nothing that could change
+
+    @property
+    def folder(self) -> Path:
+        """Where reports are written: beside Inductor's caches, so that they live as long as the cached results."""
+        report = self.options.report
+        return Path(report) if report is not None else Path(compat.inductor_cache_folder()) / "weft"
+
+    def uuid(self) -> str | None:
+        """What Inductor's caches know this pass by; None where a hook of the user has no identity."""
+        if not compat.settings_of("inductor").use_post_grad_passes:
+            SESSION.say(NOT_CALLED)
+        identity = _joined(self.options.identity, self.chain)
+        if identity is not None:
+            SESSION.note_look_up(identity, self.folder)
+        return identity
+
+    def __call__(self, graph: Graph) -> None:
+        """Rewrite a post-grad graph in place."""
+        for hook in self.chain:
+            compat.call_inductor_pass(hook, graph, compat.compilation()[1] == "inference")
+        module = graph.owning_module
+        if not isinstance(module, GraphModule):
+            raise PipelineError(compose("inductor pass", "the graph has no module", do="make a GraphModule of it"))
+        _name_rivals()
+        identity = _joined(self.options.identity, self.chain) or self.options.identity
+        SESSION.weave(module, self.options, identity, self.folder)
+        if any(True for _ in collectives(graph)):
+            _keep_order()
+
+
+def inductor_pass(
+    cluster: str | None = None,
+    *,
+    pipeline: str | Pipeline = "auto",
+    memory_limit_bytes: int | None = None,
+    effort: Effort = "default",
+    strict: bool = False,
+    verify: Witness = "structure",
+    groups: Groups | None = None,
+    chain: Hook | Sequence[Hook] | None = None,
+    report_dir: str | Path | None = None,
+) -> InductorPass:
+    """A hook for Inductor's `post_grad_custom_post_pass` that optimizes every graph; options as in `weft.optimize`.
+
+    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports.
+    """
+    options = Options(cluster, pipeline, memory_limit_bytes, effort, strict, verify, groups, report_dir)
+    return InductorPass(options, hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass))
+
+
+def hooks_in(setting: Any) -> tuple[Hook, ...]:
+    """The hooks that a setting of Inductor holds: none, one, or several."""
+    if setting is None:
+        return ()
+    return tuple(setting) if isinstance(setting, list | tuple) else (setting,)
+
+
+def _keep_order() -> None:
+    """Tell Inductor to keep the order of the graph it is compiling, unless the `weft` backend has done so."""
+    config = compat.settings_of("inductor")
+    wanted: dict[str, Any] = {name: False for name in compat.OVERLAP_SETTINGS if getattr(config, name, False)}
+    now = getattr(config, compat.SCHEDULER_PASS)
+    if not isinstance(now, KeepOrder):
+        wanted[compat.SCHEDULER_PASS] = KeepOrder(now)
+    if wanted and not compat.hold_inductor_settings(wanted):
+        do = "compile by torch.compile, best with backend='weft'"
+        SESSION.say(f"Inductor will fuse and sort across the order that Weft gave a graph; {do}")
+
+
+def _name_rivals() -> None:
+    """Say which settings of Inductor undo what Weft does, or do it first."""
+    for name in compat.RIVAL_SETTINGS:
+        if getattr(compat.settings_of("inductor"), name, False):
+            do = f"set torch._inductor.config.{name} = False to leave it to Weft"
+            SESSION.say(f"Inductor moves collectives itself; {do}")
+
+
+def _joined(identity: str, chain: Sequence[Hook]) -> str | None:
+    """One identity for a pass and the hooks it calls; None where one of these has none, which keeps it from caches."""
+    parts = [identity]
+    for hook in chain:
+        uuid = getattr(hook, "uuid", None)
+        found = uuid() if callable(uuid) else None
+        if found is None:
+            return None
+        parts.append(repr(found))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32] if chain else identity
+
+
+compat.register_inductor_pass(InductorPass)
+compat.register_inductor_pass(KeepOrder, scheduler=True)

@@ -1,0 +1,112 @@
+"""The options of the frontends, how they are checked, and what a cache must know of them.
+
+    torch.compile(model, backend="weft", options={"weft.cluster": "h100-8", "weft.strict": True})
+
+Contract: an option of torch.compile is `weft.` and the name of a field of `Options`. `identity` differs wherever the
+same graph could be rewritten otherwise: by another Weft, torch, pass, pipeline or cluster, or by another option.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+import weft.version
+from weft.api import Groups, Witness
+from weft.errors import PipelineError, compose, nearest
+from weft.passes.pipeline import Pipeline
+
+PREFIX = "weft."
+Effort = Literal["fast", "default", "best"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `weft.optimize` is called with for each graph, and where the reports go."""
+
+    cluster: str | None = None
+    pipeline: str | Pipeline = "auto"
+    memory_limit_bytes: int | None = None
+    effort: Effort = "default"
+    strict: bool = False
+    verify: Witness = "structure"
+    groups: Groups | None = None
+    report: str | Path | None = None
+    """The folder of the reports. None: beside Inductor's caches; nowhere for a backend that has no cache."""
+
+    def __post_init__(self) -> None:
+        for name, (is_right, expected) in _CHECKS.items():
+            value = getattr(self, name)
+            if not is_right(value):
+                raise PipelineError(compose("options", f"{PREFIX}{name} is {value!r}, expected {expected}"))
+        self.passes  # noqa: B018  # a pipeline that does not parse is told before anything is compiled
+
+    @functools.cached_property
+    def passes(self) -> Pipeline:
+        """The pipeline as a value."""
+        return Pipeline.parse(self.pipeline) if isinstance(self.pipeline, str) else self.pipeline
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Equal exactly where the same graph would be rewritten in the same way."""
+        known = asdict(self) | {"pipeline": str(self.passes), "report": None, "cluster": _cluster_text(self.cluster)}
+        known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cluster": (lambda value: value is None or isinstance(value, str), "a name"),
+    "pipeline": (lambda value: isinstance(value, str | Pipeline), "a preset, a spec string or a Pipeline"),
+    "memory_limit_bytes": (lambda value: value is None or type(value) is int, "an int"),
+    "effort": (lambda value: value in get_args(Effort), f"one of {', '.join(get_args(Effort))}"),
+    "strict": (lambda value: isinstance(value, bool), "True or False"),
+    "verify": (lambda value: value in get_args(Witness), f"one of {', '.join(get_args(Witness))}"),
+    "groups": (lambda value: value is None or isinstance(value, Mapping), "a dict such as {'tp': 8}"),
+    "report": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
+}
+
+
+def split_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str, Any]]:
+    """The options of torch.compile: those of Weft checked, and the rest."""
+    given = dict(options or {})
+    mine = {name.removeprefix(PREFIX): given.pop(name) for name in list(given) if name.startswith(PREFIX)}
+    known = option_names()
+    for name in mine:
+        if PREFIX + name not in known:
+            do = nearest(PREFIX + name, known) or f"the options are {', '.join(known)}"
+            raise PipelineError(compose("options", f"no option is called {PREFIX + name!r}", do=do))
+    return Options(**mine), given
+
+
+def option_names() -> list[str]:
+    """The options as torch.compile takes them."""
+    return [PREFIX + field.name for field in fields(Options)]
+
+
+def _cluster_text(cluster: str | None) -> str | None:
+    """The cluster's name, or what is in its file: a file may change under its name."""
+    path = Path(cluster) if cluster else None
+    return path.read_text() if path is not None and path.is_file() else cluster
+
+
+def _source_digest(pipeline: Pipeline) -> str:
+    """What Weft and the passes are made of: a pass that was edited must not meet the results of the old one."""
+    own = Path(weft.version.__file__).parent.rglob("*")
+    others = (inspect.getsourcefile(type(p)) for p in pipeline.passes)
+    return _digest_of(tuple(sorted({*(str(p) for p in own if p.suffix in (".py", ".toml")), *filter(None, others)})))
+
+
+@functools.cache
+def _digest_of(paths: tuple[str, ...]) -> str:
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(Path(path).read_bytes())
+    return found.hexdigest()

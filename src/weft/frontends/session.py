@@ -1,0 +1,185 @@
+"""Session: what Weft did to all graphs of a run, however they reached it.
+
+Contract: every graph that a compiler hands over becomes one entry of the report: forward, backward, and each again for
+a recompile. Where a compiler takes its result from a cache Weft is not called; the report then takes what was written
+to the side file when the result was made. Listings, decisions and times also go to the structured trace (TORCH_TRACE,
+tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import GraphModule
+
+from weft import compat_compilers as compat
+from weft.api import Result, listing, optimize
+from weft.errors import GraphError
+from weft.frontends.options import Options
+from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry
+from weft.passes.pipeline import replay_in_place
+
+log = logging.getLogger("weft")
+
+NO_COLLECTIVES = (
+    "the graphs hold no collectives although torch.distributed runs {ranks} ranks, so there is nothing to weave. "
+    "FSDP2 (fully_shard) and default DDP communicate outside of compiled graphs. Use DTensor parametrisation "
+    "(SimpleFSDP), tensor parallelism or functional collectives; for DDP set torch._dynamo.config.optimize_ddp = "
+    "'python_reducer' and torch._dynamo.config.compiled_autograd = True before the model is wrapped, and compile a "
+    "function that calls backward()"
+)
+NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
+
+
+class Session:
+    """What this process compiled since it began, or since `reset`."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: for the next run in the same process."""
+        self._entries: list[Entry] = []
+        self._messages: dict[str, None] = {}
+        self._frames: dict[str, list[str]] = {}  # by compilation; DDP's own optimizer splits one into several
+        self._looked_up: dict[tuple[str, str], tuple[Path, set[str]]] = {}
+        self._has_collectives = False
+
+    def report(self) -> RunReport:
+        """One report over all graphs, those that came from a cache included."""
+        found: dict[tuple[str, ...], Entry] = {}
+        for (identity, compile_id), (folder, phases) in self._looked_up.items():
+            called = {e.phase for e in self._entries if (e.identity, e.compile_id) == (identity, compile_id)}
+            for entry in self._of_earlier_runs(identity, compile_id, folder):
+                # AOTAutograd has a cache of its own, and asks before there is a forward or a backward.
+                is_missing = entry.phase in phases - called if phases != {""} else not called
+                if is_missing:
+                    found[entry.key] = entry
+        return RunReport((*self._entries, *found.values()), tuple(self._messages))
+
+    def _of_earlier_runs(self, identity: str, compile_id: str, folder: Path) -> Iterable[Entry]:
+        frames = self._frames.get(compile_id, [])
+        for entry in read_entries(side_file(folder, identity)):
+            # A bare hook does not see what Dynamo compiles; there the id of the compilation must do.
+            if entry.frame in frames or (not entry.frame and not frames and entry.compile_id == compile_id):
+                yield replace(entry, compile_id=compile_id, from_cache=True)
+
+    def note_frame(self, module: GraphModule, inputs: Sequence[Any]) -> None:
+        """Remember what Dynamo hands over to be compiled: a later run finds its entries by it."""
+        self._frames.setdefault(compat.compilation()[0], []).append(_digest_of_frame(module, inputs))
+
+    def note_look_up(self, identity: str, folder: Path) -> None:
+        """Remember that a cache was asked for the result of a pass: if the pass is not called now, the cache had it."""
+        compile_id, phase = compat.compilation()
+        self._looked_up.setdefault((identity, compile_id), (folder, set()))[1].add(phase)
+
+    def say(self, message: str) -> None:
+        """Warn, once."""
+        if message not in self._messages:
+            self._messages[message] = None
+            log.warning("weft: %s", message)
+
+    def weave(self, module: GraphModule, options: Options, identity: str, folder: Path | None) -> GraphModule:
+        """Optimize the graph of a module in place, wholly or not at all; the side file is in `folder`."""
+        compile_id, phase = compat.compilation()
+        frame = self._frames.get(compile_id, [""])[-1]
+        entry = Entry(identity, frame, compile_id, phase or "inference", rank=_rank())
+        try:
+            with compat.timed("weft"):
+                result = _optimize(module, options)
+        except GraphError as error:  # the compiler can do without us, and the graph is as it was
+            if options.strict:
+                raise
+            self._add(replace(entry, skipped=str(error).splitlines()[0]), folder)
+            self.say(f"a graph is left as it was: {error}")
+            return module
+        entry = replace(entry, report=json.loads(result.report.to_json()))
+        _emit(entry, module, result)
+        replay_in_place(module, result.plan, groups=options.groups)
+        self._add(entry, folder)
+        self._look_for_collectives(entry, result)
+        return module
+
+    def _add(self, entry: Entry, folder: Path | None) -> None:
+        self._entries.append(entry)
+        if folder is not None:
+            try:
+                write_entry(side_file(folder, entry.identity), entry)
+            except OSError as error:
+                self.say(f"no report is written: {error}")
+        name, nodes, collectives, applied, declined, milliseconds, note = entry.row
+        if note:
+            log.info("weft: %s: %s", name, note)
+        else:
+            text = "weft: %s: nodes %s, collectives %s, %s applied, %s declined, %s ms"
+            log.info(text, name, nodes, collectives, applied, declined, milliseconds)
+
+    def _look_for_collectives(self, entry: Entry, result: Result) -> None:
+        """Say it where communication must be somewhere and is not in the graphs.
+
+        A forward graph proves nothing, since DDP communicates in backward; nor does a graph behind one with collectives
+        (a micro-step that does not synchronize); nor one of compiled autograd while DDP's python reducer is on.
+        """
+        self._has_collectives |= result.report.before.num_collectives > 0
+        if self._has_collectives or entry.phase == "forward":
+            return
+        reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.compile_id.startswith("!")
+        if not reducer and dist.is_initialized() and dist.get_world_size() > 1:
+            self.say(NO_COLLECTIVES.format(ranks=dist.get_world_size()))
+
+
+SESSION = Session()
+"""The session of this process."""
+
+
+def _optimize(module: GraphModule, options: Options) -> Result:
+    return optimize(
+        module,
+        options.cluster,
+        pipeline=options.passes,
+        memory_limit_bytes=options.memory_limit_bytes,
+        effort=options.effort,
+        strict=options.strict,
+        verify=options.verify,
+        groups=options.groups,
+    )
+
+
+def _emit(entry: Entry, module: GraphModule, result: Result) -> None:
+    """Show what is about to be done where users of the compiler stack look."""
+    compat.emit_artifact("weft_before", lambda: listing(module))
+    compat.emit_artifact("weft_after", lambda: listing(result.module))
+    compat.emit_artifact("weft_report", lambda: json.dumps(entry.report), encoding="json")
+    log.debug("weft: %s", result.report)
+    compat.count("graphs")
+    compat.count("graphs changed", any(record.changed for record in result.report.passes))
+    compat.count("collectives before", result.report.before.num_collectives)
+    compat.count("collectives after", result.report.after.num_collectives)
+    for name, number in sorted(Counter(decision.pass_name for decision in result.report.applied).items()):
+        compat.count(f"{name} applied", number)
+    for reason, number in sorted(Counter(decision.reason.value for decision in result.report.declined).items()):
+        compat.count(f"declined {reason}", number)
+
+
+def _digest_of_frame(module: GraphModule, inputs: Sequence[Any]) -> str:
+    found = hashlib.sha256(module.code.encode())
+    for value in inputs:
+        if isinstance(value, Tensor):
+            found.update(f"{value.dtype} {list(value.shape)} {value.stride()} {value.device}".encode())
+            found.update(f"{type(value).__name__} {value.requires_grad}".encode())
+        else:
+            found.update(type(value).__name__.encode())
+    return found.hexdigest()[:32]
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0

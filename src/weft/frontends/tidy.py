@@ -1,0 +1,117 @@
+"""From what tracing leaves to a graph that one can read.
+
+Contract: the graph computes the same. Inputs have the names given; nodes are renumbered; nodes that only rename a value
+(`detach`, a view of the same shape) and profiler marks are left out. What selective checkpointing marked to be run
+again in backward is written out there, next to its first use, as torch's partitioner would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils.checkpoint import CheckpointPolicy
+
+from weft.compat import input_nodes
+from weft.frontends.provenance import BACKWARD, POLICY_KEY
+from weft.graph import metadata, ops
+from weft.graph.edit import Edit, finish
+from weft.graph.profiles import profile_of
+
+RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
+KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
+NUMBER = re.compile(r"_\d+$")
+
+
+def tidy(traced: GraphModule, names: Sequence[str]) -> GraphModule:
+    """The graph of a trace, with these names for its inputs."""
+    return _Tidier(traced, names).run()
+
+
+class _Tidier:
+    """Writes one trace anew."""
+
+    def __init__(self, traced: GraphModule, names: Sequence[str]) -> None:
+        self.traced = traced
+        self.names = iter(names)
+        self.edit = Edit(Graph(), mode=metadata.mode_of(traced.graph.nodes))
+        self.sources: dict[Node, Node] = {}
+        """What a node that only renames a value is another name of."""
+        self.made: dict[Node, Node] = {}
+        self.repeated: dict[Node, Node] = {}
+
+    def run(self) -> GraphModule:
+        for node in self.traced.graph.nodes:
+            if node.op == "placeholder":
+                self.made[node] = self.edit.placeholder(next(self.names), ops.value_of(node))
+            elif node.op == "output":
+                self.edit.output(map_arg(node.args[0], self._forward_value))
+            elif _is_mark(node):
+                continue
+            elif _is_rename(node):
+                self.sources[node] = self._source(node.args[0])
+            elif node.op == "get_attr":
+                self.made[node] = self._attribute(node)
+            else:
+                is_backward = node.meta.get("partitioner_tag") == BACKWARD
+                self.made[node] = self._write(node, self._backward_value if is_backward else self._forward_value)
+        return finish(self.traced, self.edit.graph)
+
+    def _attribute(self, node: Node) -> Node:
+        held, value = ops.attribute(self.traced, str(node.target)), ops.value_of(node)
+        if value is None and isinstance(held, Tensor):
+            value = self.edit.mode.from_tensor(held, static_shapes=True)
+        return self.edit.attribute(str(node.target), value)
+
+    def _source(self, node: Any) -> Node:
+        found: Any = self.sources.get(node, node)
+        return found
+
+    def _forward_value(self, node: Node) -> Node:
+        return self.made[self._source(node)]
+
+    def _backward_value(self, node: Node) -> Node:
+        """What a backward node uses: a value that is to be computed again is, before its first use."""
+        source = self._source(node)
+        if not self._runs_again(source):
+            return self.made[source]
+        if source not in self.repeated:
+            self.repeated[source] = self._write(source, self._backward_value)
+            self.repeated[source].meta["partitioner_tag"] = BACKWARD
+        return self.repeated[source]
+
+    def _runs_again(self, node: Node) -> bool:
+        policies = (node.meta.get("recompute"), node.meta.get("custom", {}).get(POLICY_KEY))
+        marked = CheckpointPolicy.MUST_RECOMPUTE in policies
+        if not marked or node.meta.get("partitioner_tag") == BACKWARD:
+            return False
+        found = profile_of(node)
+        if found.is_view and not found.wait:  # a view costs nothing: it is repeated only where its source is
+            return any(self._runs_again(self._source(source)) for source in input_nodes(node))
+        # Another draw, or another write, would not be the same value.
+        return not (found.random or found.writes or found.ordered or found.opaque)
+
+    def _write(self, node: Node, value_of: Any) -> Node:
+        target: Any = node.target
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
+        made = self.edit.call(target, args, kwargs, name=NUMBER.sub("", node.name), value=ops.value_of(node))
+        made.meta.update({key: node.meta[key] for key in KEPT if node.meta.get(key)})
+        return made
+
+
+def _is_mark(node: Node) -> bool:
+    """Whether the node only tells a profiler where it is, as an optimizer's step does."""
+    return isinstance(node.target, ops.OpOverload) and node.target.namespace == "profiler"
+
+
+def _is_rename(node: Node) -> bool:
+    """Whether the node is another name of its first argument: same memory, same sizes."""
+    target: Any = node.target
+    if not isinstance(target, ops.OpOverload) or target.name() not in RENAMES or not isinstance(node.args[0], Node):
+        return False
+    mine, source = ops.value_of(node), ops.value_of(node.args[0])
+    return isinstance(mine, Tensor) and isinstance(source, Tensor) and metadata.same(mine, source)

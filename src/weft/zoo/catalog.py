@@ -1,0 +1,156 @@
+"""The models by name, as graphs (`load`) and as modules to train (`build`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+
+from weft.errors import CaptureError, compose, nearest
+from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
+from weft.graph.types import DTYPE_NAMES
+from weft.zoo import llama, moe, vision
+from weft.zoo.parallel.parameters import Precision
+from weft.zoo.parallel.strategies import mesh_of, parallelise, strategy_of
+
+MakeBatch = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model: how it is made of its configuration, and what it is fed."""
+
+    make: Callable[[Any], nn.Module]
+    config: Any
+    batch: Callable[[Any, int, torch.Generator, torch.dtype], tuple[Tensor, ...]]
+
+
+def _text(config: Any, size: int, generator: torch.Generator, _dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tokens, and for each the one that follows."""
+    tokens = torch.randint(0, config.vocabulary, (size, config.sequence + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _images(config: Any, size: int, generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Images and their classes."""
+    images = torch.randn(size, 3, config.image_size, config.image_size, generator=generator)
+    return images.to(dtype), torch.randint(0, config.num_classes, (size,), generator=generator)
+
+
+ENTRIES: dict[str, Entry] = {
+    **{f"llama-{name}": Entry(llama.Llama, config, _text) for name, config in llama.PRESETS.items()},
+    **{f"moe-{name}": Entry(moe.MoE, config, _text) for name, config in moe.PRESETS.items()},
+    **{f"vision-{name}": Entry(vision.Vision, config, _images) for name, config in vision.PRESETS.items()},
+}
+
+
+def names() -> list[str]:
+    """The names of all models."""
+    return list(ENTRIES)
+
+
+def build(
+    name: str,
+    parallel: str = "none",
+    mesh: DeviceMesh | None = None,
+    *,
+    layers: int | None = None,
+    reshard: bool = True,
+    compute_dtype: torch.dtype = torch.bfloat16,
+    reduce_dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> tuple[nn.Module, MakeBatch]:
+    """A model to train, spread over a live mesh, and what makes its batches.
+
+    `model(*make_batch(size, seed))` is the loss of this rank. All ranks must build it from the same random state. Ranks
+    that share a batch are given the same one. `changes` are fields of the model's configuration.
+    """
+    entry = _entry(name, layers, changes)
+    model = entry.make(entry.config)
+    parallelise(model, parallel, mesh, Precision(compute_dtype, reduce_dtype), reshard)
+    data_rank = _data_rank(parallel, mesh)
+
+    def make_batch(size: int = 1, seed: int = 0) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + data_rank)
+        return entry.batch(entry.config, size, generator, compute_dtype)
+
+    return model, make_batch
+
+
+def load(
+    name: str,
+    parallel: str = "fsdp",
+    ranks: int | None = None,
+    layers: int | None = None,
+    part: Part = "joint",
+    batch: int = 1,
+    mesh: Mapping[str, int] | None = None,
+    reshard: bool = True,
+    *,
+    compute_dtype: torch.dtype = torch.bfloat16,
+    reduce_dtype: torch.dtype = torch.float32,
+    optimizer: Optimizer | str = "adamw",
+    dynamic: bool = False,
+    rank: int = 0,
+    **changes: Any,
+) -> GraphModule:
+    """The graph of a model's training step, as every rank of a mesh runs it.
+
+    `ranks` alone puts up to eight of them on the inner axis of a two-dimensional mesh. Parameters are f32, gathered and
+    computed with in `compute_dtype`, their gradients reduced in `reduce_dtype`. With `reshard` large gathered weights
+    are gathered again in backward. `changes` are fields of the model's configuration.
+    """
+    entry = _entry(name, layers, changes)
+    axes = mesh_of(parallel, ranks, mesh)
+
+    def make(live: DeviceMesh | None) -> nn.Module:
+        model = entry.make(entry.config)
+        parallelise(model, parallel, live, Precision(compute_dtype, reduce_dtype), reshard)
+        return model
+
+    if batch < 1:
+        raise CaptureError(compose("zoo", f"a batch of {batch} is none", do="use batch=1 or more"))
+    example = entry.batch(entry.config, batch, torch.Generator().manual_seed(0), compute_dtype)
+    about = {
+        "model": name,
+        "parallel": parallel,
+        "layers": entry.config.num_layers,
+        "batch": batch,
+        "dtypes": {"parameters": "f32", "compute": _dtype(compute_dtype), "reduce": _dtype(reduce_dtype)},
+        "reshard": reshard,
+    }
+    step = TrainingStep(make, optimizer=optimizer)
+    return capture(step, example, axes or None, part, dynamic, rank=rank, about=about)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return DTYPE_NAMES.get(dtype, str(dtype))
+
+
+def _entry(name: str, layers: int | None, changes: Mapping[str, Any]) -> Entry:
+    if name not in ENTRIES:
+        do = nearest(name, ENTRIES) or f"use one of {', '.join(ENTRIES)}"
+        raise CaptureError(compose("zoo", f"no model is called {name!r}", do=do))
+    entry = ENTRIES[name]
+    known = [field.name for field in fields(entry.config)]
+    unknown = next((key for key in changes if key not in known), None)
+    if unknown is not None:
+        do = nearest(unknown, known) or f"use one of {', '.join(known)}"
+        raise CaptureError(compose("zoo", f"{name} has no field called {unknown!r}", do=do))
+    if layers is not None and layers < 1:
+        raise CaptureError(compose("zoo", f"{layers} layers are no model", do="use layers=1 or more"))
+    shape = dict(changes) if layers is None else {**changes, "num_layers": layers}
+    return replace(entry, config=replace(entry.config, **shape))
+
+
+def _data_rank(parallel: str, mesh: DeviceMesh | None) -> int:
+    """The number of this rank among those that see different data."""
+    number = 0
+    for axis in strategy_of(parallel).data_axes if mesh is not None else ():
+        number = number * mesh[axis].size() + mesh.get_local_rank(axis)  # type: ignore[index,union-attr]
+    return number

@@ -1,0 +1,189 @@
+"""A Llama-like decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
+
+Contract: plain single-device code. `model(tokens, targets)` returns the loss. The modules take the numbers of heads and
+features from the shapes of their weights, so that a rank that holds a part of them computes its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.zoo.vocabulary import OutputLoss, TokenEmbedding
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The shape of a decoder."""
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_dim: int
+    vocabulary: int
+    sequence: int
+    rope_base: float = 500_000.0
+    norm_eps: float = 1e-5
+    tied: bool = False
+    """Whether the output projection is the embedding's weight."""
+    checkpointed: bool = False
+    """Whether blocks keep only their input and run again in backward."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+
+PRESETS = {
+    "debug": LlamaConfig(64, 2, 8, 4, 192, 256, 32),
+    "1b": LlamaConfig(2048, 16, 32, 8, 8192, 131072, 4096),
+    "8b": LlamaConfig(4096, 32, 32, 8, 14336, 131072, 4096),
+    "70b": LlamaConfig(8192, 80, 64, 8, 28672, 131072, 8192),
+}
+
+TENSOR_PLAN = {
+    "tokens": "vocabulary",
+    "attention": "block",
+    "attention.query": "column",
+    "attention.key": "column",
+    "attention.value": "column",
+    "attention.output": "row",
+    "feed_forward": "block",
+    "feed_forward.gate": "column",
+    "feed_forward.up": "column",
+    "feed_forward.down": "row",
+    "attention_norm": "sequence",
+    "feed_forward_norm": "sequence",
+    "norm": "sequence",
+    "output": "output",
+    "loss": "vocabulary",
+}
+"""How tensor parallelism splits each module, by the end of its path; `parallel.tensor` says what the words mean."""
+
+
+class RMSNorm(nn.Module):
+    """Scales by the root of the mean square, computed in f32."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+class Rotary(nn.Module):
+    """The angles by which queries and keys are turned at each position."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        half = config.head_dim // 2
+        frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.arange(config.sequence, dtype=torch.float32)[:, None, None] * frequencies
+        self.register_buffer("cosines", torch.cat([angles.cos(), angles.cos()], -1), persistent=False)
+        self.register_buffer("sines", torch.cat([-angles.sin(), angles.sin()], -1), persistent=False)
+        self.cosines: Tensor
+        self.sines: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Turn the halves of each head of `x`, which is [batch, sequence, heads, head_dim]."""
+        length, half = x.shape[1], x.shape[-1] // 2
+        swapped = x.roll(half, -1)
+        turned = x * self.cosines[:length] + swapped * self.sines[:length]
+        return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; several query heads share a key and a value head."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.query = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
+        self.output = nn.Linear(config.num_heads * config.head_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        heads = (*x.shape[:2], -1, self.head_dim)
+        queries = rotary.turn(self.query(x).view(heads)).transpose(1, 2)
+        keys = rotary.turn(self.key(x).view(heads)).transpose(1, 2)
+        values = self.value(x).view(heads).transpose(1, 2)
+        shares_heads = queries.shape[1] != keys.shape[1]
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=shares_heads)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: a gated two-layer network."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and beside a residual."""
+
+    def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = feed_forward if feed_forward is not None else FeedForward(config)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Llama(nn.Module):
+    """The decoder with its loss."""
+
+    tensor_plan: ClassVar[Mapping[str, str]] = TENSOR_PLAN
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = TokenEmbedding(config.vocabulary, config.dim)
+        self.rotary = Rotary(config)
+        self.layers = nn.ModuleList(self.make_block() for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
+        self.loss = OutputLoss()
+        if config.tied:
+            self.output.weight = self.tokens.weight
+        self._initialise()
+
+    def make_block(self) -> nn.Module:
+        """One layer; models with other layers override it."""
+        return Block(self.config)
+
+    def _initialise(self) -> None:
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        for layer in self.layers:
+            if self.config.checkpointed:
+                x = checkpoint(layer, x, self.rotary, use_reentrant=False)
+            else:
+                x = layer(x, self.rotary)
+        return self.loss(self.output(self.norm(x)), targets)

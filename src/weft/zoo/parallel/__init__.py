@@ -1,0 +1,1 @@
+"""Ways to spread a model over a mesh: its parameters, its activations, its experts."""

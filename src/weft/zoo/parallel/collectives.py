@@ -1,0 +1,60 @@
+"""Functional collectives as plain functions: launched and waited for at once, as a captured step has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.graph.ops import op_names
+
+__tracebackhide__ = True  # a line of the model says more
+
+# Looked up once: torch.compile traces calls of operators, not the look-up.
+ALL_REDUCE = op_names()["all_reduce"]
+ALL_GATHER = op_names()["all_gather"]
+REDUCE_SCATTER = op_names()["reduce_scatter"]
+ALL_TO_ALL = op_names()["all_to_all"]
+WAIT = op_names()["wait"]
+
+
+def group_name(mesh: DeviceMesh, axes: tuple[str, ...]) -> str:
+    """The run-time name of the group of one axis, or of all axes of a mesh that spans the world."""
+    group: Any = mesh.get_group(axes[0]) if len(axes) == 1 else dist.group.WORLD
+    return group.group_name
+
+
+def all_reduce(x: Tensor, reduce_op: str, group: str) -> Tensor:
+    """The reduction of `x` over the group."""
+    return WAIT(ALL_REDUCE(x.contiguous(), reduce_op, group))
+
+
+def all_gather(x: Tensor, size: int, group: str) -> Tensor:
+    """The `x` of all ranks, joined along dim 0."""
+    return WAIT(ALL_GATHER(x.contiguous(), size, group))
+
+
+def reduce_scatter(x: Tensor, reduce_op: str, size: int, group: str) -> Tensor:
+    """This rank's part, along dim 0, of the reduction of `x` over the group."""
+    return WAIT(REDUCE_SCATTER(x.contiguous(), reduce_op, size, group))
+
+
+class ExchangeRows(torch.autograd.Function):
+    """Equal parts of dim 0 go to each rank of the group, by an all-to-all; gradients go the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
+        ctx.size, ctx.group = size, group
+        return _exchange(x, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _exchange(gradients[0], ctx.size, ctx.group), None, None
+
+
+def _exchange(x: Tensor, size: int, group: str) -> Tensor:
+    splits = [x.shape[0] // size] * size
+    return WAIT(ALL_TO_ALL(x.contiguous(), splits, splits, group))

@@ -1,0 +1,221 @@
+"""Parameters that ranks hold in parts: gathered where a module uses them, their gradients reduced to parts again.
+
+Contract: after `spread`, each parameter is a DTensor over the mesh (plain if every rank holds all of them), under its
+old name. A module that reads it gets a plain tensor in the compute dtype: the whole of it, or what the rank's share of
+the computation needs. Optimizers, checkpoints and gradient clipping see the DTensors.
+
+    shard f32 -> bf16 -> all-gather -> used by the module              forward
+    gradient bf16 -> f32 -> reduce-scatter -> gradient of the shard    backward
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from weft.compat import strided_shard
+from weft.graph.profiles import profile
+from weft.zoo.parallel.collectives import ALL_GATHER, WAIT, all_gather, all_reduce, group_name, reduce_scatter
+
+__tracebackhide__ = True  # a line of the model says more than one of the code that gathers for it
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes of a step. Parameters and their gradients are f32."""
+
+    compute: torch.dtype = torch.bfloat16
+    """Of gathered parameters and activations."""
+    reduce: torch.dtype = torch.float32
+    """In which gradients are summed."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of one parameter are, and what its gradient is the sum of."""
+
+    shard: Axes = ()
+    """Axes over which dim 0 is sharded; gathered to compute, gradients averaged."""
+    replicate: Axes = ()
+    """Axes whose ranks hold the same and see other data: gradients are averaged."""
+    split: tuple[str, int] | None = None
+    """The axis and the dim of which a rank computes with its own part only."""
+    sum: Axes = ()
+    """Axes whose ranks hold the same and see other parts of one sequence: gradients are summed."""
+    scale: float = 1.0
+    """Factor of the gradient."""
+
+
+def spread(model: nn.Module, layouts: dict[str, Layout], mesh: DeviceMesh, precision: Precision, reshard: bool) -> None:
+    """Leave each rank its part of every parameter; `layouts` has one for each path of `model.named_parameters()`."""
+    in_parts = any(layout.shard or layout.split for layout in layouts.values())  # then all: optimizers do not mix kinds
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two modules share stays one
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(path, recurse=False))
+        routes: dict[str, Route] = {}
+        for full_name, parameter in own.items():
+            layout = _possible(parameter, layouts[full_name], mesh)
+            if parameter not in made:
+                part = part_of(parameter.detach(), layout, mesh) if in_parts else parameter.detach()
+                made[parameter] = nn.Parameter(part, parameter.requires_grad)
+            name = full_name.rpartition(".")[2]
+            module.register_parameter(name, made[parameter])
+            routes[name] = Route.of(layout, mesh, precision)
+        if routes:
+            gathers = any(route.gather for route in routes.values())
+            _read_through(module, routes, reshard and gathers and _is_worth_resharding(module))
+
+
+def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
+    """This rank's part of a parameter."""
+    part, placements = whole, dict.fromkeys(_axes(mesh), Replicate()) | dict.fromkeys(layout.shard, Shard(0))
+    if layout.split is not None:
+        axis, dim = layout.split
+        part = part.chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)]
+        placements[axis] = Shard(dim)
+        if dim == 0 and layout.shard:  # the split comes first, so a shard's rows are strided in the whole
+            placements |= dict.fromkeys(layout.shard, strided_shard(0, mesh[axis].size()))
+    for axis in layout.shard:
+        part = part.chunk(mesh[axis].size())[mesh.get_local_rank(axis)]
+    return DTensor.from_local(
+        part.clone(memory_format=torch.contiguous_format),  # a view would keep the whole parameter alive
+        mesh,
+        [placements[axis] for axis in _axes(mesh)],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+def _axes(mesh: DeviceMesh) -> Axes:
+    return tuple(mesh.mesh_dim_names or ())
+
+
+def _possible(parameter: Tensor, layout: Layout, mesh: DeviceMesh) -> Layout:
+    """The layout, or one that replicates where dim 0 does not split evenly: all ranks must run one graph."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    if layout.split is not None and layout.split[1] == 0:
+        rows //= mesh[layout.split[0]].size()
+    ranks = 1
+    for axis in layout.shard:
+        ranks *= mesh[axis].size()
+    if rows % ranks == 0:
+        return layout
+    return Layout((), (*layout.replicate, *layout.shard), layout.split, layout.sum, layout.scale)
+
+
+# How a module reads its parameters.
+
+
+@dataclass(frozen=True)
+class Route:
+    """A layout in terms of process groups, which is all that a running step needs."""
+
+    gather: tuple[tuple[str, int], ...]
+    average: tuple[str, ...]
+    add: tuple[str, ...]
+    scale: float
+    compute: torch.dtype
+    reduce: torch.dtype
+
+    @staticmethod
+    def of(layout: Layout, mesh: DeviceMesh, precision: Precision) -> Route:
+        """The groups of a layout on this rank."""
+        sizes = 1
+        for axis in layout.shard:
+            sizes *= mesh[axis].size()
+        return Route(
+            ((group_name(mesh, layout.shard), sizes),) if layout.shard else (),
+            tuple(group_name(mesh, (axis,)) for axis in layout.replicate),
+            tuple(group_name(mesh, (axis,)) for axis in layout.sum),
+            layout.scale,
+            precision.compute,
+            precision.reduce,
+        )
+
+    def leaves(self, part: Tensor) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.gather or self.average or self.add) and self.scale == 1.0 and part.dtype == self.compute
+
+
+class Gather(torch.autograd.Function):
+    """The tensor a module computes with, from this rank's part; backward takes the gradient to that part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, route: Route) -> Tensor:
+        ctx.route, ctx.dtype = route, part.dtype
+        whole = part.to(route.compute)
+        for group, size in route.gather:
+            whole = all_gather(whole, size, group)
+        return whole if whole is not part else part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        route: Route = ctx.route
+        gradient = gradients[0].to(route.reduce)
+        for group in route.add:
+            gradient = all_reduce(gradient, "sum", group)
+        for group, size in route.gather:
+            gradient = reduce_scatter(gradient, "avg", size, group)
+        for group in route.average:  # behind the scatter: a part is smaller than the whole
+            gradient = all_reduce(gradient, "avg", group)
+        if route.scale != 1.0:
+            gradient = gradient * route.scale
+        return gradient.to(ctx.dtype), None
+
+
+def _read_through(module: nn.Module, routes: dict[str, Route], reshard: bool) -> None:
+    """Give the module a class of its own, whose parameters are read through `Gather`."""
+    kind = type(module)
+    members: dict[str, Any] = {name: property(_reader(name, route)) for name, route in routes.items()}
+    if reshard:
+        members["forward"] = _forgetful(kind.forward)
+    module.__class__ = type(kind.__name__, (kind,), members)
+
+
+def _reader(name: str, route: Route) -> Any:
+    def read(self: nn.Module) -> Tensor:
+        part: Any = self._parameters[name]
+        if isinstance(part, DTensor):
+            part = part.to_local(grad_placements=part.placements)
+        if route.leaves(part):
+            return part
+        return cast(Tensor, Gather.apply(part, route))
+
+    return read
+
+
+# Resharding after forward: a module forgets what it has gathered, and gathers it again when backward asks for it.
+
+
+def _is_worth_resharding(module: nn.Module) -> bool:
+    """Not where gathered weights are small (norms), nor where backward does not need them (embeddings)."""
+    large = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    return large and not getattr(module, "weight_is_a_table", False)
+
+
+def _forgetful(forward: Any) -> Any:
+    def run(self: nn.Module, *args: Any) -> Any:
+        return checkpoint(
+            forward, self, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_all_but_weights
+        )
+
+    return run
+
+
+def _keep_all_but_weights() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Run gathers and what leads from them to a matmul again; keep the results of everything else."""
+    gathers = op in (ALL_GATHER, WAIT, torch.ops.aten._to_copy.default) or profile(op).is_view
+    return CheckpointPolicy.MUST_RECOMPUTE if gathers else CheckpointPolicy.MUST_SAVE

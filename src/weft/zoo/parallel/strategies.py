@@ -1,0 +1,148 @@
+"""The parallelisms by name: the axes of their meshes, and what each does to a model.
+
+ddp       every rank holds all parameters; gradients are averaged, one all-reduce per parameter
+fsdp      parameters are sharded; gathered to compute, gradients reduce-scattered
+hsdp      fsdp inside, over `shard`; ddp outside, over `replicate`
+tp        blocks are split, norms see their part of the sequence
+fsdp-tp   tp inside, fsdp outside
+ep-fsdp   experts are split over `ep` and sharded over `dp`; everything else is sharded over all ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.errors import CaptureError, compose, nearest
+from weft.zoo.parallel.collectives import group_name
+from weft.zoo.parallel.parameters import Axes, Layout, Precision, spread
+from weft.zoo.parallel.tensor import add_exchanges, check_split, split_layouts
+
+INNER_SIZE = 8
+"""Ranks of the inner axis where only the number of all ranks is given: those of one node."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What the axes of a mesh are for."""
+
+    axes: Axes
+    shard: Axes = ()
+    replicate: Axes = ()
+    tensor: str | None = None
+    expert: str | None = None
+
+    @property
+    def data_axes(self) -> Axes:
+        """The axes whose ranks see different data."""
+        return tuple(axis for axis in self.axes if axis != self.tensor)
+
+
+STRATEGIES = {
+    "none": Strategy(()),
+    "ddp": Strategy(("dp",), replicate=("dp",)),
+    "fsdp": Strategy(("dp",), shard=("dp",)),
+    "hsdp": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",)),
+    "tp": Strategy(("tp",), tensor="tp"),
+    "fsdp-tp": Strategy(("dp", "tp"), shard=("dp",), tensor="tp"),
+    "ep-fsdp": Strategy(("dp", "ep"), shard=("dp", "ep"), expert="ep"),
+}
+
+
+def strategy_of(parallel: str) -> Strategy:
+    """The strategy of a name."""
+    if parallel not in STRATEGIES:
+        do = nearest(parallel, STRATEGIES) or f"use one of {', '.join(STRATEGIES)}"
+        raise CaptureError(compose("zoo", f"no parallelism is called {parallel!r}", do=do))
+    return STRATEGIES[parallel]
+
+
+def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
+    """The axes and sizes of a mesh: as given, else for that many ranks with up to eight of them inside."""
+    axes = strategy_of(parallel).axes
+    if mesh is not None:
+        _check_axes(parallel, axes, tuple(mesh))
+        if ranks is not None and prod(mesh.values()) != ranks:
+            what = f"the mesh {dict(mesh)} has {prod(mesh.values())} ranks, {ranks} are asked for"
+            raise CaptureError(compose("zoo", what, do="give one of the two"))
+        return dict(mesh)
+    count = 8 if ranks is None else ranks
+    if len(axes) < 2:
+        return dict.fromkeys(axes, count)
+    inner = next(size for size in range(min(INNER_SIZE, max(count, 1)), 0, -1) if count % size == 0)
+    if inner == count and count > 1:  # keep both axes in use where the ranks allow it
+        inner = next(size for size in range(count // 2, 0, -1) if count % size == 0)
+    return {axes[0]: count // inner, axes[1]: inner}
+
+
+def _check_axes(parallel: str, axes: Axes, found: Axes) -> None:
+    if found != axes:
+        what = f"{parallel} needs a mesh with the axes {', '.join(axes)}, found {', '.join(found) or 'none'}"
+        example = ", ".join(f"{axis!r}: 2" for axis in axes)
+        raise CaptureError(compose("zoo", what, do=f"give mesh={{{example}}}"))
+
+
+def parallelise(
+    model: nn.Module, parallel: str, mesh: DeviceMesh | None, precision: Precision, reshard: bool = True
+) -> None:
+    """Leave this rank its part of the model, and put the communication into it."""
+    strategy = strategy_of(parallel)
+    if mesh is None:
+        _check_axes(parallel, strategy.axes, ())
+        return
+    _check_axes(parallel, strategy.axes, tuple(mesh.mesh_dim_names or ()))
+    if mesh.size() != dist.get_world_size():
+        what = f"the mesh has {mesh.size()} ranks, the world {dist.get_world_size()}"
+        raise CaptureError(compose("zoo", what, do="use a mesh of all ranks"))
+    special = _special_layouts(model, parallel, strategy, mesh)
+    _share_statistics(model, strategy, mesh)
+    plain = Layout(strategy.shard, strategy.replicate)
+    layouts = {path: _combine(plain, special.get(path)) for path, _ in model.named_parameters(remove_duplicate=False)}
+    spread(model, layouts, mesh, precision, reshard)
+
+
+def _combine(plain: Layout, special: Layout | None) -> Layout:
+    if special is None:
+        return plain
+    taken = special.split[0] if special.split is not None else None
+    shard = tuple(axis for axis in plain.shard if axis != taken)
+    return replace(special, shard=shard, replicate=plain.replicate)
+
+
+def _special_layouts(model: nn.Module, parallel: str, strategy: Strategy, mesh: DeviceMesh) -> dict[str, Layout]:
+    """Layouts of the parameters that tensor or expert parallelism splits; the modules get their communication."""
+    if strategy.tensor is not None:
+        plan = _ask(model, parallel, "tensor_plan")
+        check_split(model, strategy.tensor, mesh[strategy.tensor].size())
+        layouts = split_layouts(model, plan, strategy.tensor)
+        add_exchanges(model, plan, mesh, strategy.tensor)
+        return layouts
+    if strategy.expert is not None:
+        paths: list[str] = _ask(model, parallel, "expert_parameters")()
+        size = mesh[strategy.expert].size()
+        split: Any = _ask(model, parallel, "split_experts")
+        split(group_name(mesh, (strategy.expert,)), size)
+        return {path: Layout(split=(strategy.expert, 0), scale=1 / size) for path in paths}
+    return {}
+
+
+def _ask(model: nn.Module, parallel: str, name: str) -> Any:
+    found = getattr(model, name, None)
+    if found is None:
+        what = f"{type(model).__name__} cannot be run under {parallel}"
+        raise CaptureError(compose("zoo", what, do="use ddp, fsdp or hsdp, which any model can"))
+    return found
+
+
+def _share_statistics(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
+    """Let norms over the batch see the batches of all ranks."""
+    for module in model.modules():
+        share: Any = getattr(module, "share_statistics", None)
+        if share is not None and strategy.data_axes:
+            share(group_name(mesh, strategy.data_axes), prod(mesh[axis].size() for axis in strategy.data_axes))

@@ -1,0 +1,97 @@
+"""What Inductor takes from its cache is still reported, and nothing is taken that another option would have changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import weft
+from tests.integration.functions import gather_and_multiply, gather_and_multiply_arguments
+from weft.frontends.options import Options
+from weft.frontends.run_report import RunReport
+from weft.frontends.session import SESSION
+
+
+def run(mesh: DeviceMesh, how: str, **options: Any) -> tuple[RunReport, dict[str, int]]:
+    """Compile as a new process would; the report, and Inductor's counters."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    SESSION.reset()
+    if how == "backend":
+        named = {f"weft.{name}": value for name, value in options.items()}
+        function = torch.compile(gather_and_multiply, backend="weft", options=named)
+    else:
+        options["report_dir"] = options.pop("report")
+        hook = weft.inductor_pass(**options)
+        function = torch.compile(gather_and_multiply, options={"post_grad_custom_post_pass": hook})
+    function(*gather_and_multiply_arguments(mesh.get_group().group_name))
+    return SESSION.report(), dict(torch._dynamo.utils.counters["inductor"])
+
+
+@pytest.mark.needs_cpp
+@pytest.mark.parametrize("how", ["backend", "hook"])
+def test_a_compilation_from_the_cache_is_reported_as_the_first_one_was(mesh: DeviceMesh, tmp_path: Path, how: str):
+    first, counters = run(mesh, how, report=str(tmp_path), cluster=f"only-{how}")
+    assert counters["fxgraph_cache_miss"] == 1
+    again, counters = run(mesh, how, report=str(tmp_path), cluster=f"only-{how}")
+    assert counters["fxgraph_cache_hit"] == 1
+    assert "weft" not in torch._dynamo.utils.counters  # the pass was not called
+    (entry,), (cached,) = first.entries, again.entries
+    assert (entry.from_cache, cached.from_cache) == (False, True)
+    assert cached.report == entry.report
+    assert cached.report["applied"] != []
+    assert str(again).splitlines()[1].endswith("from cache")
+
+
+@pytest.mark.needs_cpp
+@pytest.mark.parametrize("changed", [{"cluster": "h100-8x8"}, {"pipeline": "sink-waits"}, {"effort": "fast"}])
+def test_another_option_or_cluster_misses_the_cache(mesh: DeviceMesh, tmp_path: Path, changed: dict[str, Any]):
+    run(mesh, "backend", report=str(tmp_path), cluster="h100-8")
+    report, counters = run(mesh, "backend", **{"report": str(tmp_path), "cluster": "h100-8", **changed})
+    assert counters.get("fxgraph_cache_hit", 0) == 0
+    assert [entry.from_cache for entry in report.entries] == [False]
+
+
+# The identity, which the caches go by.
+
+BASE = Options(cluster="h100-8")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(cluster="h100-8x8"),
+        Options(cluster="h100-8", pipeline="sink-waits"),
+        Options(cluster="h100-8", pipeline="remove-dead-code,dedupe-collectives,hoist-launches{max-in-flight-bytes=1}"),
+        Options(cluster="h100-8", memory_limit_bytes=1),
+        Options(cluster="h100-8", effort="best"),
+        Options(cluster="h100-8", strict=True),
+        Options(cluster="h100-8", verify="off"),
+        Options(cluster="h100-8", groups={"tp": 8}),
+    ],
+)
+def test_every_option_is_part_of_the_identity(options: Options):
+    assert options.identity != BASE.identity
+
+
+def test_the_same_pipeline_in_other_words_is_the_same(tmp_path: Path):
+    spelled = Options(cluster="h100-8", pipeline=str(weft.Pipeline.parse("auto")), report=tmp_path)
+    assert spelled.identity == BASE.identity
+
+
+@pytest.mark.parametrize("name", ["weft.version.VERSION", "torch.__version__"])
+def test_versions_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(name, "0.0.0")
+    assert Options(cluster="h100-8").identity != BASE.identity
+
+
+def test_what_is_in_the_file_of_a_cluster_is_part_of_the_identity(tmp_path: Path):
+    file = tmp_path / "ours.toml"
+    file.write_text("nodes = 1")
+    before = Options(cluster=str(file)).identity
+    file.write_text("nodes = 2")
+    assert Options(cluster=str(file)).identity != before

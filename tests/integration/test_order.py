@@ -1,0 +1,137 @@
+"""The order of the graph that Weft hands to Inductor is the order of the code that Inductor generates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+
+import weft
+from tests.integration import functions
+from weft.compat_compilers import settings_of
+from weft.frontends.session import SESSION
+from weft.graph import ops
+from weft.graph.collective import collectives
+
+pytestmark = pytest.mark.needs_cpp
+
+MATMULS = ("mm", "addmm", "bmm", "baddbmm")
+CALL = re.compile(
+    r"(?:(\w+) = )?(?:torch\.ops\.(_c10d_functional|aten)\.(\w+)\.\w+|extern_kernels\.(\w+))"
+    r"\((?:reinterpret_tensor\()?(\w+)"
+)
+
+
+@pytest.fixture
+def woven(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The order of each graph that Weft hands over."""
+    found: list[list[str]] = []
+    weave = SESSION.weave
+
+    def spy(module: GraphModule, *args: Any) -> GraphModule:
+        weave(module, *args)
+        found.append(list(order_of_graph(module)))
+        return module
+
+    monkeypatch.setattr(SESSION, "weave", spy)
+    return found
+
+
+def order_of_graph(module: GraphModule) -> Iterator[str]:
+    """Launches by kind and number, waits by the number of their launch, matmuls and attention."""
+    numbers = {c.launch: i for i, c in enumerate(collectives(module.graph))}
+    for node in module.graph.nodes:
+        if node in numbers:
+            yield f"{ops.kind_of(node.target).value} {numbers[node]}"
+        elif ops.is_wait(node.target):
+            yield f"wait {numbers[node.args[0]]}"
+        else:
+            yield from compute(str(node.target).removeprefix("aten.").partition(".")[0])
+
+
+def order_of_code(code: str) -> Iterator[str]:
+    """The same of generated code, from its calls; an in-place launch is waited for by its argument."""
+    launches: dict[str, int] = {}
+    for line in code[code.index("def call(") :].splitlines():
+        call = CALL.match(line.strip())
+        if call is None:
+            yield from ["matmul"] * line.strip().startswith("triton_tem_fused")  # autotuned, on a GPU
+            continue
+        result, namespace, name, kernel, argument = call.groups()
+        if namespace == "_c10d_functional" and name.startswith("wait"):
+            yield f"wait {launches[argument]}"
+        elif namespace == "_c10d_functional":
+            launches[result or argument] = len(launches)
+            kind = ops.kind_of(getattr(torch.ops._c10d_functional, name).default)
+            yield f"{kind.value} {len(launches) - 1}"
+        else:
+            yield from compute(name or kernel)
+
+
+def compute(name: str) -> Iterator[str]:
+    if "scaled_dot_product" in name:
+        yield "attention"
+    elif name in MATMULS:
+        yield "matmul"
+
+
+def code_of(function: Callable[[], Any]) -> list[list[str]]:
+    from torch._inductor.utils import run_and_get_code
+
+    _, codes = run_and_get_code(function)
+    return [list(order_of_code(code)) for code in codes]
+
+
+def compiled(function: Callable[..., Any], how: str, pipeline: str = "auto") -> Callable[..., Any]:
+    if how == "backend":
+        return torch.compile(function, backend="weft", options={"weft.pipeline": pipeline})
+    hook = weft.inductor_pass(pipeline=pipeline)
+    return torch.compile(function, options={"post_grad_custom_post_pass": hook})
+
+
+def test_forward_and_backward_with_attention_keep_the_order_that_the_passes_made(
+    mesh: DeviceMesh, woven: list[list[str]]
+):
+    function = compiled(functions.attend, "backend")
+    arguments = functions.attend_arguments(mesh.get_group().group_name)
+    codes = code_of(lambda: function(*arguments).backward())
+    counters = torch._dynamo.utils.counters["weft"]
+    assert counters["graphs changed"] == 2
+    assert codes == woven
+    forward, backward = codes
+    assert forward[:4] == ["all_gather 0", "all_gather 1", "all_gather 2", "all_gather 3"]  # hoisted to the top
+    assert forward[4:] == [
+        *("wait 0", "matmul", "wait 1", "matmul", "wait 2", "matmul"),
+        *("attention", "wait 3", "matmul"),
+    ]
+    assert backward.count("attention") == 1
+    assert backward[-4:] == ["wait 0", "wait 1", "wait 2", "wait 3"]  # sunk to the end
+
+
+@pytest.mark.parametrize("how", ["backend", "hook"])
+def test_fusion_does_not_pull_a_wait_up(mesh: DeviceMesh, woven: list[list[str]], how: str):
+    function = compiled(functions.share_a_read, how, pipeline="sink-waits")
+    arguments = functions.share_a_read_arguments(mesh.get_group().group_name)
+    (code,) = code_of(lambda: function(*arguments))
+    assert [code] == woven
+    assert code.index("matmul") < code.index("wait 0")
+
+
+def test_without_weft_inductor_does_pull_it_up(mesh: DeviceMesh):
+    function = torch.compile(functions.share_a_read)
+    (code,) = code_of(lambda: function(*functions.share_a_read_arguments(mesh.get_group().group_name)))
+    assert code.index("wait 0") < code.index("matmul")
+
+
+@pytest.mark.parametrize("how", ["backend", "hook"])
+def test_the_settings_of_inductor_are_as_before(mesh: DeviceMesh, how: str):
+    config = settings_of("inductor")
+    before = config.get_config_copy()
+    function = compiled(functions.gather_and_multiply, how)
+    function(*functions.gather_and_multiply_arguments(mesh.get_group().group_name))
+    assert config.get_config_copy() == before

@@ -1,0 +1,156 @@
+"""What is said of a run: when collectives are missing, in the side file, in logs and in the structured trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tests.integration import functions
+from tests.integration.worlds import REPOSITORY
+from weft.frontends.run_report import Entry, read_entries, write_entry
+from weft.frontends.session import NO_COLLECTIVES, SESSION
+
+MISSING = NO_COLLECTIVES.format(ranks=2)
+
+
+def compile_and_run(function: Any, *arguments: Any, backward: bool = False, **options: Any) -> None:
+    result: Tensor = torch.compile(function, backend="weft_eager", options=options or None)(*arguments)
+    if backward:
+        result.sum().backward()
+
+
+def with_collectives(mesh: DeviceMesh, **options: Any) -> None:
+    group = mesh.get_group().group_name
+    compile_and_run(functions.gather_and_multiply, *functions.gather_and_multiply_arguments(group), **options)
+
+
+def messages() -> tuple[str, ...]:
+    return SESSION.report().messages
+
+
+# Graphs without collectives.
+
+
+def test_a_backward_without_collectives_is_named_once(mesh: DeviceMesh):
+    for size in (2, 3):
+        compile_and_run(functions.multiply, torch.ones(size, size, requires_grad=True), backward=True)
+    assert messages() == (MISSING,)
+
+
+def test_an_inference_without_collectives_is_named(mesh: DeviceMesh):
+    compile_and_run(functions.multiply, torch.ones(2, 2))
+    assert messages() == (MISSING,)
+
+
+def test_a_forward_without_collectives_proves_nothing(mesh: DeviceMesh):
+    compile_and_run(functions.multiply, torch.ones(2, 2, requires_grad=True))
+    assert messages() == ()
+
+
+def test_behind_a_graph_with_collectives_one_without_is_a_micro_step(mesh: DeviceMesh):
+    with_collectives(mesh)
+    compile_and_run(functions.multiply, torch.ones(2, 2, requires_grad=True), backward=True)
+    assert messages() == ()
+
+
+def test_one_rank_needs_no_collectives(fresh: None):
+    compile_and_run(functions.multiply, torch.ones(2, 2))
+    assert messages() == ()
+
+
+# The report of a run.
+
+
+def test_forward_backward_and_recompiles_are_in_one_report(mesh: DeviceMesh):
+    group = mesh.get_group().group_name
+    compiled = torch.compile(functions.attend, backend="weft_eager", dynamic=False)
+    for tokens in (4, 6):
+        _, shards, _ = functions.attend_arguments(group)
+        compiled(torch.randn(2, tokens, functions.DIM), shards, group).backward()
+    report = SESSION.report()
+    assert [(entry.phase, entry.compile_id) for entry in report.entries] == [
+        ("forward", "0/0"),
+        ("backward", "0/0"),
+        ("forward", "0/1"),
+        ("backward", "0/1"),
+    ]
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["graph", "nodes", "collectives", "applied", "declined", "ms"]
+    assert lines[1].startswith("forward 0/0 ")
+    assert json.loads(report.to_json())["entries"][0]["report"]["before"]["num_collectives"] == 4
+
+
+def test_the_report_is_written_to_the_folder_that_is_given(mesh: DeviceMesh, tmp_path: Path):
+    with_collectives(mesh, **{"weft.report": str(tmp_path / "new")})
+    (file,) = (tmp_path / "new").iterdir()
+    assert list(read_entries(file)) == list(SESSION.report().entries)
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(mesh: DeviceMesh, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with_collectives(mesh, **{"weft.report": str(tmp_path / "file")})
+    (message,) = messages()
+    assert message.startswith("no report is written: ")
+    assert len(SESSION.report().entries) == 1
+
+
+def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path):
+    path = tmp_path / "side.jsonl"
+    entry = Entry("identity", "frame", "0/0", "forward", skipped="why")
+    write_entry(path, entry)
+    with path.open("a") as file:
+        file.write('{"identity": "torn\n{"another": "version"}\n[]\n')
+    write_entry(path, Entry("identity", "frame", "0/1", "forward", skipped="why"))
+    assert [found.compile_id for found in read_entries(path)] == ["0/0", "0/1"]
+
+
+def test_what_the_file_has_is_not_written_again(tmp_path: Path):
+    path = tmp_path / "side.jsonl"
+    for rank in range(2):
+        write_entry(path, Entry("identity", "frame", "0/0", "forward", skipped="why", rank=rank))
+    assert [found.rank for found in read_entries(path)] == [0]
+
+
+def test_there_is_nothing_in_a_file_that_is_not_there(tmp_path: Path):
+    assert list(read_entries(tmp_path / "none.jsonl")) == []
+
+
+# Where users of the compiler stack look.
+
+
+def test_counters_tell_what_the_passes_did(mesh: DeviceMesh):
+    with_collectives(mesh)
+    counters = torch._dynamo.utils.counters["weft"]
+    assert (counters["graphs"], counters["graphs changed"]) == (1, 1)
+    assert (counters["collectives before"], counters["collectives after"]) == (1, 1)
+    assert counters["hoist-launches applied"] == 1
+    assert "weft" in torch._dynamo.utils.compile_times(repr="csv")[0]
+
+
+def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path: Path):
+    code = (
+        "import torch\n"
+        "from tests.integration import functions\n"
+        "from weft.frontends.fake_world import fake_world\n"
+        "with fake_world({'dp': 2}) as mesh:\n"
+        "    arguments = functions.gather_and_multiply_arguments(mesh.get_group().group_name)\n"
+        "    torch.compile(functions.gather_and_multiply, backend='weft_eager')(*arguments)\n"
+    )
+    environment = {**os.environ, "TORCH_LOGS": "weft", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"weft: forward 0/0: nodes \d+ -> \d+, collectives 1 -> 1, 1 applied, ", done.stderr)
+    (trace,) = tmp_path.iterdir()
+    text = trace.read_text()
+    for name in ("weft_before", "weft_after", "weft_report"):
+        assert f'"artifact": {{"name": "{name}"' in text
+    assert "= all_gather(" in text

@@ -1,0 +1,97 @@
+"""Real ranks train small models: the backends of Weft compute what torch's own backends compute, bit by bit.
+
+Every pass of the pipeline is exact, so `weft_eager` must equal `aot_eager`, and `weft` must equal Inductor. Both equal
+eager training within TOLERANCE: Inductor's loops and eager's operators round differently, and three steps of AdamW
+(learning rate 0.01, weights of order 0.1, f32) carry that on.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.training import Trained, distance, same, train
+from tests.integration.worlds import World
+from weft.frontends.session import NO_COLLECTIVES
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+
+TOLERANCE = 1e-4
+
+ON_TWO = {
+    "ddp-reducer": {"dp": 2},
+    "simple-fsdp": {"dp": 2},
+    "fsdp": {"dp": 2},
+    "tp": {"tp": 2},
+}
+ON_FOUR = {
+    "ddp": {"dp": 4},
+    "fsdp": {"dp": 4},
+    "tp": {"tp": 4},
+    "fsdp-tp": {"dp": 2, "tp": 2},
+    "hsdp": {"replicate": 2, "shard": 2},
+    "ep-fsdp": {"dp": 2, "ep": 2},
+}
+
+
+def check(
+    world: World, parallel: str, mesh: dict[str, int], backend: str, reference: str, model: str = "llama-debug"
+) -> None:
+    found, expected, eager = (
+        world.run(train, parallel=parallel, mesh=mesh, backend=name, model=model)
+        for name in (backend, reference, "eager")
+    )
+    for rank in range(world.num_ranks):
+        assert same(found[rank], expected[rank])
+        assert distance(found[rank], eager[rank]) < TOLERANCE
+        assert found[rank].messages == ()
+    assert_woven(parallel, found)
+
+
+def assert_woven(parallel: str, found: list[Trained]) -> None:
+    """The passes ran on both graphs and changed them, and every rank made the same plans."""
+    counters = found[0].counters
+    assert counters["graphs"] == 2
+    assert counters["collectives before"] > 0
+    if parallel != "ddp-reducer":  # there torch launches each all-reduce as soon as it can, and waits last
+        assert counters["graphs changed"] >= 1
+        assert counters.get("hoist-launches applied", 0) + counters.get("sink-waits applied", 0) > 0
+    assert len({tuple(graph["plan_digest"] for graph in rank.graphs) for rank in found}) == 1
+
+
+@pytest.mark.parametrize("parallel", ON_TWO)
+def test_weft_eager_trains_as_aot_eager_does_on_two_ranks(two_ranks: World, parallel: str):
+    check(two_ranks, parallel, ON_TWO[parallel], "weft_eager", "aot_eager")
+
+
+@pytest.mark.parametrize("parallel", ON_FOUR)
+def test_weft_eager_trains_as_aot_eager_does_on_four_ranks(four_ranks: World, parallel: str):
+    model = "moe-debug" if parallel == "ep-fsdp" else "llama-debug"
+    check(four_ranks, parallel, ON_FOUR[parallel], "weft_eager", "aot_eager", model)
+
+
+def test_micro_steps_that_do_not_synchronize_say_nothing(two_ranks: World):
+    found, expected = (
+        two_ranks.run(train, parallel="ddp-reducer", mesh={"dp": 2}, backend=name, model="mini", micro_steps=2)
+        for name in ("weft_eager", "aot_eager")
+    )
+    assert all(map(same, found, expected))
+    first, *_, last = [graph for graph in found[0].graphs if graph["phase"] != "forward"]
+    assert (first["before"]["num_collectives"], last["before"]["num_collectives"]) == (0, 3)
+    assert found[0].messages == ()
+
+
+@pytest.mark.parametrize("parallel", ["ddp-default", "fsdp2"])
+def test_communication_outside_of_graphs_is_named_once(two_ranks: World, parallel: str):
+    found = two_ranks.run(train, parallel=parallel, mesh={"dp": 2}, backend="weft_eager", model="mini")
+    assert [rank.messages for rank in found] == [(NO_COLLECTIVES.format(ranks=2),)] * 2
+
+
+@pytest.mark.needs_cpp
+@pytest.mark.parametrize("parallel", ["ddp-reducer", "fsdp", "tp"])
+def test_weft_trains_as_inductor_does_on_two_ranks(two_ranks: World, parallel: str):
+    check(two_ranks, parallel, ON_TWO[parallel], "weft", "inductor", "mini")
+
+
+@pytest.mark.needs_cpp
+def test_weft_trains_as_inductor_does_on_a_mesh(four_ranks: World):
+    check(four_ranks, "fsdp-tp", ON_FOUR["fsdp-tp"], "weft", "inductor", "mini")
