@@ -31,7 +31,7 @@ def measure(model: str, parallel: str, layers: int, ranks: int, part: Any, batch
     torch.set_num_threads(1)
     name, _, kept = parallel.partition(":")
     tensor_only = name == "tp"
-    before_s = time.perf_counter()
+    before_s, before_cpu_s = time.perf_counter(), time.process_time()
     module = zoo.load(
         model,
         name,
@@ -41,7 +41,7 @@ def measure(model: str, parallel: str, layers: int, ranks: int, part: Any, batch
         batch=batch,
         reshard=not kept,
     )
-    capture_s = time.perf_counter() - before_s
+    capture_s, cpu_s = time.perf_counter() - before_s, time.process_time() - before_cpu_s
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     counts = Counter(collective.kind.value for collective in collectives(module.graph))
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -52,6 +52,7 @@ def measure(model: str, parallel: str, layers: int, ranks: int, part: Any, batch
         "nodes": len(module.graph.nodes),
         **{kind: counts[kind] for kind in KINDS},
         "capture_s": capture_s,
+        "cpu_s": cpu_s,
         "nodes_per_s": len(module.graph.nodes) / capture_s,
         "peak_bytes": peak_bytes,
         "nodes_with_module": sum(bool(node.meta.get("nn_module_stack")) for node in calls) / len(calls),
@@ -79,14 +80,14 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     shape = [f"--{key}={getattr(options, key)}" for key in ("model", "layers", "ranks", "part", "batch")]
     print(f"{options.model}, {options.layers} layers, part {options.part}, batch {options.batch}")
-    header = f"{'parallel':10} {'mesh':26} {'nodes':>6} {'AG':>5} {'RS':>5} {'AR':>5} {'A2A':>4} {'s':>6} {'MiB':>6}"
-    print(header + "  module  line  round trip")
+    header = f"{'parallel':10} {'mesh':26} {'nodes':>6} {'AG':>5} {'RS':>5} {'AR':>5} {'A2A':>4}"
+    print(header + f" {'s':>6} {'CPU s':>6} {'MiB':>6}  module  line  round trip")
     for parallel in options.parallel:
         command = [sys.executable, __file__, "--one", *shape, "--parallel", parallel]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         rows.append(row)
         counts = " ".join(f"{row[kind]:>{width}}" for kind, width in zip(KINDS, (5, 5, 5, 4), strict=True))
-        size = f"{row['capture_s']:>6.1f} {row['peak_bytes'] >> 20:>6}"
+        size = f"{row['capture_s']:>6.1f} {row['cpu_s']:>6.1f} {row['peak_bytes'] >> 20:>6}"
         shares = f"{row['nodes_with_module']:>7.0%} {row['nodes_with_line']:>5.0%}  {row['round_trips']}"
         print(f"{parallel:10} {row['mesh']!s:26} {row['nodes']:>6} {counts} {size} {shares}", flush=True)
     if options.json:

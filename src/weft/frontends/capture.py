@@ -27,7 +27,7 @@ from weft.frontends.about import ABOUT_KEY
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.leaves import Faker, parts, plain, tensors_in
 from weft.frontends.partition import cut
-from weft.frontends.provenance import OPTIMIZER, Recorder
+from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
 from weft.frontends.tidy import tidy
 from weft.graph.check import validate
 from weft.graph.collective import collectives
@@ -223,7 +223,7 @@ class _Tracing:
             text = next(iter(str(error).strip().splitlines()), "")
             what = f"the step failed with {type(error).__name__}: {text}"
             do = "the step is run on fake CPU tensors: it must read no values and name no other device"
-            raise CaptureError(compose("capture", what, do=do)) from error
+            raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
         return tidy(module, list(inputs))
 
     # What it starts from.

@@ -15,6 +15,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Generator, Iterable
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -109,6 +110,17 @@ def source_lines() -> str:
             places.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return _text(tuple(places))
+
+
+def failing_line(error: BaseException) -> list[str]:
+    """The innermost line of the step on the way to an error, as errors show it; none if only torch was running."""
+    steps = [(s.f_code, number) for s, number in walk_tb(error.__traceback__)]
+    shown = [(code, number) for code, number in steps if not _is_hidden(code) and code.co_filename != CAPTURE]
+    if not shown:
+        return []
+    code, number = shown[-1]
+    source = linecache.getline(code.co_filename, number).strip()
+    return [f"{Path(code.co_filename).name}:{number} in {code.co_name}: {source}"]
 
 
 @functools.lru_cache(maxsize=1 << 14)

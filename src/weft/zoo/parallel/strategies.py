@@ -126,6 +126,10 @@ def _special_layouts(model: nn.Module, parallel: str, strategy: Strategy, mesh: 
     if strategy.expert is not None:
         paths: list[str] = _ask(model, parallel, "expert_parameters")()
         size = mesh[strategy.expert].size()
+        count: int = _ask(model, parallel, "config").num_experts
+        if count % size:
+            what = f"{count} experts do not split over {size} ranks"
+            raise CaptureError(compose("zoo", what, do=f"use an axis {strategy.expert!r} whose size divides them"))
         split: Any = _ask(model, parallel, "split_experts")
         split(group_name(mesh, (strategy.expert,)), size)
         return {path: Layout(split=(strategy.expert, 0), scale=1 / size) for path in paths}

@@ -1,0 +1,214 @@
+"""The models on one device: their parts against torch's own modules, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft import zoo
+from weft.errors import CaptureError
+from weft.zoo import llama, moe, vision
+
+LLAMA, MOE, VISION = llama.PRESETS["debug"], moe.PRESETS["debug"], vision.PRESETS["debug"]
+
+
+def test_the_norm_is_that_of_torch():
+    norm = llama.RMSNorm(16, 1e-5)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(norm(x), F.rms_norm(x, (16,), norm.weight, 1e-5))
+
+
+def test_turning_by_the_position_makes_scores_depend_on_distances_only():
+    rotary = llama.Rotary(LLAMA)
+    query, key = torch.randn(LLAMA.head_dim), torch.randn(LLAMA.head_dim)
+    queries, keys = (rotary.turn(v.expand(1, LLAMA.sequence, 1, -1))[0, :, 0] for v in (query, key))
+    scores = queries @ keys.T
+    for distance in (0, 1, 7):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores[0, 0], query @ key)
+
+
+def test_attention_is_causal():
+    torch.manual_seed(0)
+    attention, rotary = llama.Attention(LLAMA), llama.Rotary(LLAMA)
+    x = torch.randn(1, LLAMA.sequence, LLAMA.dim)
+    changed = x.clone()
+    changed[:, 10:] += 1.0
+    first, second = attention(x, rotary), attention(changed, rotary)
+    assert torch.equal(first[:, :10], second[:, :10])
+    assert not torch.allclose(first[:, 10:], second[:, 10:])
+
+
+def test_a_fresh_model_knows_nothing_and_learns():
+    torch.manual_seed(0)
+    model, make_batch = zoo.build("llama-debug", compute_dtype=torch.float32)
+    batch = make_batch(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[float] = []
+    for _ in range(8):
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(float(LLAMA.vocabulary)).log().item(), abs=0.1)
+    assert losses[-1] < losses[0] - 1.0
+
+
+@pytest.mark.parametrize("name", ["llama-debug", "moe-debug"])
+def test_tied_and_checkpointed_models_are_what_they_say(name: str):
+    plain, make_batch = zoo.build(name, compute_dtype=torch.float32)
+    tied, _ = zoo.build(name, compute_dtype=torch.float32, tied=True)
+    again, _ = zoo.build(name, compute_dtype=torch.float32, checkpointed=True)
+    assert tied.output.weight is tied.tokens.weight  # type: ignore[union-attr]
+    assert len(list(tied.parameters())) == len(list(plain.parameters())) - 1
+    again.load_state_dict(plain.state_dict())
+    batch = make_batch(1)
+    gradients = [torch.autograd.grad(model(*batch), list(model.parameters())) for model in (plain, again)]
+    assert all(map(torch.equal, *gradients))
+
+
+def experts_one_by_one(layer: moe.MoEFeedForward, x: Tensor) -> Tensor:
+    """What a mixture of experts means, token by token."""
+    config, experts = layer.config, layer.experts
+    gate, up = (w.view(config.num_experts, config.ffn_dim, config.dim) for w in (experts.gate, experts.up))
+    down = experts.down.view(config.num_experts, config.dim, config.ffn_dim)
+    rows: list[Tensor] = []
+    for token in x.flatten(0, 1):
+        weights, chosen = layer.router(token).softmax(-1).topk(config.num_chosen)
+        weights = weights / weights.sum()
+        rows.append(
+            sum(
+                w * (down[e] @ (F.silu(gate[e] @ token) * (up[e] @ token)))
+                for w, e in zip(weights, chosen, strict=True)
+            )  # type: ignore[arg-type]
+        )
+    return torch.stack(rows).view_as(x)
+
+
+def mixture(**changes: Any) -> moe.MoEFeedForward:
+    torch.manual_seed(0)
+    layer = moe.MoEFeedForward(replace(MOE, **changes))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def test_tokens_get_the_weighted_sum_of_their_experts():
+    layer = mixture()
+    x = torch.randn(2, 16, MOE.dim)
+    torch.testing.assert_close(layer(x), experts_one_by_one(layer, x), rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_beyond_an_experts_capacity_are_dropped():
+    layer = mixture(num_chosen=1, capacity_percent=100)
+    with torch.no_grad():
+        layer.router.weight.zero_()  # all scores are equal: all tokens choose the first expert
+    x = torch.randn(1, 32, MOE.dim)
+    served = layer(x)[0].abs().sum(-1) > 0
+    assert served.tolist() == [True] * 4 + [False] * 28  # 32 tokens, 8 experts: room for four
+
+
+def test_the_shared_norm_is_batch_norm_on_one_rank():
+    torch.manual_seed(0)
+    ours, torchs = vision.SharedBatchNorm(VISION), nn.BatchNorm2d(VISION.channels)
+    x = torch.randn(4, VISION.channels, 8, 8)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [norm(value) for norm, value in zip((ours, torchs), inputs, strict=True)]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    gradient = torch.randn_like(x)
+    found = [
+        torch.autograd.grad(o, [i, *n.parameters()], gradient)
+        for o, i, n in zip(outputs, inputs, (ours, torchs), strict=True)
+    ]
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.running_mean, torchs.running_mean, rtol=1e-4, atol=1e-5)
+    unbiased = 4 * 64 / (4 * 64 - 1)  # torch's running variance is that of a sample, ours that of the batch
+    torch.testing.assert_close((ours.running_variance - 0.9) * unbiased + 0.9, torchs.running_var, rtol=1e-3, atol=1e-3)
+    ours.eval()
+    ours(x)
+    torch.testing.assert_close(ours.running_mean, torchs.running_mean, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_differ_by_seed_and_are_the_same_for_one():
+    _, make_batch = zoo.build("vision-debug", compute_dtype=torch.float32)
+    first, same, other = make_batch(2, 1), make_batch(2, 1), make_batch(2, 2)
+    assert all(map(torch.equal, first, same))
+    assert not torch.equal(first[0], other[0])
+    assert first[0].shape == (2, 3, VISION.image_size, VISION.image_size)
+
+
+def test_all_models_have_names():
+    expected = [
+        "llama-debug",
+        "llama-1b",
+        "llama-8b",
+        "llama-70b",
+        "moe-debug",
+        "moe-8x7b",
+        "vision-debug",
+        "vision-small",
+    ]
+    assert zoo.names() == expected
+    large = llama.PRESETS["8b"]
+    shape = (large.dim, large.num_heads, large.num_kv_heads, large.ffn_dim, large.vocabulary, large.sequence)
+    assert shape == (4096, 32, 8, 14336, 131072, 4096)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "lama-8b"}, "zoo: no model is called 'lama-8b'\ndid you mean 'llama-8b'?"),
+        ({"name": "gpt"}, f"zoo: no model is called 'gpt'\nuse one of {', '.join(zoo.names())}"),
+        ({"parallel": "fdsp"}, "zoo: no parallelism is called 'fdsp'\ndid you mean 'fsdp'?"),
+        (
+            {"parallel": "zero"},
+            "zoo: no parallelism is called 'zero'\nuse one of none, ddp, fsdp, hsdp, tp, fsdp-tp, ep-fsdp",
+        ),
+        ({"layers": 0}, "zoo: 0 layers are no model\nuse layers=1 or more"),
+        ({"batch": 0}, "zoo: a batch of 0 is none\nuse batch=1 or more"),
+        ({"vocabluary": 8}, "zoo: llama-debug has no field called 'vocabluary'\ndid you mean 'vocabulary'?"),
+        (
+            {"parallel": "fsdp-tp", "mesh": {"tp": 2}},
+            "zoo: fsdp-tp needs a mesh with the axes dp, tp, found tp\ngive mesh={'dp': 2, 'tp': 2}",
+        ),
+        (
+            {"parallel": "ddp", "mesh": {"dp": 4}, "ranks": 8},
+            "zoo: the mesh {'dp': 4} has 4 ranks, 8 are asked for\ngive one of the two",
+        ),
+        (
+            {"parallel": "tp", "ranks": 8},
+            "zoo: num_kv_heads 4 does not split over the 8 ranks of 'tp'\nuse an axis 'tp' whose size divides it",
+        ),
+        (
+            {"parallel": "ep-fsdp", "ranks": 4},
+            "zoo: Llama cannot be run under ep-fsdp\nuse ddp, fsdp or hsdp, which any model can",
+        ),
+        (
+            {"name": "vision-debug", "parallel": "tp", "ranks": 2},
+            "zoo: Vision cannot be run under tp\nuse ddp, fsdp or hsdp, which any model can",
+        ),
+        (
+            {"name": "moe-debug", "parallel": "ep-fsdp", "mesh": {"dp": 1, "ep": 16}},
+            "zoo: 8 experts do not split over 16 ranks\nuse an axis 'ep' whose size divides them",
+        ),
+    ],
+)
+def test_what_is_not_in_the_zoo_is_refused_with_what_is(options: dict[str, Any], message: str):
+    with pytest.raises(CaptureError) as caught:
+        zoo.load(**{"name": "llama-debug", **options})
+    assert str(caught.value) == message
+
+
+def test_a_parallelism_without_a_mesh_is_refused():
+    with pytest.raises(CaptureError) as caught:
+        zoo.build("llama-debug", "fsdp")
+    assert str(caught.value) == "zoo: fsdp needs a mesh with the axes dp, found none\ngive mesh={'dp': 2}"
