@@ -2,7 +2,7 @@
 
     python tools/check_torch.py [--json]
 
-Reads `weft/compat*` as text, looks every torch name in them up, and lists the schemas of the collectives. Exit status
+Reads `weft/compat` as text, looks every torch name in them up, and lists the schemas of the collectives. Exit status
 1: a name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about.
 """
 
@@ -74,12 +74,12 @@ def look_up(name: str) -> bool:
 
 
 def check_names() -> list[Finding]:
-    files = sorted([*SOURCE.glob("compat*.py"), *SOURCE.glob("compat/*.py")])
+    files = sorted((SOURCE / "compat").glob("*.py"))
     findings: dict[str, Finding] = {}
     for path in files:
         for name, line, guarded in names_in(path):
             found = "yes" if look_up(name) else "missing"
-            findings.setdefault(name, Finding(name, f"{path.name}:{line}", found, not guarded))
+            findings.setdefault(name, Finding(name, f"compat/{path.name}:{line}", found, not guarded))
     return [findings[name] for name in sorted(findings)]
 
 

@@ -8,7 +8,6 @@ LAYERS = (
     "version",
     "errors",
     "compat",
-    "compat_compilers",
     "graph",
     "cost",
     "simulation",
@@ -24,6 +23,8 @@ LAYERS = (
     "__init__",
 )
 ALSO_KNOWN = {"__main__": "cli"}
+COMPILERS = "weft.compat.compilers"
+"""Names of Dynamo, AOTAutograd and Inductor: for frontends only, since no other layer may depend on a compiler."""
 
 
 def test_every_module_imports_only_from_its_own_layer_and_the_layers_above_it():
@@ -44,6 +45,8 @@ def test_every_module_imports_only_from_its_own_layer_and_the_layers_above_it():
         ("cli/main.py", "import weft", "cli imports weft"),
         ("passes/base.py", "importlib.import_module('weft.api')", "passes imports weft.api"),
         ("tools/main.py", "import ast", "'tools' is not in the list of layers"),
+        ("graph/dag.py", "from weft.compat import compilers", "weft.compat.compilers is for frontends"),
+        ("api.py", "from weft.compat.compilers import count", "weft.compat.compilers is for frontends"),
     ],
 )
 def test_an_import_from_a_layer_below_is_reported(path: str, text: str, found: str):
@@ -61,6 +64,7 @@ def test_an_import_from_a_layer_below_is_reported(path: str, text: str, found: s
         ("__main__.py", "from weft.cli.main import main"),
         ("__init__.py", "from weft.api import optimize\nfrom . import zoo"),
         ("graph/dag.py", "import weftless"),
+        ("frontends/session.py", "from weft.compat import compilers as compat"),
     ],
 )
 def test_an_import_from_the_same_layer_or_one_above_is_not_reported(path: str, text: str):
@@ -72,11 +76,18 @@ def wrong_imports(source: Source) -> list[str]:
     if layer not in LAYERS:
         return [source.finding(1, f"{layer!r} is not in the list of layers")]
     allowed = LAYERS[: LAYERS.index(layer) + 1]
-    return [
+    findings = [
         source.finding(found.line, f"{layer} imports {found.origin}, which is in a layer below it")
         for found in imports(source)
         if (imported := layer_of(found.origin)) is not None and imported not in allowed
     ]
+    if layer not in ("compat", "frontends"):
+        findings += [
+            source.finding(found.line, f"{COMPILERS} is for frontends")
+            for found in imports(source)
+            if f"{found.origin}.".startswith(f"{COMPILERS}.")
+        ]
+    return findings
 
 
 def layer_of(origin: str) -> str | None:

@@ -1,8 +1,8 @@
-"""Private torch names change without notice: they live in compat.py and compat_compilers.py only.
+"""Private torch names change without notice: they live in the package compat only.
 
 A name is private if one of its parts begins with a single underscore: `torch._C`, `node._erased`. Names of operators
 (`torch.ops.aten._to_copy`) are the vocabulary of graphs and not private; the namespaces of functional collectives are
-for compat.py and graph/ops.py. A module may use the private names that it defines itself.
+for compat and graph/ops.py. A module may use the private names that it defines itself.
 """
 
 import ast
@@ -14,8 +14,7 @@ import pytest
 
 from tests.architecture.source import Source, called_name, docstrings, dotted, imports, package_sources
 
-HOME = "compat.py"
-HOMES = (HOME, "compat_compilers.py")
+HOME = "compat/__init__.py"
 VOCABULARY = "graph/ops.py"
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 FORBIDDEN = "torch._inductor.fx_passes"
@@ -107,7 +106,7 @@ def test_the_passes_of_inductor_are_reported_even_in_compat(text: str):
 
 
 def private_names(source: Source) -> list[str]:
-    if source.path in HOMES:
+    if source.layer == "compat":
         return []
     own = own_names(source.tree)
     found = sorted({(use.line, name) for use in uses(source) if (name := private_part(use.name, source.path, own))})

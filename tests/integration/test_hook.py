@@ -14,7 +14,7 @@ from torch.fx import Graph
 import weft
 from tests.integration.functions import gather_and_multiply, gather_and_multiply_arguments, gather_twice, multiply
 from weft.compat import refresh_names
-from weft.compat_compilers import SCHEDULER_PASS, settings_of
+from weft.compat.compilers import SCHEDULER_PASS, settings_of
 from weft.errors import PipelineError
 from weft.frontends.inductor import InductorPass, KeepOrder, inductor_pass
 from weft.frontends.options import Options

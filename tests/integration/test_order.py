@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.integration import functions
-from weft.compat_compilers import settings_of
+from weft.compat.compilers import settings_of
 from weft.frontends.session import SESSION
 from weft.graph import ops
 from weft.graph.collective import collectives

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from weft import compat_compilers as compat
+from weft.compat import compilers as compat
 from weft.errors import PipelineError, compose, nearest
 from weft.frontends.inductor import InductorPass, KeepOrder, hooks_in
 from weft.frontends.options import option_names, split_options

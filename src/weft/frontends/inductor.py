@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from torch.fx import Graph, GraphModule
 
-from weft import compat_compilers as compat
 from weft.api import Groups, Witness
+from weft.compat import compilers as compat
 from weft.errors import PipelineError, compose
 from weft.frontends.options import Effort, Options
 from weft.frontends.session import NOT_CALLED, SESSION

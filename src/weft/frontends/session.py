@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft import compat_compilers as compat
 from weft.api import Result, listing, optimize
+from weft.compat import compilers as compat
 from weft.errors import GraphError
 from weft.frontends.options import Options
 from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry

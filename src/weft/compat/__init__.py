@@ -1,6 +1,6 @@
 """The one home of private or version-dependent torch names (2.11 to 2.15).
 
-Contract: nothing outside this file names a private part of torch. Each function says what it hides.
+Contract: nothing outside this package names a private part of torch. Each function says what it hides.
 """
 
 from __future__ import annotations
