@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.frontends.session import SESSION
+import weft
 
 
 def train(backend: str, steps: int) -> list[float]:
@@ -38,7 +38,7 @@ def train(backend: str, steps: int) -> list[float]:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if dist.get_rank() == 0:
-        reports = [entry.report for entry in SESSION.report().entries if entry.report]
+        reports = [entry.report for entry in weft.run_report().entries if entry.report]
         collectives = sum(report["before"]["num_collectives"] for report in reports)
         moves = sum(len(report["applied"]) for report in reports)
         print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import weft
 from weft import zoo
-from weft.frontends.session import SESSION
 
 
 def train(backend: str, steps: int) -> list[float]:
@@ -32,7 +32,7 @@ def train(backend: str, steps: int) -> list[float]:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if dist.get_rank() == 0:
-        reports = [entry.report for entry in SESSION.report().entries if entry.report]
+        reports = [entry.report for entry in weft.run_report().entries if entry.report]
         collectives = sum(report["before"]["num_collectives"] for report in reports)
         moves = sum(len(report["applied"]) for report in reports)
         print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)

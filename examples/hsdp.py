@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrize
 
+import weft
 from weft import zoo
-from weft.frontends.session import SESSION
 
 
 class Gathered(nn.Module):
@@ -51,7 +51,7 @@ def train(backend: str, steps: int) -> list[float]:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if dist.get_rank() == 0:
-        reports = [entry.report for entry in SESSION.report().entries if entry.report]
+        reports = [entry.report for entry in weft.run_report().entries if entry.report]
         collectives = sum(report["before"]["num_collectives"] for report in reports)
         moves = sum(len(report["applied"]) for report in reports)
         print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from weft.frontends.session import SESSION
+import weft
 
 
 class Block(nn.Module):
@@ -53,7 +53,7 @@ def train(backend: str, steps: int) -> list[float]:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if dist.get_rank() == 0:
-        reports = [entry.report for entry in SESSION.report().entries if entry.report]
+        reports = [entry.report for entry in weft.run_report().entries if entry.report]
         collectives = sum(report["before"]["num_collectives"] for report in reports)
         moves = sum(len(report["applied"]) for report in reports)
         print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)

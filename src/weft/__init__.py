@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.inductor import inductor_pass
+    from weft.frontends.session import run_report
     from weft.graph.text import parse
     from weft.passes.base import Context, Numerics, Pass
     from weft.passes.pipeline import Pipeline
@@ -45,6 +46,7 @@ __all__ = [
     "listing",
     "optimize",
     "parse",
+    "run_report",
     "verify",
     "zoo",
 ]
@@ -54,6 +56,7 @@ _HOMES = {
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
     "weft.frontends.inductor": ("inductor_pass",),
+    "weft.frontends.session": ("run_report",),
     "weft.graph.text": ("parse",),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),

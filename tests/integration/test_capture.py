@@ -140,7 +140,15 @@ def test_the_graphs_in_the_repository_are_what_capture_gives(parallel: str, requ
 
 @steps()
 def test_loss_and_gradients_are_those_of_one_process(step: str):
-    model = ShardedModel(*STEPS[step], layers=1)
+    check_gradients(ShardedModel(*STEPS[step], layers=1))
+
+
+@steps("fsdp", "tp", "fsdp-tp")
+def test_a_weight_that_two_modules_share_has_the_gradient_of_one_process(step: str):
+    check_gradients(ShardedModel(*STEPS[step], layers=1, tied=True))
+
+
+def check_gradients(model: ShardedModel) -> None:
     batches = model.batches(2)
     results = model.run(model.capture(batch=2), [[*p, *b] for p, b in zip(model.parts(), batches, strict=True)])
     loss = model.loss(batches)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.worlds import REPOSITORY, World
+from tests.integration.worlds import PYTHONPATH, REPOSITORY, World
 from weft.frontends.session import SESSION
 
 TIMEOUT_S = 240.0
@@ -75,7 +75,7 @@ def run_by_torchrun(name: str) -> str:
     with subprocess.Popen(
         [*launcher, ranks, f"examples/{name}.py", f"--steps={STEPS}"],
         cwd=REPOSITORY,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

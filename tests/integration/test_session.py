@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.integration import functions
-from tests.integration.worlds import REPOSITORY
+from tests.integration.worlds import PYTHONPATH, REPOSITORY
 from weft.frontends.run_report import Entry, read_entries, write_entry
 from weft.frontends.session import NO_COLLECTIVES, SESSION
 
@@ -145,7 +145,7 @@ def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path
         "    arguments = functions.gather_and_multiply_arguments(mesh.get_group().group_name)\n"
         "    torch.compile(functions.gather_and_multiply, backend='weft_eager')(*arguments)\n"
     )
-    environment = {**os.environ, "TORCH_LOGS": "weft", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "TORCH_LOGS": "weft", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": PYTHONPATH}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"weft: forward 0/0: nodes \d+ -> \d+, collectives 1 -> 1, 1 applied, ", done.stderr)

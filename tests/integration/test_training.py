@@ -19,6 +19,7 @@ TOLERANCE = 1e-4
 
 ON_TWO = {
     "ddp-reducer": {"dp": 2},
+    "ddp": {"dp": 2},
     "simple-fsdp": {"dp": 2},
     "fsdp": {"dp": 2},
     "tp": {"tp": 2},
@@ -87,11 +88,13 @@ def test_communication_outside_of_graphs_is_named_once(two_ranks: World, paralle
 
 
 @pytest.mark.needs_cpp
-@pytest.mark.parametrize("parallel", ["ddp-reducer", "fsdp", "tp"])
+@pytest.mark.parametrize("parallel", ["ddp-reducer", "ddp", "fsdp", "tp"])
 def test_weft_trains_as_inductor_does_on_two_ranks(two_ranks: World, parallel: str):
     check(two_ranks, parallel, ON_TWO[parallel], "weft", "inductor", "mini")
 
 
 @pytest.mark.needs_cpp
-def test_weft_trains_as_inductor_does_on_a_mesh(four_ranks: World):
-    check(four_ranks, "fsdp-tp", ON_FOUR["fsdp-tp"], "weft", "inductor", "mini")
+@pytest.mark.parametrize("parallel", ON_FOUR)
+def test_weft_trains_as_inductor_does_on_four_ranks(four_ranks: World, parallel: str):
+    model = "moe-debug" if parallel == "ep-fsdp" else "mini"
+    check(four_ranks, parallel, ON_FOUR[parallel], "weft", "inductor", model)

@@ -141,6 +141,11 @@ SESSION = Session()
 """The session of this process."""
 
 
+def run_report() -> RunReport:
+    """One report over all graphs that this process compiled through Weft, those from a compiler's cache included."""
+    return SESSION.report()
+
+
 def _optimize(module: GraphModule, options: Options) -> Result:
     return optimize(
         module,

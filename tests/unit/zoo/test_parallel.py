@@ -49,9 +49,10 @@ def test_a_parameter_whose_rows_do_not_split_evenly_stays_whole():
     assert placements == [(Replicate(),), (Replicate(),)]
 
 
-def test_parameters_keep_their_names_and_stay_shared():
-    with fake_world({"dp": 2}) as mesh:
-        model, _ = zoo.build("llama-debug", "fsdp", mesh, tied=True)
+@pytest.mark.parametrize(("parallel", "axes"), [("fsdp", {"dp": 2}), ("tp", {"tp": 2}), ("fsdp-tp", MESH)])
+def test_parameters_keep_their_names_and_stay_shared(parallel: str, axes: dict[str, int]):
+    with fake_world(axes) as mesh:
+        model, _ = zoo.build("llama-debug", parallel, mesh, tied=True)
         plain, _ = zoo.build("llama-debug", tied=True)
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
     assert list(model.state_dict()) == list(plain.state_dict())

@@ -41,7 +41,7 @@ def check_split(model: nn.Module, axis: str, size: int) -> None:
 def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[str, Layout]:
     """The layout of each parameter that a plan speaks of."""
     layouts: dict[str, Layout] = {}
-    for path, _ in model.named_parameters():
+    for path, _ in model.named_parameters(remove_duplicate=False):
         word = _word(path.rpartition(".")[0], plan)
         if word in SPLIT_DIMS:
             layouts[path] = Layout(split=(axis, SPLIT_DIMS[word]))
