@@ -46,7 +46,6 @@ class Dag:
         launches = [i for i, profile in self.effects.special if profile.launch]
         bits = sorted({*launches, *(self.index[node] for node in register)})
         self.bits: dict[int, int] = {i: bit for bit, i in enumerate(bits)}
-        self._members: dict[int, int] = {i: 1 << bit for i, bit in self.bits.items()}
 
     def _add_effect_edges(self) -> None:
         for later, edges in itertools.groupby(self.effects.edges(), key=lambda edge: edge[1]):
@@ -82,7 +81,7 @@ class Dag:
 
     def _masks(self, neighbours: list[list[int]], order: range) -> list[int]:
         masks = [0] * len(self.nodes)
-        bits = self._members
+        bits = {i: 1 << bit for i, bit in self.bits.items()}
         for i in order:
             mask = 0
             for j in neighbours[i]:
@@ -99,28 +98,5 @@ class Dag:
         """Whether `second` must come after `first`; one of the two must be a launch or registered."""
         i, j = self.index[first], self.index[second]
         if i in self.bits:
-            return bool(self.before[j] & (self._members[i] | (0 if j in self.bits else self.after[i])))
-        return bool(self.after[i] & (self._members[j] | self.before[j]))
-
-    def would_cycle(self, nodes: Iterable[Node]) -> bool:
-        """Whether making one node of these registered nodes would close a cycle: one of them needs another."""
-        ids = [self.index[node] for node in nodes]
-        mask = self._mask(ids)
-        return any(self.before[i] & mask & ~self._members[i] for i in ids)
-
-    def merge(self, nodes: Iterable[Node]) -> None:
-        """Contract these registered nodes: from now on what needs one needs all, and all need what one needs."""
-        ids = [self.index[node] for node in nodes]
-        mask = self._mask(ids)
-        before = functools.reduce(int.__or__, (self.before[i] for i in ids), 0) & ~mask
-        after = functools.reduce(int.__or__, (self.after[i] for i in ids), 0) & ~mask
-        for i, bit in self.bits.items():
-            if after >> bit & 1:
-                self.before[i] |= before | mask
-            if before >> bit & 1:
-                self.after[i] |= after | mask
-        for i in ids:
-            self.before[i], self.after[i], self._members[i] = before, after, mask
-
-    def _mask(self, ids: Iterable[int]) -> int:
-        return functools.reduce(int.__or__, (self._members[i] for i in ids), 0)
+            return bool(self.before[j] >> self.bits[i] & 1)
+        return bool(self.after[i] >> self.bits[j] & 1)

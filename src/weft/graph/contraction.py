@@ -1,0 +1,86 @@
+"""Contraction: which registered nodes have been made one, and what then depends on what.
+
+Contract: merging is incremental and never walks the graph. A block keeps the mask of its members and the mask of what
+they need; a question follows the blocks that it touches, so that two blocks which need each other are noticed whatever
+the path between them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.graph.dag import Dag
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Registered nodes that are one."""
+
+    members: int
+    """Mask of the members."""
+    before: int
+    """Mask of the registered nodes that a member needs by an edge of the graph or a path of edges."""
+
+
+class Contraction:
+    """Blocks of registered nodes of one Dag; a node that was never merged is a block of its own."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag = dag
+        self._nodes = list(dag.bits)
+        self._blocks: dict[int, Block] = {}
+        self._merged: list[Block] = []
+
+    def block(self, i: int) -> Block:
+        """The block of a registered node."""
+        return self._blocks.get(i) or Block(1 << self.dag.bits[i], self.dag.before[i])
+
+    def before(self, i: int) -> int:
+        """The mask of the registered nodes that must come before the block of node i, through other blocks too."""
+        block = self.block(i)
+        return self._closure(block.members, block.before)
+
+    def why_not_merge(self, ids: Iterable[int]) -> int | None:
+        """A node among the blocks of `ids` that another of them needs, so that they cannot be one; None if they can."""
+        members = before = 0
+        for i in ids:
+            block = self.block(i)
+            members |= block.members
+            before |= block.before
+        needed = before & members or self._closure(members, before) & members
+        return self._nodes[needed.bit_length() - 1] if needed else None
+
+    def merge(self, ids: Iterable[int]) -> None:
+        """Make one block of the blocks of these nodes."""
+        ids = list(ids)
+        known = list({id(block): block for i in ids if (block := self._blocks.get(i))}.values())
+        parts = [self.block(i) for i in ids]
+        merged = known[0] if known else Block(0, 0)
+        for block in parts:
+            merged.members |= block.members
+            merged.before |= block.before
+        for i in ids:
+            self._blocks[i] = merged
+        for block in known[1:]:
+            self._merged.remove(block)
+            self._blocks |= {i: merged for i, other in self._blocks.items() if other is block}
+        if not known:
+            self._merged.append(merged)
+
+    def _closure(self, members: int, before: int) -> int:
+        """What is needed by way of other blocks: a block that is touched is needed with all that it needs."""
+        mask = before
+        waiting = [block for block in self._merged if not block.members & members] if mask else []
+        grown = True
+        while grown and waiting:
+            grown = False
+            rest: list[Block] = []
+            for block in waiting:
+                if not block.members & mask:
+                    rest.append(block)
+                elif (block.members | block.before) & ~mask:
+                    mask |= block.members | block.before
+                    grown = True
+            waiting = rest
+        return mask
