@@ -13,6 +13,7 @@ from weft.version import VERSION
 if TYPE_CHECKING:
     from weft import zoo
     from weft.api import Result, apply, listing, optimize, verify
+    from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.inductor import inductor_pass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "Cluster",
     "Context",
     "Decision",
     "Numerics",
@@ -53,6 +55,7 @@ __all__ = [
 
 _HOMES = {
     "weft.api": ("Result", "apply", "listing", "optimize", "verify"),
+    "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
     "weft.frontends.inductor": ("inductor_pass",),

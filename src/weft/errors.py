@@ -29,6 +29,10 @@ class PipelineError(WeftError):
     """An unknown pass or option, or a pipeline that does not parse."""
 
 
+class ClusterError(WeftError):
+    """A cluster is unknown, its file is malformed, or it has too few ranks."""
+
+
 class PlanError(WeftError):
     """A plan file is malformed, or was made for another graph."""
 

@@ -1,0 +1,161 @@
+"""Cluster: nodes, ranks and the links between them, as data that anyone can write down.
+
+Levels nest, innermost first: the ranks of a node are joined by one, the nodes by another. A collective runs at the
+innermost level that holds each of its groups. Its time is
+
+    latency + hops + bytes on the wire / bandwidth
+
+where a group of n ranks makes n - 1 steps around a ring (an all-reduce twice as many), each of which costs a hop of the
+level that it crosses, and each rank sends (n - 1) / n of the full tensor (for an all-reduce twice that, for a broadcast
+all of it).
+
+Contract: a cluster is read from a TOML file and nothing else; no device is asked, nothing is executed. All bandwidths
+are bytes that one rank sends per second, in 1e9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from weft.errors import ClusterError, compose
+from weft.graph.groups import Group
+from weft.graph.ops import POINT_TO_POINT, Kind
+
+_SHARED = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
+"""Kinds of which every rank keeps its own part of the full tensor to itself."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one collective costs at a level."""
+
+    latency_us: float
+    hop_us: float
+    """Added for each step around the ring."""
+    bandwidth_gbps: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """Blocks of consecutive ranks that are joined by one sort of link."""
+
+    name: str
+    num_ranks: int
+    """Of one block."""
+    link: Link
+    overrides: tuple[tuple[Kind, Link], ...] = ()
+    """For kinds of collectives that differ from the rest."""
+
+    def link_of(self, kind: Kind) -> Link:
+        """The link as collectives of that kind see it."""
+        return next((link for known, link in self.overrides if known is kind), self.link)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal size, and the levels of links within and between them."""
+
+    name: str
+    num_nodes: int
+    ranks_per_node: int
+    levels: tuple[Level, ...]
+    """Innermost first; the last one holds all ranks."""
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Cluster:
+        """A preset by its name, such as `h100-8x8`, or the cluster that a TOML file describes."""
+        from weft.cost.cluster_file import load
+
+        return load(name_or_path)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def digest(self) -> str:
+        """Equal exactly for equal clusters: for keys of caches."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+    def check(self, num_ranks: int, who: str = "the mesh") -> None:
+        """Refuse what has more ranks than the cluster."""
+        if num_ranks > self.num_ranks:
+            what = f"it has {self.num_ranks} ranks, {who} needs {num_ranks}"
+            raise ClusterError(compose(f"cluster {self.name}", what, do="use a cluster with more nodes"))
+
+    def level_of(self, group: Group) -> Level:
+        """The innermost level that holds each of the groups; the outermost one for groups of unknown size."""
+        self.check(_num_spanned(group), f"group {group.name!r}")
+        if group.size == 0:
+            return self.levels[-1]
+        return next(level for level in self.levels if self._num_blocks(group, level) == 1)
+
+    def collective_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
+        """The time of one collective alone; `num_bytes` are those of the full tensor, gathered or not yet scattered."""
+        if self._size(group) == 1:
+            return 0.0
+        bandwidth = self.level_of(group).link_of(kind).bandwidth_gbps
+        return self.latency_us(kind, group) + num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
+
+    def latency_us(self, kind: Kind, group: Group) -> float:
+        """The time of a collective that sends nothing."""
+        size = self._size(group)
+        if size == 1:
+            return 0.0
+        link = self.level_of(group).link_of(kind)
+        if kind in POINT_TO_POINT:
+            return link.latency_us + link.hop_us
+        hops = 0.0
+        for level in self.levels:
+            outside = self._num_blocks(group, level)
+            hops += level.link_of(kind).hop_us * (size - outside)
+            size = outside
+        return link.latency_us + hops * (2 if kind is Kind.ALL_REDUCE else 1)
+
+    def saturating_bytes(self, kind: Kind, group: Group, share: float = 0.9) -> int:
+        """Bytes of the full tensor with which a collective reaches that share of its bandwidth; 0 for one rank."""
+        if not 0 < share < 1:
+            what = f"a share of {share} of the bandwidth is never reached"
+            raise ClusterError(compose(f"cluster {self.name}", what, do="use a share between 0 and 1"))
+        wire_share = self._wire_share(kind, group)
+        if wire_share == 0:
+            return 0
+        bandwidth = self.level_of(group).link_of(kind).bandwidth_gbps
+        return round(self.latency_us(kind, group) * bandwidth * 1e3 * share / (1 - share) / wire_share)
+
+    def _size(self, group: Group) -> int:
+        """Ranks of the largest of the groups: all, where their size is unknown."""
+        if group.ranks is not None:
+            return max(map(len, group.ranks), default=1)
+        return group.size or self.num_ranks
+
+    def _wire_share(self, kind: Kind, group: Group) -> float:
+        """What a rank sends, as a share of the full tensor."""
+        size = self._size(group)
+        if size == 1 or kind is Kind.BARRIER:
+            return 0.0
+        if kind is Kind.ALL_REDUCE:
+            return 2 * (size - 1) / size
+        return (size - 1) / size if kind in _SHARED else 1.0
+
+    def _num_blocks(self, group: Group, level: Level) -> int:
+        """How many blocks of a level the widest of the groups touches."""
+        if level.num_ranks >= self.num_ranks:
+            return 1
+        if group.ranks is not None:
+            return max((len({rank // level.num_ranks for rank in part}) for part in group.ranks), default=1)
+        size, stride = (group.size, group.stride) if group.size else (self.num_ranks, 1)
+        if size == 1 or level.num_ranks % (size * stride) == 0:
+            return 1
+        # Tiles of size * stride ranks do not line up with the blocks, so at least one of the groups crosses a border.
+        return max(2, size if stride >= level.num_ranks else (size - 1) * stride // level.num_ranks + 1)
+
+
+def _num_spanned(group: Group) -> int:
+    """How many ranks a world has at least that has such groups."""
+    if group.ranks is not None:
+        return max((rank + 1 for part in group.ranks for rank in part), default=0)
+    return group.size * group.stride

@@ -1,0 +1,223 @@
+"""Reading clusters: TOML files of users, and presets that a device file and a name such as `h100-8x8` describe.
+
+    name = "two-boxes"
+    num_nodes = 2
+    ranks_per_node = 8
+
+    [[levels]]                  # innermost first
+    name = "nvlink"
+    spans = "node"              # "node", "cluster", or a number of consecutive ranks
+    latency_us = 8.4
+    hop_us = 3.4                # for each step around a ring; 0 where it is left out
+    bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
+
+    [levels.all_reduce]         # where a kind of collective differs; what is left out is as above
+    bandwidth_gbps = 480.0
+
+Contract: a file is data, nothing in it is executed. Every fault is told at once, with its path, as a ClusterError.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from weft.cost.cluster import Cluster, Level, Link
+from weft.errors import ClusterError, compose, nearest
+from weft.graph.ops import Kind
+
+MAX_BYTES = 1 << 20
+PRESET = re.compile(r"([a-z0-9]{1,40})-(?:(\d{1,6})x)?(\d{1,6})")
+PRESET_NODES = (1, 8, 32)
+"""The numbers of nodes that a list of presets shows; any other is accepted too."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.-]*$")]
+Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Gbps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+EXPECTED = {
+    "name": "expected up to 80 letters, digits, dots and dashes",
+    "spans": "expected 'node', 'cluster' or a number of ranks",
+}
+SHOWN = 80
+"""How much of a wrong value an error shows."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class OverrideTable(_Table):
+    """What a kind of collective costs where it differs from the rest."""
+
+    latency_us: Microseconds | None = None
+    hop_us: Microseconds | None = None
+    bandwidth_gbps: Gbps | None = None
+
+
+class LevelTable(_Table):
+    """One level."""
+
+    name: Name
+    spans: Literal["node", "cluster"] | Count
+    latency_us: Microseconds
+    hop_us: Microseconds = 0.0
+    bandwidth_gbps: Gbps
+    all_gather: OverrideTable | None = None
+    reduce_scatter: OverrideTable | None = None
+    all_reduce: OverrideTable | None = None
+    all_to_all: OverrideTable | None = None
+    broadcast: OverrideTable | None = None
+    send: OverrideTable | None = None
+    recv: OverrideTable | None = None
+    batch_p2p: OverrideTable | None = None
+    barrier: OverrideTable | None = None
+
+
+class ClusterTable(_Table):
+    """A whole file."""
+
+    name: Name
+    num_nodes: Count
+    ranks_per_node: Count
+    levels: list[LevelTable]
+
+
+_TABLES: Mapping[int, type[_Table]] = {1: ClusterTable, 3: LevelTable, 4: OverrideTable}
+"""Which table a key stands in, by the length of its path."""
+
+
+def load(name_or_path: str | Path) -> Cluster:
+    """A preset by its name, or the cluster of a file: a path, or a text with a slash or `.toml` in it."""
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml"):
+        return read(text, _content(Path(name_or_path)))
+    return _preset(text)
+
+
+def read(who: str, content: bytes) -> Cluster:
+    """The cluster of a file's content; `who` is the name of the file, for errors."""
+    return _build(who, _parse(who, content))
+
+
+def presets() -> list[str]:
+    """The presets that are worth a place in a list."""
+    return [f"{device}-{nodes}x8" for device in _devices() for nodes in PRESET_NODES]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        do = f"give a TOML file, or one of the presets {', '.join(presets())}"
+        raise ClusterError(compose(f"cluster {path}", f"it cannot be read: {error.strerror}", do=do)) from None
+    if len(content) > MAX_BYTES:
+        raise ClusterError(compose(f"cluster {path}", f"it has more than {MAX_BYTES} bytes, which no cluster needs"))
+    return content
+
+
+def _parse(who: str, content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ClusterError(compose(f"cluster {who}", f"it is no TOML: {error}")) from None
+
+
+def _devices() -> dict[str, bytes]:
+    """The content of the device files by name."""
+    files = sorted(resources.files("weft.cost").joinpath("clusters").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file.read_bytes() for file in files if file.name.endswith(".toml")}
+
+
+def _preset(name: str) -> Cluster:
+    """The cluster of DEVICE-NODESxRANKS; without NODES there is one."""
+    devices, found = _devices(), PRESET.fullmatch(name)
+    if found is None or found[1] not in devices:
+        known = [*presets(), *(f"{device}-8" for device in devices)]
+        do = "\n".join(
+            filter(None, [nearest(name, known), f"presets: {', '.join(presets())}, with any number of nodes"])
+        )
+        raise ClusterError(compose("cluster", f"no cluster is called {name!r}", do=do))
+    device, num_nodes, ranks_per_node = found[1], int(found[2] or 1), int(found[3])
+    table = _parse(device, devices[device])
+    if ranks_per_node > table["ranks_per_node"]:
+        what = f"a node has {ranks_per_node} ranks in it, those of {device} have {table['ranks_per_node']}"
+        raise ClusterError(compose(f"cluster {name!r}", what, do=f"write {device}-NODESx{table['ranks_per_node']}"))
+    title = f"{device}-{num_nodes}x{ranks_per_node}"
+    return _build(repr(name), {**table, "name": title, "num_nodes": num_nodes, "ranks_per_node": ranks_per_node})
+
+
+def _build(who: str, table: Mapping[str, Any]) -> Cluster:
+    try:
+        made = ClusterTable.model_validate(table)
+    except ValidationError as error:
+        faults = [_fault(each) for each in error.errors(include_url=False)]
+        raise _refused(who, dict.fromkeys(faults)) from None
+    num_ranks = {"node": made.ranks_per_node, "cluster": made.num_nodes * made.ranks_per_node}
+    sizes = [level.spans if isinstance(level.spans, int) else num_ranks[level.spans] for level in made.levels]
+    if faults := _wrong_sizes(sizes, num_ranks["cluster"]):
+        raise _refused(who, faults)
+    levels = [_level(level, size) for level, size in zip(made.levels, sizes, strict=True)]
+    # Where there is one node only, the links between nodes join nothing.
+    used = tuple(level for i, level in enumerate(levels) if i == 0 or level.num_ranks > sizes[i - 1])
+    return Cluster(made.name, made.num_nodes, made.ranks_per_node, used)
+
+
+def _level(table: LevelTable, num_ranks: int) -> Level:
+    link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps)
+    tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
+    overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
+    return Level(table.name, num_ranks, link, overrides)
+
+
+def _override(link: Link, table: OverrideTable) -> Link:
+    return Link(
+        link.latency_us if table.latency_us is None else table.latency_us,
+        link.hop_us if table.hop_us is None else table.hop_us,
+        link.bandwidth_gbps if table.bandwidth_gbps is None else table.bandwidth_gbps,
+    )
+
+
+def _wrong_sizes(sizes: list[int], num_ranks: int) -> list[str]:
+    if not sizes:
+        return ["levels: expected one at least, found none"]
+    faults = [
+        f"levels[{i}].spans: {size} ranks are no multiple of the {inner} that levels[{i - 1}] spans"
+        for i, (inner, size) in enumerate(itertools.pairwise(sizes), 1)
+        if size % inner
+    ]
+    if sizes[-1] != num_ranks:
+        last = len(sizes) - 1
+        faults.append(f"levels[{last}].spans: the last level spans {sizes[-1]} ranks, the cluster has {num_ranks}")
+    return faults
+
+
+def _refused(who: str, faults: Iterable[str]) -> ClusterError:
+    return ClusterError(compose(f"cluster {who}", "it describes no cluster", where=list(faults)))
+
+
+def _fault(error: Any) -> str:
+    """One fault as `path: what was expected against what was found`."""
+    place = list(error["loc"])
+    if "spans" in place:  # behind it stands which of its two types was tried
+        place = place[: place.index("spans") + 1]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    name, kind = str(place[-1]), error["type"]
+    if kind == "missing":
+        return f"{path}: it is missing"
+    if kind == "extra_forbidden":
+        known = _TABLES[len(place)].model_fields
+        return f"{path}: no key is called {name!r}; {nearest(name, known) or 'use one of ' + ', '.join(known)}"
+    what = EXPECTED.get(name, str(error["msg"]).replace("Input should be", "expected"))
+    found = repr(error["input"])
+    return f"{path}: {what}, found {found if len(found) <= SHOWN else found[:SHOWN] + ' ...'}"
