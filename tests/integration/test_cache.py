@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import weft
-from tests.integration.functions import gather_and_multiply, gather_and_multiply_arguments
+from tests.integration.functions import gather_and_multiply, gather_and_multiply_arguments, multiply
 from weft.frontends.options import Options
 from weft.frontends.run_report import RunReport
 from weft.frontends.session import SESSION
@@ -45,6 +45,15 @@ def test_a_compilation_from_the_cache_is_reported_as_the_first_one_was(mesh: Dev
     assert cached.report == entry.report
     assert cached.report["applied"] != []
     assert str(again).splitlines()[1].endswith("from cache")
+
+
+@pytest.mark.needs_cpp
+def test_behind_a_cached_graph_with_collectives_one_without_is_a_micro_step(mesh: DeviceMesh, tmp_path: Path):
+    for _ in range(2):
+        run(mesh, "backend", report=str(tmp_path), cluster="behind")
+    assert [entry.from_cache for entry in SESSION.report().entries] == [True]
+    torch.compile(multiply, backend="weft_eager")(torch.ones(2, 2))
+    assert SESSION.report().messages == ()
 
 
 @pytest.mark.needs_cpp

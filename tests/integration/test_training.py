@@ -16,6 +16,7 @@ from weft.frontends.session import NO_COLLECTIVES
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 TOLERANCE = 1e-4
+MOVES = ("hoist-launches", "sink-waits")
 
 ON_TWO = {
     "ddp-reducer": {"dp": 2},
@@ -49,14 +50,17 @@ def check(
 
 
 def assert_woven(parallel: str, found: list[Trained]) -> None:
-    """The passes ran on both graphs and changed them, and every rank made the same plans."""
-    counters = found[0].counters
-    assert counters["graphs"] == 2
-    assert counters["collectives before"] > 0
-    if parallel != "ddp-reducer":  # there torch launches each all-reduce as soon as it can, and waits last
-        assert counters["graphs changed"] >= 1
-        assert counters.get("hoist-launches applied", 0) + counters.get("sink-waits applied", 0) > 0
-    assert len({tuple(graph["plan_digest"] for graph in rank.graphs) for rank in found}) == 1
+    """The passes ran on both graphs and changed them, and every rank made the same plans.
+
+    Seen in reports and not in counters: a rank may find in Inductor's cache what another has just compiled.
+    """
+    for rank in found:
+        assert len(rank.graphs) == 2
+        assert sum(graph["before"]["num_collectives"] for graph in rank.graphs) > 0
+        if parallel != "ddp-reducer":  # there torch launches each all-reduce as soon as it can, and waits last
+            changed = [graph for graph in rank.graphs if graph["before"]["digest"] != graph["after"]["digest"]]
+            assert any(decision["pass_name"] in MOVES for graph in changed for decision in graph["applied"])
+    assert len({tuple(sorted((graph["phase"], graph["plan_digest"]) for graph in rank.graphs)) for rank in found}) == 1
 
 
 @pytest.mark.parametrize("parallel", ON_TWO)

@@ -42,6 +42,11 @@ class Entry:
         return self.identity, self.frame, self.compile_id, self.phase, graph
 
     @property
+    def num_collectives(self) -> int:
+        """Of the graph as it came; 0 where it was left as it was."""
+        return self.report["before"]["num_collectives"] if self.report else 0
+
+    @property
     def row(self) -> tuple[str, ...]:
         """The cells of a table: graph, nodes, collectives, applied, declined, milliseconds, note."""
         name = f"{self.phase} {self.compile_id}".rstrip()

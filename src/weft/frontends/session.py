@@ -133,7 +133,10 @@ class Session:
         if self._has_collectives or entry.phase == "forward":
             return
         reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.compile_id.startswith("!")
-        if not reducer and dist.is_initialized() and dist.get_world_size() > 1:
+        if reducer or not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        self._has_collectives = any(known.num_collectives for known in self.report().entries)  # in cached graphs too
+        if not self._has_collectives:
             self.say(NO_COLLECTIVES.format(ranks=dist.get_world_size()))
 
 
