@@ -1,0 +1,88 @@
+"""SOURCE: what a command works on, told by its content.
+
+Contract: nothing in a file is run. What names no file or model is a UsageError; a file that holds no graph is the error
+of its reader.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+from torch.fx import GraphModule
+
+from weft.cli.usage import UsageError
+from weft.errors import ReadError, compose
+from weft.frontends import archive
+from weft.frontends.printed_text import open_bytes
+from weft.frontends.runnable import read_runnable
+from weft.frontends.trace_log import BEFORE_AUTOGRAD, PREFIX, LoggedGraph, read_log
+from weft.graph.text import parse
+
+MAX_BYTES = 1 << 28
+"""Of a text; archives and logs are read piece by piece."""
+MAX_SHOWN = 20
+"""Graphs of a log that an error shows."""
+ZIP = b"PK\x03\x04"
+RUNNABLE = re.compile(r"^class Repro\(.*^def load_args\(", re.MULTILINE | re.DOTALL)
+LISTING = re.compile(r"^(?:def graph|group|symbol|device|tensor)\(", re.MULTILINE)
+GRAPH_OF_LOG = re.compile(r"(.+):(\d{1,9})")
+
+
+def load_source(source: str) -> GraphModule:
+    """The graph of a source."""
+    if source.startswith("zoo:"):
+        from weft.cli.zoo_source import load_zoo
+
+        return load_zoo(source)
+    path, chosen = Path(source), GRAPH_OF_LOG.fullmatch(source)
+    if path.is_dir():
+        return _choose(path, None)
+    if path.exists():
+        return _load_file(path)
+    if chosen is not None and Path(chosen[1]).is_file():
+        return _choose(Path(chosen[1]), int(chosen[2]))
+    do = "give a listing, an archive, a TORCH_TRACE log, an fx_graph_runnable text or zoo:MODEL"
+    raise UsageError(compose(source, "there is no such file", do=do))
+
+
+def _load_file(path: Path) -> GraphModule:
+    try:
+        with open_bytes(path) as file:
+            head = file.read(1 << 16)
+            if head.startswith(ZIP):
+                return archive.load(path)
+            if PREFIX.match(head):
+                return _choose(path, None)
+            content = head + file.read(MAX_BYTES + 1 - len(head))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ReadError(compose(str(path), f"it cannot be read: {error}")) from None
+    if len(content) > MAX_BYTES:
+        raise ReadError(compose(str(path), f"it has more than {MAX_BYTES} bytes and is no archive and no log"))
+    text = content.decode(errors="replace")
+    if RUNNABLE.search(text):
+        return read_runnable(path)
+    if LISTING.search(text):
+        return parse(text)
+    what = "it is no listing, no archive, no TORCH_TRACE log and no fx_graph_runnable text"
+    raise ReadError(compose(str(path), what, do="`weft optimize --help` says what is read"))
+
+
+def _choose(path: Path, line: int | None) -> GraphModule:
+    """The graph of a log that starts at a line; without one, the only graph."""
+    graphs = [graph for graph in read_log(path) if not any(part in graph.kind for part in BEFORE_AUTOGRAD)]
+    found = [graph for graph in graphs if line is None or graph.line == line]
+    if len(found) == 1:
+        return found[0].load()
+    shown = [*map(_describe, graphs[:MAX_SHOWN])]
+    shown += [f"... and {len(graphs) - MAX_SHOWN} more"] if len(graphs) > MAX_SHOWN else []
+    if not graphs:
+        raise ReadError(compose(str(path), "the log has no graph of operators", do="compile with torch.compile"))
+    what = f"the log has {len(graphs)} graphs" if line is None else f"no graph of the log is at line {line}"
+    raise UsageError(compose(str(path), what, where=shown, do=f"choose one: {graphs[0].path}:{graphs[0].line}"))
+
+
+def _describe(graph: LoggedGraph) -> str:
+    rank = f", rank {graph.rank}" if graph.rank is not None else ""
+    return f"{graph.path}:{graph.line}  {graph.kind} {graph.compile_id}, {graph.part}{rank}, {graph.num_lines} lines"

@@ -1,0 +1,86 @@
+"""What the commands share: their options, how they end, and what they write where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.errors import ClusterError, PipelineError, WeftError, compose
+
+
+class UsageError(WeftError):
+    """An argument of the command line names nothing that exists."""
+
+
+class Witness(StrEnum):
+    """What checks the result, as `weft.optimize` takes it."""
+
+    STRUCTURE = "structure"
+    EQUIVALENCE = "equivalence"
+    VALUES = "values"
+    OFF = "off"
+
+
+SOURCE_HELP = (
+    "A listing, an archive, a TORCH_TRACE log (FILE:LINE for one of its graphs), an fx_graph_runnable text, "
+    "or zoo:llama-debug/fsdp-tp?layers=2&ranks=4."
+)
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file.")
+]
+PipelineOption = Annotated[str, typer.Option("--pipeline", metavar="SPEC", help="A preset, or passes with commas.")]
+VerifyOption = Annotated[Witness, typer.Option("--verify", help="What checks the result.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Fail where a pass declines a rewrite.")]
+OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Instead of stdout.")]
+PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Save the plan here, as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def exit_status(error: WeftError) -> int:
+    """1: refused, or the graphs differ; 2: usage."""
+    return 2 if isinstance(error, PipelineError | ClusterError | UsageError) else 1
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuse a file that cannot be written before any work is done."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        what = "it is a folder" if path.is_dir() else "its folder does not exist"
+        raise UsageError(compose(str(path), what, do="give a file in a folder that exists"))
+
+
+def write(text: str, path: Path | None) -> None:
+    """Put an artifact into a file, or on stdout where none is given."""
+    if path is None:
+        show(text) if sys.stdout.isatty() else sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(compose(str(path), f"it cannot be written: {error.strerror}")) from None
+
+
+def show(text: str, *, err: bool = False) -> None:
+    """Print for people: names in it may come from anywhere, so what a terminal obeys is left out."""
+    from weft.report.plain_text import plain
+
+    typer.echo(plain(text), nl=not text.endswith("\n"), err=err)
+
+
+@contextmanager
+def progress(doing: str) -> Generator[None, None, None]:
+    """Say on stderr what is being done while it is, if a person is watching."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(doing)):
+        yield
