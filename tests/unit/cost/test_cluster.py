@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def test_a_preset_has_any_number_of_nodes(name: str, title: str, levels: list[tu
 
 def test_every_preset_of_the_list_loads():
     assert [Cluster.load(name).name for name in presets()] == presets()
+
+
+def test_every_constant_of_a_preset_cites_its_source():
+    for file in resources.files("weft.cost").joinpath("clusters").iterdir():
+        lines = file.read_text().splitlines()
+        constants = [i for i, line in enumerate(lines) if line.startswith(("latency_us", "hop_us", "bandwidth_gbps"))]
+        assert constants
+        assert [lines[i] for i in constants if "#" not in lines[i] and not lines[i - 1].startswith("#")] == []
 
 
 @pytest.mark.parametrize(("name", "near"), [("h10-8x8", "h100-8x8"), ("h100", "h100-8"), ("h100-8x8x8", "h100-8x8")])
