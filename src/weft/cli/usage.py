@@ -82,5 +82,7 @@ def progress(doing: str) -> Generator[None, None, None]:
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True).status(escape(doing)):
+    from weft.report.plain_text import plain_line
+
+    with Console(stderr=True).status(escape(plain_line(doing))):
         yield

@@ -180,7 +180,7 @@ def test_progress_is_shown_to_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
     watched, piped = Terminal(), io.StringIO()
     for stream in (watched, piped):
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress("reading [bold]x.txt"):
+        with progress("reading [bold]x\x07.txt"):
             pass
     assert "reading [bold]x.txt" in watched.getvalue()
     assert piped.getvalue() == ""
