@@ -1,0 +1,191 @@
+"""What storages hold while a graph runs symbolically: views that see later writes, and writes through views.
+
+Contract: only storages that something writes are followed here. A place is a base or a view of another place; reading
+it computes its view from what the storage holds now, and writing it replaces just the elements that it shows. Where
+several tensors share a storage in a way that is not known (two inputs of one storage, a strided view, an opaque call),
+what they hold is named by all that has been done to that storage so far.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.compat import OpOverload, input_nodes
+from weft.graph.dag import Dag
+from weft.graph.profiles import PLAIN, is_alias
+from weft.verification.terms import Run, Size, Terms, Undecided, Value, cut, join, product
+
+# Views of the storage behind a tensor, not of the tensor.
+BEYOND_THE_TENSOR = frozenset(
+    {"aten::as_strided", "aten::as_strided_", "aten::set_.source_Tensor", "inductor::_reinterpret_tensor"}
+)
+
+View = Callable[[Value], Sequence[Value]]
+
+
+class Lost(Exception):  # noqa: N818  # a signal to `prove`, which then has proved nothing
+    """What a storage holds cannot be followed."""
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A tensor that lies in a storage which is written: the base, or a view of another place."""
+
+    storage: int
+    address: Value
+    """Which elements of the base it shows, as a value over an atom that stands for the base."""
+    parent: Place | None = None
+    view: View | None = None
+    item: int = 0
+    seen: int = -1
+    """The version of the storage for which `value` was computed."""
+    value: Value | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tangle:
+    """A tensor in a storage that is shared in an unknown way; `name` is the number of how the tensor was made."""
+
+    storage: int
+    name: int
+    shape: tuple[Size, ...]
+    dtype: torch.dtype | None
+
+
+class Contents:
+    """The storages of one graph that are written."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self._held: dict[int, Value] = {}
+        self._versions: dict[int, int] = {}
+        self._histories: dict[int, int] = {}
+
+    def new(self, storage: int, value: Value) -> Place:
+        """The base of a storage, which holds `value`."""
+        if storage in self._held:
+            raise Lost(f"a second tensor claims the storage of {self.terms.node}")
+        self._held[storage], self._versions[storage] = value, 0
+        size = product(value.shape)
+        base = self.terms.atom("base", size, value.dtype)
+        return Place(storage, Value(value.shape, value.dtype, join([(base, 0, size)])))
+
+    def views(self, parent: Place, view: View) -> list[Place]:
+        """The places that a view of a place makes."""
+        seen: list[tuple[int, Sequence[Value]]] = [(-1, ())]
+
+        def once_per_version(value: Value) -> Sequence[Value]:
+            if seen[0][0] != self._versions[parent.storage]:
+                seen[0] = (self._versions[parent.storage], view(value))
+            return seen[0][1]
+
+        return [
+            Place(parent.storage, address, parent, once_per_version, item)
+            for item, address in enumerate(view(parent.address))
+        ]
+
+    def read(self, place: Place | Tangle) -> Value:
+        """What a place shows now."""
+        if isinstance(place, Tangle):
+            label = ("tangle", place.name, self._histories.get(place.storage, -1))
+            return self.terms.whole(label, place.shape, place.dtype)
+        version = self._versions[place.storage]
+        if place.seen != version or place.value is None:
+            if place.parent is None or place.view is None:
+                place.value = self._held[place.storage]
+            else:
+                place.value = place.view(self.read(place.parent))[place.item]
+            place.seen = version
+        return place.value
+
+    def write(self, place: Place, value: Value) -> None:
+        """Let the elements that a place shows be those of `value`."""
+        held = self._held[place.storage]
+        try:
+            runs = self._replaced(held, place.address, value)
+            self._held[place.storage] = Value(held.shape, held.dtype, runs)
+        except Undecided:
+            numbers = tuple(self.terms.number(v) for v in (place.address, value, held))
+            self._held[place.storage] = self.terms.whole("write", held.shape, held.dtype, numbers)
+        self._versions[place.storage] += 1
+
+    def happened(self, storage: int, event: Hashable) -> None:
+        """Note something that was done to a storage whose tensors are tangled."""
+        before = self._histories.get(storage, -1)
+        self._histories[storage] = self.terms.atom(("event", event, before), 1, None)
+
+    def _replaced(self, held: Value, address: Value, value: Value) -> tuple[Run, ...]:
+        base = self.terms.atom("base", product(held.shape), held.dtype)
+        if value.dtype != held.dtype or any(atom != base for atom, _, _ in address.runs):
+            raise Undecided
+        whole = product(held.shape)
+        if len(address.runs) == 1 and address.runs[0][1:] == (0, whole):
+            return value.runs
+        if any(type(n) is not int for run in address.runs for n in run) or type(whole) is not int:
+            raise Undecided
+        pieces = cut(value.runs, [length for _, _, length in address.runs])
+        ranges = sorted((start, length, k) for k, (_, start, length) in enumerate(address.runs))
+        lengths: list[int] = []
+        end = 0
+        for start, length, _ in ranges:
+            if start < end:
+                raise Undecided
+            lengths += [start - end, length]
+            end = start + length
+        strips: list[Sequence[Run]] = list(cut(held.runs, [*lengths, whole - end]))
+        for position, (_, _, k) in enumerate(ranges):
+            strips[2 * position + 1] = pieces[k]
+        return join(run for strip in strips for run in strip)
+
+    def may_clash(self, written: Place, other: Place) -> bool:
+        """Whether two places of one call overlap without being the same: what it computes then depends on its order."""
+        if written.storage != other.storage or written.address.runs == other.address.runs:
+            return False
+        base = self.terms.atom("base", product(self._held[written.storage].shape), self._held[written.storage].dtype)
+        runs = [*written.address.runs, *other.address.runs]
+        if any(atom != base or type(start) is not int or type(length) is not int for atom, start, length in runs):
+            return True
+        ranges = sorted((start, start + length) for _, start, length in runs)
+        return any(after < end for (_, end), (after, _) in itertools.pairwise(ranges))
+
+
+def find_arrivals(dag: Dag) -> dict[int, set[int]]:
+    """Waits for what was launched before the graph began, each with the storages that it completes."""
+    ends: dict[int, set[int]] = {}
+    for flight in dag.effects.flights:
+        if flight.wait is not None:
+            ends.setdefault(flight.wait, set()).update(flight.writes)
+    landed: set[int] = set()
+    found: dict[int, set[int]] = {}
+    for i, profile in dag.effects.special:
+        if profile.wait:
+            waited = {s for source in input_nodes(dag.nodes[i]) for s in dag.effects.held(dag.index[source])}
+            new = waited - ends.get(i, set()) - landed
+            if new:
+                found[i] = new
+            landed |= waited
+    return found
+
+
+def find_tangles(dag: Dag, followed: Set[int]) -> set[int]:
+    """Storages that are written and whose tensors are not all views of one base."""
+    if not followed:
+        return set()
+    profiles = dict(dag.effects.special)
+    bases: set[int] = set()
+    tangled: set[int] = set()
+    for i, node in enumerate(dag.nodes):
+        held = followed & set(dag.effects.held(i))
+        if not held:
+            continue
+        profile = profiles.get(i, PLAIN)
+        if profile.opaque or (isinstance(node.target, OpOverload) and node.target.name() in BEYOND_THE_TENSOR):
+            tangled |= held
+        elif not (profile.writes and profile.aliases) and not is_alias(node):
+            tangled |= held & bases
+            bases |= held
+    return tangled

@@ -1,0 +1,249 @@
+"""Prove that two graphs compute the same, at any size and without data.
+
+Contract: sound, not complete. `proved` means that every output, every input that is written, every draw and every
+effect outside is the same on every rank for all data, as far as each operator is a function of its arguments, their
+strides and what was drawn. Not proved means only that: the two may still be equal.
+
+Both graphs run once on symbolic values (`symbolic_run`) that share one table (`terms`). Bucketing, deduplication,
+reordering and folded casts then leave the same names for the same elements. Strides and sharing of storage among the
+outputs are not compared. The time is that of one pass over each graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from weft.compat import FakeTensor
+from weft.errors import GraphError
+from weft.graph import check, ops
+from weft.graph.dag import Dag, collector_paused
+from weft.graph.groups import TABLE_KEY, GroupTable, read_groups
+from weft.graph.text import render
+from weft.graph.types import DTYPE_NAMES
+from weft.verification.contents import Lost
+from weft.verification.symbolic_arguments import Token
+from weft.verification.symbolic_run import Setting, SymbolicRun
+from weft.verification.terms import Size, Terms, Undecided, Value
+
+Groups = Mapping[str, int | Sequence[Sequence[int]]]
+MAX_COMPARED = 1 << 20
+"""Elements of a constant that is compared by content; a larger one is equal only to itself."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether two graphs were shown to be equal."""
+
+    proved: bool
+    difference: str
+    """The first output or input that was not shown to be equal, and the first place inside it; empty if proved."""
+    num_values: int
+    """How many different values the two graphs hold."""
+
+    def __bool__(self) -> bool:
+        return self.proved
+
+    def __str__(self) -> str:
+        if self.proved:
+            return f"proved equal ({self.num_values} values)"
+        return f"not proved equal: {self.difference}"
+
+
+def prove(
+    before: GraphModule, after: GraphModule, *, groups: Groups | None = None, reassociates: bool = False
+) -> Proof:
+    """Try to prove that two graphs compute the same on every rank.
+
+    `groups` gives the sizes or ranks of groups that the modules do not carry. With `reassociates` equality is that of
+    real arithmetic: terms of a sum may be added in any order and before or after a reduction, and strides do not count.
+    """
+    terms = Terms()
+    with collector_paused():
+        try:
+            sides = _run_both(before, after, groups, terms, reassociates)
+            difference = next(_differences(terms, *sides), "")
+        except GraphError as error:
+            difference = f"a graph is not valid: {error}"
+        except (Lost, Undecided) as error:
+            difference = f"{terms.node} of the graph {_SIDES[terms.side]} cannot be followed" + _because(error)
+    return Proof(not difference, difference, len(terms.labels))
+
+
+_SIDES = ("before", "after")
+
+
+def _because(error: Exception) -> str:
+    return f": {error}" if str(error) else ""
+
+
+def _run_both(
+    before: GraphModule, after: GraphModule, groups: Groups | None, terms: Terms, reassociates: bool
+) -> list[SymbolicRun]:
+    modules = (before, after)
+    tables = [read_groups(module, groups) for module in modules]
+    names = _group_names(modules, tables)
+    constants = _constants(before, after)
+    runs: list[SymbolicRun] = []
+    for side, module in enumerate(modules):
+        dag = Dag(module.graph)
+        check.validate(dag)
+        setting = Setting(terms, side, names[side], constants[side], reassociates)
+        runs.append(SymbolicRun(module, dag, tables[side], setting))
+        runs[-1].run()
+    return runs
+
+
+def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -> list[dict[str, Hashable]]:
+    """What tells each group from others, by canonical name.
+
+    Canonical names that were made up by first use mean different groups in graphs of different order, so unless both
+    modules carry their tables the names at run time must agree too; both modules are of one rank.
+    """
+    carried = all(TABLE_KEY in module.meta for module in modules)
+    return [
+        {group.name: (group, "" if carried else table.runtime.get(group.name, group.name)) for group in table}
+        for table in tables
+    ]
+
+
+def _constants(before: GraphModule, after: GraphModule) -> list[dict[str, Hashable]]:
+    """What tells the attributes of each module from others, by path: the path, where both modules have the same."""
+    paths = [{str(node.target) for node in module.graph.nodes if node.op == "get_attr"} for module in (before, after)]
+    same = {path for path in paths[0] & paths[1] if _is_same(ops.attribute(before, path), ops.attribute(after, path))}
+    return [{path: path if path in same else (side, path) for path in found} for side, found in enumerate(paths)]
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    if isinstance(first, GraphModule) and isinstance(second, GraphModule):
+        own = [{name: id(t) for name, t in [*m.named_parameters(), *m.named_buffers()]} for m in (first, second)]
+        return own[0] == own[1] and render(first) == render(second)
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    if isinstance(first, FakeTensor) or isinstance(second, FakeTensor) or first.is_meta or second.is_meta:
+        return False
+    if first.dtype != second.dtype or first.shape != second.shape or first.numel() > MAX_COMPARED:
+        return False
+    bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)]
+    return torch.equal(*bits)
+
+
+# What differs.
+
+
+def _differences(terms: Terms, first: SymbolicRun, second: SymbolicRun) -> Iterator[str]:
+    """Sentences about what was not shown to be equal; the two runs are equal if there is none."""
+    num_inputs = [
+        sum(1 for key in run.inputs if isinstance(key, tuple) and key[0] == "input") for run in (first, second)
+    ]
+    if num_inputs[0] != num_inputs[1]:
+        yield f"{num_inputs[0]} inputs before, {num_inputs[1]} after"
+        return
+    yield from _trees(terms, "outputs", first.outputs, second.outputs)
+    late = [k for k, (old, new) in enumerate(zip(first.in_flight, second.in_flight, strict=False)) if new and not old]
+    if late:
+        yield f"tensor {late[0]} of the outputs is in flight after, complete before"
+    for key in {**first.inputs, **second.inputs}:
+        place = f"inputs[{key[1]}]" if isinstance(key, tuple) and key[0] == "input" else f"constant {key!r}"
+        if key in first.inputs and key in second.inputs:
+            yield from _trees(terms, f"{place} after the step", first.inputs[key], second.inputs[key])
+        elif key in (first if key in first.inputs else second).written:
+            yield f"{place} is written on one side only"
+    for what, old, new in (
+        ("draws from generators", first.draws, second.draws),
+        ("effects outside", first.events, second.events),
+    ):
+        if old != new:
+            yield f"{what} differ: {len(old)} before, {len(new)} after"
+
+
+def _trees(terms: Terms, place: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for k, (a, b) in enumerate(zip(old, new, strict=True)):
+            yield from _trees(terms, f"{place}[{k}]", a, b)
+    elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for key in old:
+            yield from _trees(terms, f"{place}[{key!r}]", old[key], new[key])
+    elif isinstance(old, Value) and isinstance(new, Value):
+        if terms.number(old) != terms.number(new):
+            yield f"{place} was not shown to be equal: {_explain(terms, old, new)}"
+    elif type(old) is not type(new) or (old != new and not (old != old and new != new)):
+        yield f"{place} is {_show(old)} before, {_show(new)} after"
+
+
+def _show(held: Any) -> str:
+    if isinstance(held, Value):
+        return _type(held)
+    if isinstance(held, list | dict):
+        return f"a {type(held).__name__} of {len(held)}"
+    return "a value that is no tensor" if isinstance(held, Token) else repr(held)
+
+
+def _type(value: Value) -> str:
+    dtype = "?" if value.dtype is None else DTYPE_NAMES.get(value.dtype, str(value.dtype))
+    return f"{dtype}[{', '.join(map(str, value.shape))}]"
+
+
+def _explain(terms: Terms, old: Value, new: Value) -> str:
+    """The innermost place at which two values differ, by nodes of both graphs."""
+    position: Size = 0
+    for _ in range(len(terms.labels) + 1):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"{_type(old)} before, {_type(new)} after"
+        runs = next(((a, b) for a, b in zip(old.runs, new.runs, strict=False) if a != b), None)
+        if runs is None:
+            return f"{len(old.runs)} runs before, {len(new.runs)} after"
+        place = next(k for k, pair in enumerate(zip(old.runs, new.runs, strict=False)) if pair == runs)
+        position = sum(run[2] for run in old.runs[:place])
+        (first, start, length), (second, other, count) = runs
+        if first == second:
+            return (
+                f"element {position} begins a run of elements of {_origin(terms, 0, first)}: "
+                f"{length} from {start} on before, {count} from {other} on after"
+            )
+        inner = _descend(terms, first, second)
+        if isinstance(inner, str):
+            return f"from element {position}, {inner}"
+        old, new = inner
+    return "the two are made differently"
+
+
+def _descend(terms: Terms, first: int, second: int) -> str | tuple[Value, Value]:
+    """From two atoms to the first operands that differ: in words, or two whole values to compare further."""
+    while True:
+        operands = terms.operands[first], terms.operands[second]
+        values = terms.values[first], terms.values[second]
+        alike = terms.labels[first] == terms.labels[second] and len(operands[0]) == len(operands[1])
+        pair = next(((a[0], b[0]) for a, b in zip(*operands, strict=False) if a[0] != b[0]), None)
+        if alike and pair is not None:
+            first, second = pair
+            continue
+        numbers = next(((a, b) for a, b in zip(*values, strict=False) if a != b), None)
+        if alike and numbers is not None and len(values[0]) == len(values[1]):
+            return terms.numbered[numbers[0]], terms.numbered[numbers[1]]
+        return f"{_origin(terms, 0, first)} before is not {_origin(terms, 1, second)} after"
+
+
+def _origin(terms: Terms, side: int, atom: int) -> str:
+    """The node that made an atom, and how."""
+    name = terms.origins[side].get(atom) or next((o[atom] for o in terms.origins if atom in o), "?")
+    return f"{name} ({_made_by(terms.labels[atom])})"
+
+
+def _made_by(label: Hashable) -> str:
+    parts: list[str] = []
+    stack: list[Any] = [label]
+    while stack and len(parts) < 6:
+        part = stack.pop(0)
+        if isinstance(part, tuple):
+            stack[:0] = part
+        elif part not in ("", None) and "object at" not in str(part):
+            parts.append(str(part))
+    return " ".join(parts)

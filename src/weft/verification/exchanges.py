@@ -1,0 +1,159 @@
+"""Where each element that a collective delivers comes from.
+
+Contract: written from what the collectives mean, element by element, and from nothing else in Weft. An element that is
+received is named by the kind, the group and the elements that went into it, so the collective of a concatenation has
+the names of the collectives of its parts. Moves of data commute with the reading of bytes; reductions do not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.ops import Kind
+from weft.verification.index_maps import as_dtype, bytes_of
+from weft.verification.terms import (
+    Run,
+    Segment,
+    Size,
+    Terms,
+    Undecided,
+    Value,
+    align,
+    cut,
+    divide,
+    join,
+    product,
+    settle,
+)
+
+
+def delivered(
+    terms: Terms, collective: Collective, value: Any, group: Hashable, splits: Sequence[Any], shape: tuple[Size, ...]
+) -> Value:
+    """What a rank receives for one tensor that it sent. `splits` are those in and out of an all-to-all."""
+    if not isinstance(value, Value):
+        raise Undecided
+    bound = ops.bind(collective.launch)
+    kind, reduce_op = collective.kind, collective.reduce_op
+    if kind is Kind.ALL_REDUCE:
+        return all_reduced(terms, value, group, reduce_op, shape)
+    if kind is Kind.BROADCAST:
+        return sent_from(terms, value, group, bound["src"], shape)
+    if kind is Kind.ALL_GATHER:
+        return gathered(terms, value, group, bound["group_size"], shape)
+    if kind is Kind.REDUCE_SCATTER:
+        return scattered(terms, value, group, reduce_op, bound["group_size"], shape)
+    into, out = splits
+    if kind is not Kind.ALL_TO_ALL or not into or into != out or any(n != into[0] for n in into):
+        raise Undecided
+    return exchanged(terms, value, group, len(into), shape)
+
+
+def all_reduced(terms: Terms, value: Value, group: Hashable, reduce_op: str | None, shape: tuple[Size, ...]) -> Value:
+    """Element i of the result is the sum (or another reduction) of element i on every rank."""
+    label = ("all_reduce", reduce_op, group)
+    runs = join((terms.atom(label, terms.sizes[a], value.dtype, ((a, 0),)), s, n) for a, s, n in value.runs)
+    return Value(shape, value.dtype, runs)
+
+
+def sent_from(terms: Terms, value: Value, group: Hashable, source: int, shape: tuple[Size, ...]) -> Value:
+    """Element i of the result is element i on the source rank."""
+    label = ("broadcast", source, group)
+    return Value(shape, value.dtype, join((_moved(terms, label, a, 1), s, n) for a, s, n in value.runs))
+
+
+def gathered(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]) -> Value:
+    """Part k of the result is the value on rank k.
+
+    The elements of an atom on rank k follow those on rank k - 1 in one larger atom: gathering a whole is one run.
+    """
+    label = ("all_gather", num_ranks, group)
+    parts = [(_moved(terms, label, a, num_ranks), terms.sizes[a], s, n) for a, s, n in value.runs]
+    runs = ((atom, settle(k * size + s), n) for k in range(num_ranks) for atom, size, s, n in parts)
+    return Value(shape, value.dtype, join(runs))
+
+
+def scattered(
+    terms: Terms, value: Value, group: Hashable, reduce_op: str | None, num_ranks: int, shape: tuple[Size, ...]
+) -> Value:
+    """Element p of the result on rank r is the reduction of element p of part r on every rank.
+
+    Which part is one's own is not known here; so an element is named by all the parts it may come from.
+    """
+    label = ("reduce_scatter", reduce_op, group)
+    parts = _parts(value, num_ranks)
+    runs = join(_by_rank(terms, label, segment, value.dtype) for segment in align(parts))
+    return Value(shape, value.dtype, runs)
+
+
+def exchanged(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]) -> Value:
+    """Element p of part k of the result on rank r is element p of part r on rank k."""
+    segments = list(align(_parts(value, num_ranks)))
+    runs: Iterable[Run] = (
+        _from_rank(terms, ("all_to_all", k, group), segment, value.dtype)
+        for k in range(num_ranks)
+        for segment in segments
+    )
+    return Value(shape, value.dtype, join(runs))
+
+
+def _parts(value: Value, num_ranks: int) -> list[list[Run]]:
+    if num_ranks < 1:
+        raise Undecided
+    return cut(value.runs, [divide(product(value.shape), num_ranks)] * num_ranks)
+
+
+def _by_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
+    """A run named by one element per rank; where those are one atom at even steps, by the atom and the step."""
+    atoms, starts, length = segment
+    step = _even_step(atoms, starts)
+    if step is None:
+        return terms.combined(label, segment, dtype)
+    operands = ((atoms[0], 0),)
+    return terms.atom((*label, len(atoms), step), terms.sizes[atoms[0]], dtype, operands), starts[0], length
+
+
+def _even_step(atoms: Sequence[int], starts: Sequence[Size]) -> Size | None:
+    if len(atoms) < 2 or any(atom != atoms[0] for atom in atoms):
+        return None
+    step = settle(starts[1] - starts[0])
+    even = all(settle(after - before) == step for before, after in itertools.pairwise(starts))
+    return step if even else None
+
+
+def _moved(terms: Terms, label: Hashable, atom: int, times: int) -> int:
+    """The atom that a move delivers. The bytes of a moved atom are its moved bytes."""
+    kind = terms.labels[atom]
+    if kind == "bytes":
+        return bytes_of(terms, _moved(terms, label, terms.operands[atom][0][0], times))
+    dtype, size = terms.dtypes[atom], terms.sizes[atom]
+    if kind == "of bytes" and dtype is not None:
+        source = terms.operands[atom][0][0]
+        if terms.sizes[source] == settle(size * dtype.itemsize):
+            return as_dtype(terms, _moved(terms, label, source, times), dtype)
+    return terms.atom(label, settle(size * times), dtype, ((atom, 0),))
+
+
+def _from_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
+    """As `_by_rank`, for a move: bytes of elements that move whole are the bytes of moved elements."""
+    atoms, starts, length = segment
+    sources = [terms.operands[a][0][0] for a in atoms if terms.labels[a] == "bytes"]
+    dtypes = {terms.dtypes[source] for source in sources}
+    if len(sources) < len(atoms) or len(dtypes) != 1:
+        return _by_rank(terms, label, segment, dtype)
+    (inner,) = dtypes
+    if inner is None:
+        return _by_rank(terms, label, segment, dtype)
+    size = inner.itemsize
+    try:
+        steps = [divide(settle(start - starts[0]), size) for start in starts]
+    except Undecided:
+        return _by_rank(terms, label, segment, dtype)
+    atom, _, _ = _by_rank(terms, label, (tuple(sources), tuple(steps), 1), inner)
+    return bytes_of(terms, atom), starts[0], length

@@ -1,0 +1,360 @@
+"""Where each element of a view, a copy, a slice or a concatenation comes from.
+
+Contract: written from what the operators mean, and from nothing else in Weft; the code that builds buckets is not
+looked at. A map that cannot be followed raises `Undecided`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.compat import FUNCTIONAL
+from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
+
+MAX_ROWS = 1 << 11
+"""Rows that one slice or concatenation may cut through; buckets have one per rank, activations have millions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its arguments by name, tensors as values, and the types of what it returns."""
+
+    terms: Terms
+    arguments: Mapping[str, Any]
+    results: Sequence[tuple[tuple[Size, ...], torch.dtype]]
+    """Shape and dtype of each result."""
+    same_device: bool
+    """Whether everything is on one device."""
+
+    @property
+    def source(self) -> Value:
+        value = next((v for v in self.arguments.values() if isinstance(v, Value)), None)
+        if value is None:
+            raise Undecided
+        return value
+
+    @property
+    def sources(self) -> list[Value]:
+        values = self.arguments.get("tensors")
+        if not isinstance(values, list | tuple) or not all(isinstance(v, Value) for v in values):
+            raise Undecided
+        return list(values)
+
+
+def relabel(call: Call) -> list[Value]:
+    """The same elements in the same order under another shape."""
+    (shape, dtype), *_ = call.results
+    if dtype != call.source.dtype:
+        raise Undecided
+    return [_shaped(call.source.runs, shape, dtype, call.source.shape)]
+
+
+def copied(call: Call) -> list[Value]:
+    """A copy on the same device, in another dtype where one is asked for."""
+    if not call.same_device:
+        raise Undecided
+    (shape, dtype), *_ = call.results
+    found = cast(call.terms, call.source, dtype)
+    return [_shaped(found.runs, shape, dtype, found.shape)]
+
+
+def cast(terms: Terms, value: Value, dtype: torch.dtype) -> Value:
+    """A value converted to a dtype, element by element."""
+    if value.dtype == dtype:
+        return value
+    label = ("cast", dtype)
+    runs = join((terms.atom(label, terms.sizes[a], dtype, ((a, 0),)), s, n) for a, s, n in value.runs)
+    return Value(value.shape, dtype, runs)
+
+
+def sliced(call: Call) -> list[Value]:
+    """`slice`: a range of one dim."""
+    a = call.arguments
+    dim = _dim(a.get("dim", 0), call.source.shape)
+    extent = call.source.shape[dim]
+    if a.get("step", 1) != 1:
+        raise Undecided
+    start, end = _bound(a.get("start"), 0, extent), _bound(a.get("end"), extent, extent)
+    kept = call.results[0][0][dim]
+    if type(extent) is int and settle(end - start) != kept and not (kept == 0 and end <= start):
+        raise Undecided
+    return [_pieces(call, dim, [start, kept, settle(extent - start - kept)])[1]]
+
+
+def narrowed(call: Call) -> list[Value]:
+    """`narrow`: a range of one dim by its length."""
+    dim = _dim(call.arguments["dim"], call.source.shape)
+    extent, length = call.source.shape[dim], call.arguments["length"]
+    start = _bound(call.arguments["start"], 0, extent)
+    return [_pieces(call, dim, [start, length, settle(extent - start - length)])[1]]
+
+
+def selected(call: Call) -> list[Value]:
+    """`select`: one place of a dim, which goes away."""
+    dim = _dim(call.arguments["dim"], call.source.shape)
+    extent = call.source.shape[dim]
+    index = _bound(call.arguments["index"], 0, extent)
+    found = _pieces(call, dim, [index, 1, settle(extent - index - 1)])[1]
+    return [_shaped(found.runs, call.results[0][0], call.source.dtype, found.shape)]
+
+
+def parted(call: Call) -> list[Value]:
+    """`split`, `split_with_sizes` and `chunk`: consecutive ranges of one dim, as long as the results are."""
+    dim = _dim(call.arguments.get("dim", 0), call.source.shape)
+    lengths = [shape[dim] for shape, _ in call.results]
+    given = call.arguments.get("split_sizes", call.arguments.get("split_size"))
+    if isinstance(given, list | tuple) and [settle(n) for n in given] != lengths:
+        raise Undecided
+    if type(given) is int and any(n != given for n in lengths[:-1]):
+        raise Undecided
+    return _pieces(call, dim, lengths)
+
+
+def unbound(call: Call) -> list[Value]:
+    """`unbind`: every place of one dim."""
+    dim = _dim(call.arguments.get("dim", 0), call.source.shape)
+    pieces = _pieces(call, dim, [1] * len(call.results))
+    return [_shaped(p.runs, shape, dtype, p.shape) for p, (shape, dtype) in zip(pieces, call.results, strict=True)]
+
+
+def concatenated(call: Call) -> list[Value]:
+    """`cat`: the sources one behind the other along one dim."""
+    shape, dtype = call.results[0]
+    dim = _dim(call.arguments.get("dim", 0), shape)
+    sources = [v for v in call.sources if v.shape != (0,)]  # torch skips empty vectors whatever the others' rank is
+    return [_interleave(call, sources, dim, [v.shape[dim] for v in sources], shape, dtype)]
+
+
+def stacked(call: Call) -> list[Value]:
+    """`stack`: the sources one behind the other along a new dim."""
+    shape, dtype = call.results[0]
+    dim = _dim(call.arguments.get("dim", 0), shape)
+    return [_interleave(call, call.sources, dim, [1] * len(call.sources), shape, dtype)]
+
+
+def permuted(call: Call) -> list[Value]:
+    """Dims in another order: a new atom, unless only dims of size one move."""
+    value, (shape, dtype) = call.source, call.results[0]
+    dims = _order_of(call.arguments, len(value.shape))
+    moving = [d for d in dims if value.shape[d] != 1]
+    if moving == sorted(moving):
+        return [_shaped(value.runs, shape, dtype, value.shape)]
+    kept = sorted(moving)
+    extents = tuple(value.shape[d] for d in kept)
+    flat = Value(extents, dtype, value.runs)
+    label = ("permute", tuple(kept.index(d) for d in moving))
+    return [call.terms.whole(label, shape, dtype, (call.terms.number(flat),))]
+
+
+def expanded(call: Call) -> list[Value]:
+    """`expand`: repeats, unless it only adds dims of size one."""
+    value, (shape, dtype) = call.source, call.results[0]
+    if product(shape) == product(value.shape):
+        return [_shaped(value.runs, shape, dtype, value.shape)]
+    flat = Value(value.shape, dtype, value.runs)
+    return [call.terms.whole(("expand", shape), shape, dtype, (call.terms.number(flat),))]
+
+
+def reinterpreted(call: Call) -> list[Value]:
+    """`view.dtype`: the same bytes as another dtype."""
+    shape, dtype = call.results[0]
+    runs = from_bytes(call.terms, to_bytes(call.terms, call.source), dtype)
+    return [_shaped(runs, shape, dtype, None)]
+
+
+def packed(call: Call) -> list[Value]:
+    """`weft::pack`: row k holds the k-th row of every tensor, converted, each from an aligned byte on."""
+    terms, shape = call.terms, call.results[0][0]
+    num_rows, alignment = call.arguments["row_count"], call.arguments["alignment"]
+    rows: list[list[Run]] = [[] for _ in range(num_rows)]
+    filled = 0
+    for value, dtype in zip(call.sources, call.arguments["dtypes"], strict=True):
+        if not isinstance(dtype, torch.dtype):
+            raise Undecided
+        length = divide(settle(product(value.shape) * dtype.itemsize), num_rows)
+        pad = _padding(terms, filled, alignment)
+        for row, piece in zip(rows, cut(to_bytes(terms, cast(terms, value, dtype)), [length] * num_rows), strict=True):
+            row += [*pad, *piece]
+        filled = settle(filled + sum(n for _, _, n in pad) + length)
+    end = _padding(terms, filled, alignment)
+    return [_shaped(join(run for row in rows for run in [*row, *end]), shape, torch.uint8, None)]
+
+
+def _padding(terms: Terms, filled: Size, alignment: int) -> list[Run]:
+    if type(filled) is not int:
+        divide(filled, alignment)
+        return []
+    gap = -filled % alignment
+    return [(terms.atom(("padding", gap), gap, torch.uint8), 0, gap)] if gap else []
+
+
+# Bytes.
+
+
+def to_bytes(terms: Terms, value: Value) -> tuple[Run, ...]:
+    """The bytes of a value."""
+    size = _item_size(value.dtype)
+    return join((bytes_of(terms, a), settle(s * size), settle(n * size)) for a, s, n in value.runs)
+
+
+def from_bytes(terms: Terms, runs: Sequence[Run], dtype: torch.dtype) -> tuple[Run, ...]:
+    """Bytes read as elements of a dtype; each element must lie within one run."""
+    size = dtype.itemsize
+    return join((as_dtype(terms, a, dtype), divide(s, size), divide(n, size)) for a, s, n in runs)
+
+
+def bytes_of(terms: Terms, atom: int) -> int:
+    """The atom of an atom's bytes."""
+    dtype, label = terms.dtypes[atom], terms.labels[atom]
+    if dtype is torch.uint8:
+        return atom
+    if label == "of bytes":
+        return terms.operands[atom][0][0]
+    return terms.atom("bytes", settle(terms.sizes[atom] * _item_size(dtype)), torch.uint8, ((atom, 0),))
+
+
+def as_dtype(terms: Terms, atom: int, dtype: torch.dtype) -> int:
+    """The atom whose bytes are those of `atom`."""
+    if dtype is torch.uint8:
+        return atom
+    if terms.labels[atom] == "bytes":
+        source = terms.operands[atom][0][0]
+        if terms.dtypes[source] is dtype:
+            return source
+    size = terms.sizes[atom]
+    whole = size // dtype.itemsize if type(size) is int else divide(size, dtype.itemsize)
+    return terms.atom("of bytes", whole, dtype, ((atom, 0),))
+
+
+def _item_size(dtype: torch.dtype | None) -> int:
+    if dtype is None:
+        raise Undecided
+    return dtype.itemsize
+
+
+# Ranges of dims.
+
+
+def _dim(dim: Any, shape: Sequence[Size]) -> int:
+    if type(dim) is not int or not -len(shape) <= dim < len(shape):
+        raise Undecided
+    return dim % len(shape)
+
+
+def _bound(given: Any, default: Size, extent: Size) -> Size:
+    """A start or an end as torch reads it: from the end if negative, and never outside."""
+    if given is None:
+        return default
+    if type(given) is int:
+        if type(extent) is int:
+            return min(max(given + extent if given < 0 else given, 0), extent)
+        if given >= 1 << 62:
+            return extent
+        return given if given >= 0 else settle(extent + given)
+    return settle(given)
+
+
+def _around(shape: Sequence[Size], dim: int) -> tuple[int, Size]:
+    """How many rows lie outside of a dim, and how many elements inside one place of it."""
+    outer, inner = product(shape[:dim]), product(shape[dim + 1 :])
+    if type(outer) is not int or outer > MAX_ROWS:
+        raise Undecided
+    return outer, inner
+
+
+def _pieces(call: Call, dim: int, lengths: Sequence[Size]) -> list[Value]:
+    """A value cut along one dim into ranges of these lengths."""
+    value = call.source
+    outer, inner = _around(value.shape, dim)
+    if outer * len(lengths) > MAX_RUNS or any(type(n) is int and n < 0 for n in lengths):
+        raise Undecided
+    strips = cut(value.runs, [settle(n * inner) for n in lengths] * outer)
+    count = len(lengths)
+    return [
+        Value(
+            (*value.shape[:dim], length, *value.shape[dim + 1 :]),
+            value.dtype,
+            join(run for strip in strips[k::count] for run in strip),
+        )
+        for k, length in enumerate(lengths)
+    ]
+
+
+def _interleave(
+    call: Call, sources: Sequence[Value], dim: int, extents: Sequence[Size], shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """The rows of each source in turn."""
+    if settle(sum(extents)) != (shape[dim] if sources else 0):
+        raise Undecided
+    outer, inner = _around(shape, dim)
+    if outer * len(sources) > MAX_RUNS:
+        raise Undecided
+    strips = [
+        cut(cast(call.terms, value, dtype).runs, [settle(extent * inner)] * outer)
+        for value, extent in zip(sources, extents, strict=True)
+    ]
+    return Value(shape, dtype, join(run for row in zip(*strips, strict=True) for strip in row for run in strip))
+
+
+def _order_of(arguments: Mapping[str, Any], rank: int) -> list[int]:
+    dims = arguments.get("dims")
+    if dims is not None:
+        return [_dim(d, range(rank)) for d in dims]
+    found = list(range(rank))
+    if rank < 2:
+        return found
+    first, second = _dim(arguments.get("dim0", 0), found), _dim(arguments.get("dim1", 1), found)
+    found[first], found[second] = second, first
+    return found
+
+
+def _shaped(
+    runs: tuple[Run, ...], shape: tuple[Size, ...], dtype: torch.dtype | None, before: tuple[Size, ...] | None
+) -> Value:
+    """A value of another shape, refused where the sizes say that elements would be lost."""
+    if before is None:
+        count = settle(sum(n for _, _, n in runs))
+    else:
+        count = product(before)
+    if product(shape) != count:
+        raise Undecided
+    return Value(shape, dtype, runs)
+
+
+MAPS: dict[str, Callable[[Call], list[Value]]] = {
+    **dict.fromkeys(
+        (
+            *("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::flatten.using_ints", "aten::unflatten.int"),
+            *("aten::contiguous", "aten::clone", "aten::alias", "aten::detach", "aten::_reshape_alias", "aten::ravel"),
+            *("aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::unsqueeze", "aten::view_as"),
+            *("aten::lift_fresh", "aten::lift_fresh_copy", "aten::view_copy", "aten::alias_copy", "aten::reshape_as"),
+            f"{FUNCTIONAL}::_wrap_tensor_autograd",
+        ),
+        relabel,
+    ),
+    **dict.fromkeys(("aten::_to_copy", "aten::to.dtype", "prims::convert_element_type"), copied),
+    **dict.fromkeys(("aten::slice.Tensor", "aten::slice_copy.Tensor"), sliced),
+    **dict.fromkeys(("aten::narrow", "aten::narrow_copy"), narrowed),
+    **dict.fromkeys(("aten::select.int", "aten::select_copy.int"), selected),
+    **dict.fromkeys(
+        (
+            *("aten::split.Tensor", "aten::split.sizes", "aten::split_with_sizes", "aten::split_with_sizes_copy"),
+            *("aten::chunk", "aten::unsafe_chunk", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"),
+        ),
+        parted,
+    ),
+    "aten::unbind.int": unbound,
+    **dict.fromkeys(("aten::cat", "aten::concat"), concatenated),
+    "aten::stack": stacked,
+    **dict.fromkeys(
+        ("aten::permute", "aten::permute_copy", "aten::t", "aten::t_copy", "aten::transpose.int"),
+        permuted,
+    ),
+    **dict.fromkeys(("aten::expand", "aten::expand_copy"), expanded),
+    "aten::view.dtype": reinterpreted,
+    "weft::pack": packed,
+}

@@ -1,0 +1,377 @@
+"""Run a graph on symbolic values, node by node in program order.
+
+Contract: a call whose meaning is not known here becomes an atom that is named by the operator, the other arguments, the
+numbers of the values it takes and their strides (a kernel may add in the order of memory). The n-th draw from a
+generator is also named by n. Metadata is read for sizes, dtypes, devices and strides; nothing is computed with data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from weft.compat import OpOverload
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.groups import GroupTable
+from weft.graph.profiles import PLAIN, Profile, is_alias
+from weft.verification import elementwise, exchanges
+from weft.verification.contents import BEYOND_THE_TENSOR, Place, Tangle, find_arrivals, find_tangles
+from weft.verification.index_maps import MAPS, Call, cast
+from weft.verification.symbolic_arguments import Arguments, leaves, name_of
+from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
+
+FOREACH = "_foreach_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both runs share, and what each is told about its module."""
+
+    terms: Terms
+    side: int
+    groups: Mapping[str, Hashable]
+    """By canonical name, what tells a group from others."""
+    constants: Mapping[str, Hashable]
+    """By path, what tells an attribute of the module from others."""
+    reassociates: bool
+
+
+class SymbolicRun(Arguments):
+    """One graph, run once. Afterwards `outputs`, `inputs`, `events` and `draws` hold what it did."""
+
+    def __init__(self, module: GraphModule, dag: Dag, table: GroupTable, setting: Setting) -> None:
+        super().__init__(setting.terms, ignores_strides=setting.reassociates)
+        self.module, self.dag, self.table, self.setting = module, dag, table, setting
+        self.effects = dag.effects
+        self.terms.side = setting.side
+        self.outputs: Any = None
+        self.in_flight: list[bool] = []
+        """Of each tensor of the output, in order: whether it leaves the graph before its wait."""
+        self.inputs: dict[Hashable, Any] = {}
+        """Inputs and constants: what each holds; after the run, what it holds then."""
+        self.written: set[Hashable] = set()
+        """The inputs and constants that are written."""
+        self.events: list[int] = []
+        self.draws: list[Hashable] = []
+        self._num_inputs = 0
+        self._profiles = dict(self.effects.special)
+        self._bases: dict[int, tuple[int, Hashable]] = {}
+        self._arrivals = find_arrivals(dag)
+        self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
+        self.tangled = find_tangles(dag, self.followed)
+
+    def run(self) -> None:
+        """Run every node."""
+        for i, node in enumerate(self.dag.nodes):
+            self.terms.node = node.name
+            if node.op == "placeholder" or node.op == "get_attr":
+                self._take_input(i, node)
+            elif node.op == "output":
+                self._finish(node)
+            else:
+                self.held[node] = self._call(i, node, self._profiles.get(i, PLAIN))
+
+    def _storages(self, node: Node) -> tuple[int, ...]:
+        return self.effects.held(self.dag.index[node])
+
+    # Inputs and outputs.
+
+    def _take_input(self, i: int, node: Node) -> None:
+        value = ops.value_of(node)
+        if node.op == "placeholder":
+            key: Hashable = ("input", self._num_inputs)
+            self._num_inputs += 1
+            self.learn(value)
+        else:
+            key = ("constant", self.setting.constants[str(node.target)])
+            value = value if value is not None else ops.attribute(self.module, str(node.target))
+        atom = self.terms.atom((key, self.layout(node)), None, None)
+        self.held[node] = self._own(i, self.result(value, atom))
+        self.inputs[key] = self.held[node]
+        if any(isinstance(leaf, Place | Tangle) for leaf in leaves(self.held[node])):
+            self.written.add(key)
+
+    def _finish(self, node: Node) -> None:
+        flying = {s for flight in self.effects.flights if flight.wait is None for s in flight.writes}
+
+        def leaf(source: Node) -> Node:
+            self.in_flight.append(bool(flying.intersection(self._storages(source))))
+            return source
+
+        map_arg(node.args, leaf)
+        self.outputs = self.resolve(node.args[0])
+        self.inputs = {key: self.read(held) for key, held in self.inputs.items()}
+
+    # Calls.
+
+    def _call(self, i: int, node: Node, profile: Profile) -> Any:
+        if profile.opaque:
+            return self._call_unknown(i, node)
+        if profile.ordered or (profile.launch and not _is_followed(node)):
+            self.events.append(self._name_call(node, self._order()))
+        if profile.writes:
+            return self._write(i, node, profile)
+        if is_alias(node):
+            return self._view(i, node)
+        return self._own(i, self._compute(node, profile))
+
+    def _order(self) -> Hashable:
+        """What tells one call that depends on the world outside from the same call at another time."""
+        return "order", len(self.events)
+
+    def _compute(self, node: Node, profile: Profile) -> Any:
+        """What a call returns that writes nothing and shares nothing."""
+        if profile.launch:
+            return self._communicate(node) if _is_followed(node) else self._unknown(node, self._order())
+        if profile.random:
+            return self._draw(node)
+        if isinstance(node.target, OpOverload):
+            try:
+                found = self._follow(node, node.target)
+                if found is not None:
+                    return found
+            except Undecided:
+                pass
+        return self._unknown(node, ())
+
+    def _follow(self, node: Node, target: OpOverload) -> Any:
+        """The result of an operator whose elements can be followed; None for others."""
+        name = name_of(target)
+        if name in MAPS:
+            results = MAPS[name](self.call(node))
+            return results if isinstance(ops.value_of(node), list | tuple) else results[0]
+        short = target.name().partition("::")[2].partition(".")[0].removesuffix("_")
+        if short.startswith(FOREACH):
+            return self._each(node, short.removeprefix(FOREACH))
+        if torch.Tag.pointwise not in target.tags or target.namespace != "aten":
+            return None
+        arguments = self.by_name(node)
+        if not elementwise.is_taken_apart(short, arguments, all_of_them=self.setting.reassociates):
+            return None
+        shape, dtype = self.type_of(ops.value_of(node))
+        return self._elementwise(short, arguments, shape, dtype)
+
+    def _elementwise(
+        self, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
+    ) -> Value:
+        return elementwise.apply(self.terms, name, arguments, shape, dtype, reassociates=self.setting.reassociates)
+
+    def _each(self, node: Node, name: str) -> list[Value] | None:
+        """A `_foreach` operator: the operator on each item of its lists."""
+        arguments = self.by_name(node)
+        if not elementwise.is_taken_apart(name, arguments, all_of_them=self.setting.reassociates):
+            return None
+        lists = {key: value for key, value in arguments.items() if isinstance(value, list)}
+        first = next(iter(lists.values()))
+        if any(len(value) != len(first) for value in lists.values()):
+            raise Undecided
+        each = [arguments | {key: value[k] for key, value in lists.items()} for k in range(len(first))]
+        values: Any = ops.value_of(node)
+        types = [self.type_of(v) for v in values] if values else [(v.shape, v.dtype) for v in first]
+        return [self._elementwise(name, a, *types[k]) for k, a in enumerate(each)]
+
+    def _draw(self, node: Node) -> Any:
+        # Draws fill memory in its order, so the strides of the result are part of what is drawn.
+        extra = ("draw", len(self.draws), self.layout(node))
+        self.draws.append((name_of(node.target), str(ops.value_of(node))))
+        return self._unknown(node, extra)
+
+    def _unknown(self, node: Node, extra: Hashable) -> Any:
+        atom = self._name_call(node, extra)
+        return self.result(ops.value_of(node), atom)
+
+    def _name_call(self, node: Node, extra: Hashable) -> int:
+        """The atom that stands for a call."""
+        numbers: list[int] = []
+        frozen = self.freeze((node.args, dict(node.kwargs)), numbers)
+        target: Hashable = name_of(node.target)
+        if node.op != "call_function":  # the code behind a module is known only by what it is
+            target = node.op, str(node.target), id(ops.attribute(self.module, str(node.target)))
+        return self.terms.atom(("call", target, frozen, extra), None, None, values=tuple(numbers))
+
+    def _call_unknown(self, i: int, node: Node) -> Any:
+        """A call that may write what it takes, draw, and touch the world outside."""
+        atom = self._name_call(node, ("order", len(self.events), len(self.draws), self._names(node)))
+        self.events.append(atom)
+        self.draws.append(atom)
+        for storage in self.tangled.intersection(self._storages(node)):
+            self.contents.happened(storage, atom)
+        return self._own(i, self.result(ops.value_of(node), atom))
+
+    def _names(self, node: Node) -> tuple[Hashable, ...]:
+        """Which tangled tensors a call takes: writing one is not writing another that holds the same."""
+        found = [leaf for source in node.all_input_nodes for leaf in leaves(self.held[source])]
+        return tuple(leaf.name if isinstance(leaf, Tangle) else -1 for leaf in found)
+
+    # Views and writes.
+
+    def _view(self, i: int, node: Node) -> Any:
+        if node.target is getitem:
+            source: Any = self.places(node.args[0])
+            position: Any = node.args[1]
+            known = isinstance(source, list) and type(position) is int
+            return source[position] if known else self._own(i, self._unknown(node, ()))
+        if ops.is_wait(node.target):
+            return self._wait(i, node)
+        bound = ops.bind(node)
+        name = next(iter(self._profiles[i].aliases))
+        source = self.held[bound[name]] if isinstance(bound[name], Node) else None
+        if name_of(node.target) in BEYOND_THE_TENSOR or isinstance(source, Tangle):
+            return self._own(i, self._unknown(node, ("storage", self._behind(node), self._names(node))))
+        if not isinstance(source, Place):
+            return self._own(i, self._compute(node, PLAIN))
+        several = isinstance(ops.value_of(node), list | tuple)
+        arguments = self.call(node)
+
+        def view(value: Value) -> Sequence[Value]:
+            return self._viewed(node, arguments, name, value)
+
+        places = self.contents.views(source, view)
+        return places if several else places[0]
+
+    def _viewed(self, node: Node, call: Call, name: str, value: Value) -> Sequence[Value]:
+        """A view of what a storage holds now."""
+        if name_of(node.target) in MAPS:
+            try:
+                changed = Call(call.terms, {**call.arguments, name: value}, call.results, call.same_device)
+                return MAPS[name_of(node.target)](changed)
+            except Undecided:
+                pass
+        others: list[int] = [self.terms.number(value)]
+        frozen = self.freeze([(k, v) for k, v in ops.bind(node).items() if k != name], others)
+        label = ("call", name_of(node.target), frozen, "view")
+        return [
+            self.terms.whole((label, k), shape, dtype, tuple(others)) for k, (shape, dtype) in enumerate(call.results)
+        ]
+
+    def _wait(self, i: int, node: Node) -> Any:
+        held = [self.held[source] for source in node.all_input_nodes]
+        for storage in self._arrivals.get(i, ()):
+            if storage in self.tangled:
+                self.contents.happened(storage, "wait")
+                continue
+            base = next(leaf for h in held for leaf in leaves(h) if isinstance(leaf, Place) and leaf.storage == storage)
+            while base.parent is not None:
+                base = base.parent
+            value = self.contents.read(base)
+            number = self.terms.number(value)
+            self.contents.write(base, self.terms.whole("arrived", value.shape, value.dtype, (number,)))
+        if isinstance(node.args[0], Node):
+            return held[0]
+        return [self.held[source] for source in node.args[0]]  # type: ignore[union-attr]
+
+    def _write(self, i: int, node: Node, profile: Profile) -> Any:
+        bound = ops.bind(node)
+        targets = [leaf for name in profile.writes for leaf in leaves(self.places(bound.get(name)))]
+        extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
+        clash = self._clashes(node, targets)
+        if clash:
+            extra = (extra, "overlap", self.setting.side, node.name)
+        if profile.random:
+            extra = (extra, "draw", len(self.draws), self.layout(node))
+            self.draws.append((name_of(node.target), str(ops.value_of(node))))
+        atom = self._name_call(node, (extra, self._names(node)))
+        values = None if clash or profile.random else self._written(node, bound, targets)
+        for k, target in enumerate(targets):
+            if isinstance(target, Tangle):
+                self.contents.happened(target.storage, (atom, k))
+            elif isinstance(target, Place):
+                shape, dtype = target.address.shape, target.address.dtype
+                label = ("written", atom, k)
+                self.contents.write(target, values[k] if values else self.terms.whole(label, shape, dtype))
+        if not profile.aliases:
+            return self._own(i, self.result(ops.value_of(node), atom))
+        shared = [self.places(bound.get(name)) for name in profile.aliases]
+        return shared[0] if len(shared) == 1 else shared
+
+    def _clashes(self, node: Node, targets: Sequence[Any]) -> bool:
+        """Whether something that the call writes overlaps with something else that it takes."""
+        nearby: dict[int, list[Place]] = {}
+        for source in node.all_input_nodes:
+            for leaf in leaves(self.held[source]):
+                if isinstance(leaf, Place):
+                    nearby.setdefault(leaf.storage, []).append(leaf)
+        written = [leaf for leaf in targets if isinstance(leaf, Place)]
+        return any(self.contents.may_clash(leaf, other) for leaf in written for other in nearby[leaf.storage])
+
+    def _written(self, node: Node, bound: Mapping[str, Any], targets: Sequence[Any]) -> Sequence[Value] | None:
+        """The values that a known write leaves in its targets; None where they are not known."""
+        target: Any = node.target
+        try:
+            if _is_followed(node):
+                found = self._communicate(node)
+                return found if isinstance(found, list) else [found]
+            if target.name() == "aten::copy_":
+                source, shape = self.resolve(bound["src"]), targets[0].address.shape
+                if not isinstance(source, Value) or not same_elements(source.shape, shape):
+                    return None
+                return [Value(shape, targets[0].address.dtype, cast(self.terms, source, targets[0].address.dtype).runs)]
+            if not target.name().startswith("aten::"):
+                return None
+            found = self._follow(node, target)
+            return found if isinstance(found, list) or found is None else [found]
+        except (Undecided, AttributeError):
+            return None
+
+    def _behind(self, node: Node) -> Hashable:
+        """The storage behind the tensor that a strided view takes."""
+        source = next(iter(node.all_input_nodes))
+        value: Any = ops.value_of(source)
+        bases = tuple(self._bases.get(s) for s in self._storages(source))
+        return bases, str(value.storage_offset()) if isinstance(value, Tensor) else ""
+
+    def _own(self, i: int, result: Any) -> Any:
+        """The result of a node as what the node holds: a place, if its storage is written somewhere."""
+        storages = self.effects.storages[i]
+        if isinstance(storages, tuple) and isinstance(result, list) and len(storages) == len(result):
+            return [self._placed(i, item, s) for item, s in zip(result, storages, strict=True)]
+        if isinstance(storages, tuple) or storages is None:
+            storages = next(iter(self.effects.held(i)), -1)
+        return self._placed(i, result, storages)
+
+    def _placed(self, i: int, leaf: Any, storage: int) -> Any:
+        if isinstance(leaf, list):
+            return [self._placed(i, item, storage) for item in leaf]
+        if not isinstance(leaf, Value):
+            return leaf
+        storage = self.effects.find(storage)
+        if storage not in self._bases:
+            self._bases[storage] = (self.terms.number(leaf), self.layout(self.dag.nodes[i]))
+        if storage in self.tangled:
+            return Tangle(storage, self.terms.number(leaf), leaf.shape, leaf.dtype)
+        return self.contents.new(storage, leaf) if storage in self.followed else leaf
+
+    # Communication.
+
+    def _communicate(self, node: Node) -> Any:
+        """What a collective of a known kind delivers, before or after its wait."""
+        collective = Collective(node)
+        group = self.setting.groups[self.table.canonical(collective.group_argument)]
+        bound = {name: value for name, value in ops.bind(node).items() if name not in ops.GROUP_ARGUMENTS}
+        sent = [self.read(self.held[source]) for source in collective.inputs]
+        value = ops.value_of(node)
+        try:
+            types = [self.type_of(v) for v in (value if isinstance(value, list | tuple) else [value])]
+            splits = [self.resolve(bound.get(name)) for name in ("input_split_sizes", "output_split_sizes")]
+            found = [
+                exchanges.delivered(self.terms, collective, v, group, splits, shape)
+                for v, (shape, _) in zip(sent, types, strict=True)
+            ]
+        except Undecided:
+            return self._unknown(node, group)
+        return found if collective.form.coalesced else found[0]
+
+
+def _is_followed(node: Node) -> bool:
+    """Whether a call is a collective whose elements can be followed."""
+    form = ops.launch_form(node.target)
+    return form is not None and form.kind not in ops.POINT_TO_POINT
