@@ -8,9 +8,6 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-# Tests that compile and train on several ranks for minutes; `make test-integration` runs them.
-LONG := $(addprefix --ignore=tests/integration/,test_cache.py test_examples.py test_hook.py test_order.py \
-  test_session.py test_training.py test_ways_of_training.py)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,10 +35,10 @@ demo: $(STAMP) ## Run weft demo: one small FSDP block, before and after
 	@$(BIN)/weft demo
 
 test: $(STAMP) ## Run the tests (under ten minutes on two cores)
-	$(PYTEST) tests $(LONG) $(ARGS)
+	$(PYTEST) tests -m "not long" $(ARGS)
 
-test-integration: $(STAMP) ## Train on real ranks through torch.compile: slow, compiles a lot
-	$(BIN)/python -m pytest tests/integration $(ARGS)
+test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training, on real ranks
+	$(BIN)/python -m pytest tests/integration -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
 	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)

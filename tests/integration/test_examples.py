@@ -18,6 +18,7 @@ from weft.frontends.session import SESSION
 
 TIMEOUT_S = 240.0
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.distributed,
     pytest.mark.xdist_group("ranks"),
     pytest.mark.timeout(2 * TIMEOUT_S + 120),

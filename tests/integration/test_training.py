@@ -35,6 +35,15 @@ ON_FOUR = {
 }
 
 
+IN_SHORT = "fsdp"
+"""The one that `make test` runs too."""
+
+
+def each(meshes: dict[str, dict[str, int]]) -> pytest.MarkDecorator:
+    names = [name if name == IN_SHORT else pytest.param(name, marks=pytest.mark.long) for name in meshes]
+    return pytest.mark.parametrize("parallel", names)
+
+
 def check(
     world: World, parallel: str, mesh: dict[str, int], backend: str, reference: str, model: str = "llama-debug"
 ) -> None:
@@ -63,17 +72,19 @@ def assert_woven(parallel: str, found: list[Trained]) -> None:
     assert len({tuple(sorted((graph["phase"], graph["plan_digest"]) for graph in rank.graphs)) for rank in found}) == 1
 
 
-@pytest.mark.parametrize("parallel", ON_TWO)
+@each(ON_TWO)
 def test_weft_eager_trains_as_aot_eager_does_on_two_ranks(two_ranks: World, parallel: str):
     check(two_ranks, parallel, ON_TWO[parallel], "weft_eager", "aot_eager")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ON_FOUR)
 def test_weft_eager_trains_as_aot_eager_does_on_four_ranks(four_ranks: World, parallel: str):
     model = "moe-debug" if parallel == "ep-fsdp" else "llama-debug"
     check(four_ranks, parallel, ON_FOUR[parallel], "weft_eager", "aot_eager", model)
 
 
+@pytest.mark.long
 def test_micro_steps_that_do_not_synchronize_say_nothing(two_ranks: World):
     found, expected = (
         two_ranks.run(train, parallel="ddp-reducer", mesh={"dp": 2}, backend=name, model="mini", micro_steps=2)
@@ -85,6 +96,7 @@ def test_micro_steps_that_do_not_synchronize_say_nothing(two_ranks: World):
     assert found[0].messages == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ["ddp-default", "fsdp2"])
 def test_communication_outside_of_graphs_is_named_once(two_ranks: World, parallel: str):
     found = two_ranks.run(train, parallel=parallel, mesh={"dp": 2}, backend="weft_eager", model="mini")
@@ -92,11 +104,12 @@ def test_communication_outside_of_graphs_is_named_once(two_ranks: World, paralle
 
 
 @pytest.mark.needs_cpp
-@pytest.mark.parametrize("parallel", ["ddp-reducer", "ddp", "fsdp", "tp"])
+@each({name: ON_TWO[name] for name in ("ddp-reducer", "ddp", "fsdp", "tp")})
 def test_weft_trains_as_inductor_does_on_two_ranks(two_ranks: World, parallel: str):
     check(two_ranks, parallel, ON_TWO[parallel], "weft", "inductor", "mini")
 
 
+@pytest.mark.long
 @pytest.mark.needs_cpp
 @pytest.mark.parametrize("parallel", ON_FOUR)
 def test_weft_trains_as_inductor_does_on_four_ranks(four_ranks: World, parallel: str):

@@ -11,7 +11,7 @@ from tests.integration.training import Trained, same
 from tests.integration.ways import WAYS, error_of, train_by
 from tests.integration.worlds import World
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.long, pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 PHASES = ("forward", "backward")
 GRAPHS: dict[str, tuple[tuple[str, ...], int]] = {
