@@ -12,13 +12,12 @@ from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft import zoo
-    from weft.api import Result, apply, listing, optimize, verify
+    from weft.api import Result, apply, listing, optimize, parse, verify
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.inductor import inductor_pass
     from weft.frontends.session import run_report
-    from weft.graph.text import parse
     from weft.passes.base import Context, Numerics, Pass
     from weft.passes.pipeline import Pipeline
     from weft.planning.plan import Decision, Plan, Step
@@ -54,13 +53,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "weft.api": ("Result", "apply", "listing", "optimize", "verify"),
+    "weft.api": ("Result", "apply", "listing", "optimize", "parse", "verify"),
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
     "weft.frontends.inductor": ("inductor_pass",),
     "weft.frontends.session": ("run_report",),
-    "weft.graph.text": ("parse",),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),
     "weft.planning.plan": ("Decision", "Plan", "Step"),

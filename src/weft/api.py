@@ -1,18 +1,20 @@
-"""What ties the layers together for a caller: optimize, apply, verify."""
+"""What ties the layers together for a caller: optimize, apply, verify, listing and parse."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, prod
+from pathlib import Path
 from typing import Any, Literal
 
 from torch.fx import GraphModule
 
+from weft.cost.cluster import Cluster
 from weft.errors import VerificationError, compose
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, render
+from weft.graph.text import digest, parse, render
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.report import GraphRecord, Report, record_passes
@@ -35,7 +37,7 @@ class Result:
 
 def optimize(
     module: GraphModule,
-    cluster: str | None = None,
+    cluster: str | Path | Cluster | None = None,
     *,
     pipeline: str | Pipeline = "auto",
     memory_limit_bytes: int | None = None,
@@ -52,6 +54,7 @@ def optimize(
     if verify not in ("structure", "values", "off"):
         do = "use verify='structure' or verify='values'"
         raise VerificationError(compose("optimize", f"the witness {verify!r} does not exist yet", do=do))
+    named = cluster.name if isinstance(cluster, Cluster) else None if cluster is None else str(cluster)
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     run = chosen.run(
         module, cluster=cluster, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
@@ -62,7 +65,7 @@ def optimize(
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
-    return Result(run.module, run.plan, _report(module, run, cluster, tuple(witnesses)))
+    return Result(run.module, run.plan, _report(module, run, named, tuple(witnesses)))
 
 
 def _report(module: GraphModule, run: Run, cluster: str | None, witnesses: tuple[str, ...]) -> Report:
@@ -125,6 +128,8 @@ def verify(
 
 
 _verify_modules = verify
+
+__all__ = ["Result", "apply", "listing", "optimize", "parse", "verify"]
 
 
 def _tables(

@@ -85,6 +85,20 @@ def fake_tensor(
         return torch.empty_strided(size, stride, dtype=dtype, device=device)  # type: ignore[return-value]
 
 
+def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others, in as few kernels as the device has."""
+    torch._foreach_copy_(list(targets), list(sources))
+
+
+def fake_view(
+    base: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype | None = None
+) -> FakeTensor:
+    """A fake tensor on the storage of another without a trip through the dispatcher; sizes are numbers."""
+    view = torch.empty(0, dtype=dtype or base.dtype, device="meta")
+    view.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[arg-type]
+    return FakeTensor(base.fake_mode, view, base.device)
+
+
 def fake_mode_of(values: Iterable[Any]) -> FakeTensorMode | None:
     """The mode of the first fake tensor among `values`."""
     for value in values:

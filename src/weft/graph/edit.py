@@ -19,10 +19,11 @@ from typing import Any, Self
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from weft.compat import FakeTensorMode, codegen_of, lazy_graph_module, set_node_order
+from weft.compat import FakeTensorMode, codegen_of, input_nodes, lazy_graph_module, set_node_order
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
+from weft.graph.profiles import profile
 from weft.graph.writer import excerpt
 
 PROVENANCE = (
@@ -48,6 +49,7 @@ class Edit:
         self._mode = mode
         self._created: list[Node] = []
         self._arguments: dict[Node, tuple[Any, Any]] = {}
+        self._stale: dict[Node, None] = {}
         self._erased: dict[Node, None] = {}
         self._anchors: dict[Node, tuple[Node, bool]] = {}
         self.changed = False
@@ -131,16 +133,26 @@ class Edit:
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
         """Give a node other arguments."""
         self._arguments.setdefault(node, (node.args, node.kwargs))
+        self._stale[node] = None
         node.args = args
         if kwargs is not None:
             node.kwargs = dict(kwargs)
 
     def replace(self, old: Node, new: Node) -> None:
         """Let every user of `old` use `new` instead."""
-        for user in list(old.users):
-            if user is not new and user not in self._erased:
-                self._arguments.setdefault(user, (user.args, user.kwargs))
-                user.replace_input_with(old, new)
+        self.replace_each({old: new})
+
+    def replace_each(self, heirs: Mapping[Node, Node]) -> None:
+        """Let every user of each node use its heir instead; heirs of heirs are followed."""
+        last = {old: _last_heir(old, heirs) for old in heirs}
+        users = dict.fromkeys(user for old, new in last.items() for user in old.users if user is not new)
+        for user in users:
+            if user in self._erased or user in heirs:
+                continue
+            self._arguments.setdefault(user, (user.args, user.kwargs))
+            if any(_changes_value(user, old, last[old]) for old in input_nodes(user) if old in last):
+                self._stale[user] = None
+            user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), lambda n: last.get(n, n))
 
     def erase(self, node: Node) -> None:
         """Take a node out; it must have no users left at the end."""
@@ -192,7 +204,7 @@ class Edit:
         try:
             live = [node for node in self.graph.nodes if node not in self._erased]
             self._check_erased()
-            old_values = metadata.update(live, self._stale(), self.mode) if self._arguments else []
+            old_values = metadata.update(live, self._stale_nodes(), self.mode) if self._stale else []
             order = self._sorted(live)
             if not self._erased and not self._created and not self._arguments and order == live:
                 self._forget()
@@ -211,10 +223,10 @@ class Edit:
         self._forget()
 
     def _forget(self) -> None:
-        self._created, self._arguments, self._erased, self._anchors = [], {}, {}, {}
+        self._created, self._arguments, self._stale, self._erased, self._anchors = [], {}, {}, {}, {}
 
-    def _stale(self) -> list[Node]:
-        return [node for node in self._arguments if node not in self._erased and node.op == "call_function"]
+    def _stale_nodes(self) -> list[Node]:
+        return [node for node in self._stale if node not in self._erased and node.op == "call_function"]
 
     def _check_erased(self) -> None:
         for node in self._erased:
@@ -273,6 +285,20 @@ class Edit:
         first = [n for n in placed if n.op == "placeholder"]
         last = [n for n in placed if n.op == "output"]
         return first + [n for n in placed if n.op not in ("placeholder", "output")] + last
+
+
+def _last_heir(node: Node, heirs: Mapping[Node, Node]) -> Node:
+    while node in heirs:
+        node = heirs[node]
+    return node
+
+
+def _changes_value(user: Node, old: Node, new: Node) -> bool:
+    """Whether the user's fake value must be computed again when it takes one node instead of another."""
+    before, after = ops.value_of(old), ops.value_of(new)
+    if before is after:
+        return False
+    return user.op != "call_function" or not profile(user.target).plain or not metadata.same(before, after)
 
 
 def _displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[Node, Any]) -> set[Node]:

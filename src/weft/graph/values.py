@@ -36,7 +36,8 @@ class ValueNumbers:
         arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
         return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
 
-    def _number(self, node: Node) -> int:
+    def of(self, node: Node) -> int:
+        """The number of a node's value."""
         if node not in self.numbers:
             self.numbers[node] = self.known.setdefault(self._key(node), len(self.known))
         return self.numbers[node]
@@ -59,6 +60,6 @@ class ValueNumbers:
             if not isinstance(value, Node):
                 return value
             held = self.dag.effects.held(self.dag.index[value])
-            return self._number(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
+            return self.of(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
 
         return repr(map_aggregate(arguments, leaf))

@@ -21,12 +21,14 @@ from importlib.metadata import entry_points
 from types import NoneType
 from typing import Any, ClassVar, Literal
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit
 from weft.graph.groups import GroupTable
-from weft.planning.plan import Decision, Erase, Move, Reason, Replace, Step
+from weft.passes.merging import merge
+from weft.planning.plan import Decision, Erase, Merge, Move, Reason, Replace, Step
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""
@@ -48,7 +50,7 @@ class Context:
     """What a pass may know besides the graph."""
 
     groups: GroupTable = field(default_factory=GroupTable)
-    cluster: str | None = None
+    cluster: Cluster | None = None
     memory_limit_bytes: int | None = None
     effort: Literal["fast", "default", "best"] = "default"
     strict: bool = False
@@ -64,7 +66,7 @@ class Pass(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if inspect.isabstract(cls) or "plan" not in {name for base in cls.__mro__ for name in vars(base)}:
+        if not hasattr(cls, "numerics"):  # a base of several passes
             return
         known = _PASSES.get(cls.name())
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -102,6 +104,7 @@ class Pass(ABC):
     def apply(self, edit: Edit, step: Step) -> None:
         """Carry a step out. The actions of plans are carried out here; a pass that builds nodes adds its own."""
         nodes = {node.name: node for node in edit.graph.nodes}
+        heirs: dict[Node, Node] = {}
         for action in step.actions:
             match action:
                 case Move(names, anchor, side):
@@ -112,6 +115,9 @@ class Pass(ABC):
                 case Erase(names):
                     for name in names:
                         edit.erase(_node(nodes, name))
+                case Merge():
+                    heirs |= merge(edit, nodes, action)
+        edit.replace_each(heirs)
 
     def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:
         """A step of this pass."""
@@ -147,8 +153,9 @@ def _type_name(hint: Any) -> str:
 
 
 def _sentence_under(cls: type[Pass], name: str) -> str:
-    """The string that stands under a field in the source of its class."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    """The string that stands under a field in the source of the class that declares it."""
+    home = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
+    body = ast.parse(textwrap.dedent(inspect.getsource(home))).body[0]
     statements = body.body if isinstance(body, ast.ClassDef) else []
     for field_, below in itertools.pairwise(statements):
         is_field = (
@@ -200,6 +207,11 @@ def _parse_option(cls: type[Pass], option: str) -> tuple[str, Any]:
         do = nearest(key, fields) or (f"its options are {', '.join(fields)}" if fields else "it has no options")
         raise PipelineError(compose(cls.name(), f"no option is called {key!r}", do=do))
     hint = typing.get_type_hints(cls)[key.replace("-", "_")]
+    if typing.get_origin(hint) is tuple and equals:
+        (item, _) = typing.get_args(hint)
+        items = tuple(_read(item, part) for part in text.split("/"))
+        if _NO_VALUE not in items and "" not in items:
+            return key.replace("-", "_"), items
     for kind in typing.get_args(hint) or (hint,):
         if equals and (value := _read(kind, text)) is not _NO_VALUE:
             return key.replace("-", "_"), value
@@ -223,6 +235,8 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

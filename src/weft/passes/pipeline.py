@@ -11,12 +11,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from torch.fx import GraphModule
 
 from weft.compat import refresh_names
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
@@ -76,7 +78,7 @@ class Pipeline:
         self,
         module: GraphModule,
         *,
-        cluster: str | None = None,
+        cluster: str | Path | Cluster | None = None,
         groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
         memory_limit_bytes: int | None = None,
         effort: Literal["fast", "default", "best"] = "default",
@@ -87,7 +89,8 @@ class Pipeline:
             raise PipelineError(
                 compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out")
             )
-        context = Context(read_groups(module, groups), cluster, memory_limit_bytes, effort, strict)
+        described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
+        context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict)
         return _run(module, context, [(p, None) for p in self.passes])
 
 

@@ -32,11 +32,25 @@ class Reason(StrEnum):
     ESCAPES = "escapes"
     UNSUPPORTED_FORM = "unsupported-form"
     HAS_EFFECT = "has-effect"
+    ALONE = "alone"
+    FULL = "full"
+    OTHER_ROLE = "other-role"
+    FORBIDDEN = "forbidden"
 
     @property
     def is_refusal(self) -> bool:
         """Whether a rewrite was possible in kind and was not made; `strict` makes an error of it."""
-        return self not in (Reason.APPLIED, Reason.ALREADY_DONE)
+        return self not in NO_REFUSALS
+
+
+NO_REFUSALS = (
+    Reason.APPLIED,
+    Reason.ALREADY_DONE,
+    Reason.ALONE,
+    Reason.FULL,
+    Reason.OTHER_ROLE,
+    Reason.FORBIDDEN,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,31 @@ class Erase:
     kind: Literal["erase"] = "erase"
 
 
-Action = Move | Replace | Erase
+def bucket_names(first: str) -> tuple[str, str]:
+    """The names of the launch and of the wait of a bucket, by the name of its first launch."""
+    return f"{first}_bucket", f"{first}_done"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Launch collectives as one, and wait for them as one."""
+
+    launches: tuple[str, ...]
+    strategy: Literal["concat", "coalesced", "pack"]
+    owned: tuple[int, ...] = ()
+    """Which tensors, counted over the launches, are given as copies of their own instead of views of the buffer."""
+    folded: tuple[str, ...] = ()
+    """Casts and scalings in front of the launches that happen once, while or after packing."""
+    carried: tuple[str, ...] = ()
+    """Cheap nodes that go along to where the launch is put."""
+    launch_before: str | None = None
+    """The node that the launch is put before; None: where the last of the launches stood."""
+    wait_before: str | None = None
+    """The node that the wait is put before; None: right behind the launch."""
+    kind: Literal["merge"] = "merge"
+
+
+Action = Move | Replace | Erase | Merge
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What fused and packed nodes run."""

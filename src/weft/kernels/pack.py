@@ -1,0 +1,64 @@
+"""`weft::pack`: several tensors of any dtypes in one buffer of bytes, in one operator.
+
+    weft::pack(Tensor[] tensors, ScalarType[] dtypes, int num_rows, int alignment) -> Tensor
+
+Each tensor is converted to its dtype and seen as `num_rows` rows. Row k of the buffer holds row k of every tensor in
+turn, each at the next multiple of `alignment` bytes; so does the next row. Bytes between are zero. With one row this
+is a concatenation; with one row per rank it is what a reduce-scatter or an all-to-all wants.
+
+The layout is in `row_layout`, for this operator, its fake kernel and whoever takes the buffer apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.compat import foreach_copy
+
+SCHEMA = "pack(Tensor[] tensors, ScalarType[] dtypes, int num_rows, int alignment) -> Tensor"
+ALIGNMENT = 16
+"""Bytes: no dtype is larger, so that any part of a buffer may be seen as any dtype."""
+
+_LIBRARY = torch.library.Library("weft", "FRAGMENT")
+
+
+def row_layout(sizes: Sequence[Any], alignment: int) -> tuple[list[Any], Any]:
+    """Where each of these sizes, in bytes, begins in a row, and the size of the row."""
+    offsets: list[Any] = []
+    end: Any = 0
+    for size in sizes:
+        offsets.append(end)
+        end = (end + size + alignment - 1) // alignment * alignment
+    return offsets, end
+
+
+def _row_bytes(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: int) -> list[Any]:
+    return [t.numel() // num_rows * dtype.itemsize for t, dtype in zip(tensors, dtypes, strict=True)]
+
+
+def _pack(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: int, alignment: int) -> Tensor:
+    sizes = _row_bytes(tensors, dtypes, num_rows)
+    offsets, row_bytes = row_layout(sizes, alignment)
+    buffer = torch.zeros(num_rows * row_bytes, dtype=torch.uint8, device=tensors[0].device)
+    rows = buffer.view(num_rows, row_bytes)
+    parts = [
+        rows[:, offset : offset + size].view(dtype) for dtype, offset, size in zip(dtypes, offsets, sizes, strict=True)
+    ]
+    foreach_copy(parts, [tensor.reshape(part.shape) for tensor, part in zip(tensors, parts, strict=True)])
+    return buffer
+
+
+def _pack_fake(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: int, alignment: int) -> Tensor:
+    _, row_bytes = row_layout(_row_bytes(tensors, dtypes, num_rows), alignment)
+    return tensors[0].new_empty(num_rows * row_bytes, dtype=torch.uint8)
+
+
+_LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("pack", _pack, "CompositeExplicitAutograd")
+torch.library.register_fake("weft::pack", _pack_fake, lib=_LIBRARY)
+
+PACK: Any = torch.ops.weft.pack.default

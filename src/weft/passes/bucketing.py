@@ -1,0 +1,78 @@
+"""What the passes that merge collectives share: their options and how these become a policy.
+
+max-bytes=1048576/26214400   caps of the first, second, ... bucket; the last one holds for all further ones
+pinned=ag0+ag1/ag5+ag6       launches that make a bucket
+forbidden=ag3/ag4            launches that stay as they are
+modules=layers.*             patterns of modules
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Graph
+
+from weft.errors import PipelineError, compose, nearest
+from weft.graph.dag import Dag
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Pass
+from weft.planning.buckets import Bucketing
+from weft.planning.members import Strategy
+from weft.planning.plan import Step
+from weft.planning.policies import Policy, cap_from
+from weft.planning.roles import Role
+
+
+@dataclass(frozen=True)
+class BucketPass(Pass):
+    """Base of the passes that merge collectives."""
+
+    reorders_launches = True
+    kinds: ClassVar[frozenset[Kind]]
+    may_overshoot: ClassVar[bool] = False
+    first_bytes: ClassVar[int | None] = None
+    """The cap of the first bucket where the cluster gives the others."""
+
+    max_bytes: tuple[int, ...] = ()
+    """Close a bucket before its larger side, what is sent or what is received, would exceed this. Several numbers are
+    the caps of the first, second, ... bucket. Empty: the bytes at which the cluster, or nodes of eight H100 if none is
+    given, reaches nine tenths of its bandwidth."""
+    strategy: Strategy = "concat"
+    """`concat`: plain operators. `coalesced`: one operator that takes lists, no copies. `pack`: one operator that
+    converts and copies; dtypes may mix in what only moves data."""
+    alias_outputs: bool = False
+    """Let tensors that the graph returns be views of one buffer: saves copies, but who keeps one of them keeps all."""
+    modules: tuple[str, ...] = ()
+    """Patterns of module names: what belongs to one module that matches has buckets of its own."""
+    pinned: tuple[str, ...] = ()
+    """Launches, joined by +, that make a bucket whatever their size."""
+    forbidden: tuple[str, ...] = ()
+    """Launches that stay as they are."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        self._check_names(node.name for node in dag.nodes)
+        engine = Bucketing(self.name(), dag, context.groups, self.policy(context), self.strategy, self.alias_outputs)
+        return self.step(*engine.plan(self.kinds))
+
+    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
+        """The options as a policy."""
+        return Policy(
+            cap_from(self.max_bytes, context.cluster, context.groups, self.first_bytes),
+            self.may_overshoot,
+            role,
+            self.modules,
+            tuple(tuple(names.split("+")) for names in self.pinned),
+            frozenset(self.forbidden),
+            prefetch,
+            defer,
+        )
+
+    def _check_names(self, nodes: Iterable[str]) -> None:
+        known = set(nodes)
+        for name in (*self.forbidden, *(name for names in self.pinned for name in names.split("+"))):
+            if name not in known:
+                do = nearest(name, known) or "name launches as the listing does"
+                raise PipelineError(compose(self.name(), f"the graph has no node {name!r}", do=do))

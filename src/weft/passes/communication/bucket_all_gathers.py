@@ -1,0 +1,60 @@
+"""Merge all-gathers of one group into few large ones.
+
+Why: every launch pays a fixed latency; one large gather pays it once and uses more of the bandwidth.
+
+Before::
+
+    ag0: f32[4, 4] = all_gather(x, 2, 'dp')
+    w0: f32[4, 4] = wait(ag0)
+    ag1: f32[6, 4] = all_gather(y, 2, 'dp')
+    w1: f32[6, 4] = wait(ag1)
+
+After::
+
+    x_flat: f32[8] = view(x, [8])
+    y_flat: f32[12] = view(y, [12])
+    packed: f32[20] = cat([x_flat, y_flat])
+    ag0_bucket: f32[40] = all_gather(packed, 2, 'dp')
+    ag0_done: f32[40] = wait(ag0_bucket)
+    rows: f32[2, 20] = view(ag0_done, [2, -1])
+    columns = split_with_sizes(rows, [8, 12], 1)
+    ag0_part: f32[2, 8] = columns[0]
+    ag1_part: f32[2, 12] = columns[1]
+    ag0_out: f32[4, 4] = reshape(ag0_part, [4, 4])
+    ag1_out: f32[6, 4] = reshape(ag1_part, [6, 4])
+
+Members need not be neighbours. One that needs another goes to a later bucket. Two gathers of the same shard, as in
+forward and backward under FSDP, never share a bucket: that would hold the weight in between.
+
+Declines: a gather that is returned before it is waited for; one whose buffer is written to before the bucket could be
+launched; sizes without a hint; several dtypes in one launch unless the strategy is `pack`.
+Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack. Memory: the buffer, and a copy of each result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Numerics
+from weft.passes.bucketing import BucketPass
+from weft.planning.policies import Policy
+from weft.planning.roles import Role
+
+
+@dataclass(frozen=True)
+class BucketAllGathers(BucketPass):
+    """Merge all-gathers that share a group."""
+
+    numerics = Numerics.EXACT
+    kinds = frozenset({Kind.ALL_GATHER})
+
+    only: Literal["all", "parameters"] = "all"
+    """`parameters`: only gathers of one graph input each, as FSDP's are; those of activations stay as they are."""
+    prefetch: int = 0
+    """Launch a bucket as many buckets earlier than its first use needs."""
+
+    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
+        chosen = Role.PARAMETERS if self.only == "parameters" else role
+        return super().policy(context, chosen, self.prefetch, defer)

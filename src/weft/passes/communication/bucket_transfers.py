@@ -1,0 +1,38 @@
+"""Merge broadcasts of one root, and all-to-alls of equal splits, into few large ones.
+
+Why: every launch pays a fixed latency; buffers, norms and small expert batches travel in many small ones.
+
+Before::
+
+    b0: f32[2, 4] = broadcast(x, 0, 'dp')
+    w0: f32[2, 4] = wait(b0)
+    b1: f32[6] = broadcast(y, 0, 'dp')
+    w1: f32[6] = wait(b1)
+
+After::
+
+    x_flat: f32[8] = view(x, [8])
+    packed: f32[14] = cat([x_flat, y])
+    b0_bucket: f32[14] = broadcast(packed, 0, 'dp')
+    b0_done: f32[14] = wait(b0_bucket)
+    ...
+
+Declines: as `bucket-all-gathers`; splits that differ or are no numbers.
+Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.graph.ops import Kind
+from weft.passes.base import Numerics
+from weft.passes.bucketing import BucketPass
+
+
+@dataclass(frozen=True)
+class BucketTransfers(BucketPass):
+    """Merge broadcasts that share a root, and all-to-alls of equal splits."""
+
+    numerics = Numerics.EXACT
+    kinds = frozenset({Kind.BROADCAST, Kind.ALL_TO_ALL})

@@ -1,0 +1,52 @@
+"""Merge the all-reduces of gradients, as data parallelism makes one for each parameter, into few large ones.
+
+Why: every launch pays a fixed latency. A small first bucket starts the communication early in backward.
+
+Before::
+
+    d0: f32[2, 4] = div(g0, 2)
+    ar0: f32[2, 4] = all_reduce(d0, 'sum', 'dp')
+    w0: f32[2, 4] = wait(ar0)
+    d1: f32[6] = div(g1, 2)
+    ar1: f32[6] = all_reduce(d1, 'sum', 'dp')
+    w1: f32[6] = wait(ar1)
+
+After::
+
+    g0_flat: f32[8] = view(g0, [8])
+    packed: f32[14] = cat([g0_flat, g1])
+    d0: f32[14] = div(packed, 2)
+    ar0_bucket: f32[14] = all_reduce(d0, 'sum', 'dp')
+    ...
+
+A gradient is told by where it goes: no product of matrices follows. It does not matter whether it is divided, by what,
+cast for the journey, accumulated, clipped or taken by an optimizer in the graph. Equal divisions and casts happen once
+for a bucket; different ones stay in front of it.
+
+Declines: all-reduces of activations; otherwise as `bucket-all-reduces`. Groups, dtypes and reduce operators never mix.
+Numerics: reassociates: from three ranks on a ring adds in an order that depends on the place in the buffer.
+Bytes on the wire: unchanged. Memory: the buffer; a copy of each gradient that the graph returns or writes to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Numerics
+from weft.passes.bucketing import BucketPass
+from weft.planning.policies import Policy
+from weft.planning.roles import Role
+
+
+@dataclass(frozen=True)
+class FuseDdpAllReduces(BucketPass):
+    """Merge all-reduces of gradients. A bucket closes once it holds its cap; the first one by default at 1 MiB."""
+
+    numerics = Numerics.REASSOCIATES
+    kinds = frozenset({Kind.ALL_REDUCE})
+    may_overshoot = True
+    first_bytes = 1 << 20
+
+    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
+        return super().policy(context, Role.GRADIENTS, prefetch, defer)
