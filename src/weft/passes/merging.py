@@ -94,7 +94,7 @@ class _Builder(Pieces):
         """A tensor as one row, or as one row for each rank that it goes to."""
         value: Tensor = ops.value_of(piece.source)
         contiguous = value.is_contiguous()
-        if self.num_rows == 1 and value.dim() == 1 and contiguous:
+        if contiguous and value.dim() == (1 if self.num_rows == 1 else 2) and self.num_rows in (1, value.shape[0]):
             return piece.source
         size = [-1] if self.num_rows == 1 else [self.num_rows, -1]
         made: Any = None

@@ -1,7 +1,7 @@
 """What a collective carries: parameters, gradients or activations.
 
-Contract: told by what it gathers and where its result goes, never by names. A collective carries a parameter if it
-sends one graph input, at most cast, scaled or reshaped. It carries a gradient if no matrix product, convolution,
+Contract: told by what it gathers and where its result goes, never by names. A collective that reduces nothing carries a
+parameter if it sends one graph input, at most cast, scaled or reshaped. It carries a gradient if no matrix product, convolution,
 attention or embedding is behind its result: what is left is scaling, clipping, accumulation, the optimizer and other
 collectives.
 """
@@ -73,7 +73,7 @@ class Roles:
 
     def of(self, collective: Collective) -> Role:
         """What the collective carries."""
-        if all(_is_parameter(source) for source in collective.inputs):
+        if collective.kind not in ops.REDUCTIONS and all(_is_parameter(source) for source in collective.inputs):
             return Role.PARAMETERS
         return Role.ACTIVATIONS if self._feeds_product[self.dag.index[collective.launch]] else Role.GRADIENTS
 

@@ -169,7 +169,7 @@ def reinterpreted(call: Call) -> list[Value]:
 def packed(call: Call) -> list[Value]:
     """`weft::pack`: row k holds the k-th row of every tensor, converted, each from an aligned byte on."""
     terms, shape = call.terms, call.results[0][0]
-    num_rows, alignment = call.arguments["row_count"], call.arguments["alignment"]
+    num_rows, alignment = call.arguments["num_rows"], call.arguments["alignment"]
     rows: list[list[Run]] = [[] for _ in range(num_rows)]
     filled = 0
     for value, dtype in zip(call.sources, call.arguments["dtypes"], strict=True):
