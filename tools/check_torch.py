@@ -1,9 +1,10 @@
-"""Check the private and version-dependent names that Weft uses against the torch that is installed.
+"""Check the private and version-dependent names that Weft uses against the torch that is installed, or a wheel of it.
 
-    python tools/check_torch.py [--json]
+    python tools/check_torch.py [--json] [--wheel torch-2.14.1-....whl]
 
-Reads `weft/compat` as text, looks every torch name in them up, and lists the schemas of the collectives. Exit status
-1: a name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about.
+Reads `weft/compat` as text, looks every torch name in it up, and lists the schemas of the collectives. Exit status 1: a
+name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about; a wheel is
+only read, so it says less: nothing about names that are made at run time.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import ast
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.torch_wheel import Wheel
+
 SOURCE = Path(__file__).parents[1] / "src" / "weft"
 OPTIONAL = {"isend", "irecv", "batch_p2p_ops", "wait_tensors"}
 """Operators that some versions do not have; Weft then has no name for them."""
+INDUCTOR_SETTINGS = ("post_grad_custom_post_pass", "reorder_for_peak_memory", "use_post_grad_passes")
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Finding:
     name: str
     where: str
     found: str
-    """What is there: a schema, `yes`, or `missing`."""
+    """What is there: a schema, `yes`, `missing`, or `unreadable` in a wheel."""
     needed: bool
 
 
@@ -55,6 +61,21 @@ def names_in(path: Path) -> Iterator[tuple[str, int, bool]]:
             dotted = ast.unparse(node)
             if dotted.startswith("torch._") and dotted.replace(".", "").replace("_", "").isalnum():
                 yield dotted, node.lineno, node in guarded
+        elif isinstance(node, ast.FunctionDef):
+            yield from _names_through_imports(node, guarded)
+
+
+def _names_through_imports(function: ast.FunctionDef, guarded: set[ast.AST]) -> Iterator[tuple[str, int, bool]]:
+    """Attributes of what a function imports: `home.CustomGraphPass`."""
+    origins = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch"
+        for alias in node.names
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in origins:
+            yield f"{origins[node.value.id]}.{node.attr}", node.lineno, node in guarded
 
 
 def look_up(name: str) -> bool:
@@ -73,41 +94,66 @@ def look_up(name: str) -> bool:
     return False
 
 
-def check_names() -> list[Finding]:
-    files = sorted((SOURCE / "compat").glob("*.py"))
+def look_up_installed(name: str) -> str:
+    return "yes" if look_up(name) else "missing"
+
+
+def check_names(look: Callable[[str], str] = look_up_installed) -> list[Finding]:
     findings: dict[str, Finding] = {}
-    for path in files:
+    for path in sorted((SOURCE / "compat").glob("*.py")):
         for name, line, guarded in names_in(path):
-            found = "yes" if look_up(name) else "missing"
-            findings.setdefault(name, Finding(name, f"compat/{path.name}:{line}", found, not guarded))
+            findings.setdefault(name, Finding(name, f"compat/{path.name}:{line}", look(name), not guarded))
     return [findings[name] for name in sorted(findings)]
 
 
-def check_operators() -> list[Finding]:
+def check_settings(look: Callable[[str], str] = look_up_installed) -> list[Finding]:
+    """Settings of the compilers, which are named by strings."""
+    from weft.compat.compilers import OVERLAP_SETTINGS, RIVAL_SETTINGS, SCHEDULER_PASS
+
+    needed = [f"torch._inductor.config.{name}" for name in (SCHEDULER_PASS, *INDUCTOR_SETTINGS)]
+    optional = [f"torch._inductor.config.{name}" for name in (*OVERLAP_SETTINGS, *RIVAL_SETTINGS)]
+    needed.append("torch._dynamo.config.optimize_ddp")
+    return [Finding(name, "frontends", look(name), name in needed) for name in needed + optional]
+
+
+def schema_installed(row: str) -> str:
     from weft.compat import FUNCTIONAL, find_op, schema_of
+
+    op = find_op(FUNCTIONAL, row, "default")
+    return "missing" if op is None else str(schema_of(op)).partition("::")[2]
+
+
+def operators() -> list[str]:
     from weft.graph.ops import ROWS, WAITS
 
-    findings = []
-    for row in [row for row, _, _ in ROWS] + [row for row, _ in WAITS]:
-        op = find_op(FUNCTIONAL, row, "default")
-        schema = "missing" if op is None else str(schema_of(op)).partition("::")[2]
-        findings.append(Finding(f"{FUNCTIONAL}.{row}", "graph/ops.py", schema, row not in OPTIONAL))
-    return findings
+    return [row for row, _, _ in ROWS] + [row for row, _ in WAITS]
+
+
+def check_operators(schema: Callable[[str], str] = schema_installed) -> list[Finding]:
+    from weft.compat import FUNCTIONAL
+
+    return [Finding(f"{FUNCTIONAL}.{row}", "graph/ops.py", schema(row), row not in OPTIONAL) for row in operators()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--wheel", type=Path, help="read this wheel instead of the torch that is installed")
     options = parser.parse_args()
-    findings = check_names()
-    broken = [finding for finding in findings if finding.needed and finding.found == "missing"]
-    if not broken:
-        findings += check_operators()
-        broken = [finding for finding in findings if finding.needed and finding.found == "missing"]
-    if options.json:
-        print(json.dumps({"torch": torch.__version__, "findings": [asdict(f) for f in findings]}, indent=1))
+    if options.wheel:
+        wheel = Wheel(options.wheel)
+        version, schemas = wheel.version, wheel.schemas(operators())
+        findings = [*check_names(wheel.look_up), *check_settings(wheel.look_up)]
+        findings += check_operators(lambda row: schemas.get(row, "missing"))
     else:
-        print(f"torch {torch.__version__}: {len(findings)} names, {len(broken)} needed ones missing")
+        version, findings = torch.__version__, check_names()
+        if not any(finding.needed and finding.found == "missing" for finding in findings):
+            findings += check_settings() + check_operators()  # which import Weft, and that needs all those names
+    broken = [finding for finding in findings if finding.needed and finding.found == "missing"]
+    if options.json:
+        print(json.dumps({"torch": version, "findings": [asdict(f) for f in findings]}, indent=1))
+    else:
+        print(f"torch {version}: {len(findings)} names, {len(broken)} needed ones missing")
         for finding in findings:
             if finding.found != "yes":
                 need = "" if finding.needed else "  (optional)"
