@@ -1,5 +1,6 @@
 """The symbolic witness: what it proves of buckets, and what it must never prove."""
 
+
 import pytest
 from torch.fx import GraphModule
 
