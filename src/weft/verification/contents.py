@@ -94,13 +94,16 @@ class Contents:
             label = ("tangle", place.name, self._histories.get(place.storage, -1))
             return self.terms.whole(label, place.shape, place.dtype)
         version = self._versions[place.storage]
-        if place.seen != version or place.value is None:
-            if place.parent is None or place.view is None:
-                place.value = self._held[place.storage]
-            else:
-                place.value = place.view(self.read(place.parent))[place.item]
-            place.seen = version
-        return place.value
+        chain: list[Place] = []
+        current: Place | None = place
+        while current is not None and (current.seen != version or current.value is None):
+            chain.append(current)
+            current = current.parent
+        value = self._held[place.storage] if current is None or current.value is None else current.value
+        for step in reversed(chain):
+            value = value if step.view is None else step.view(value)[step.item]
+            step.seen, step.value = version, value
+        return value
 
     def write(self, place: Place, value: Value) -> None:
         """Let the elements that a place shows be those of `value`."""
@@ -141,12 +144,13 @@ class Contents:
             strips[2 * position + 1] = pieces[k]
         return join(run for strip in strips for run in strip)
 
-    def may_clash(self, written: Place, other: Place) -> bool:
-        """Whether two places of one call overlap without being the same: what it computes then depends on its order."""
-        if written.storage != other.storage or written.address.runs == other.address.runs:
-            return False
-        base = self.terms.atom("base", product(self._held[written.storage].shape), self._held[written.storage].dtype)
-        runs = [*written.address.runs, *other.address.runs]
+    def overlap(self, first: Place, second: Place, *, same_is_fine: bool) -> bool:
+        """Whether two places of one storage may show a common element; optionally not where they show just the same."""
+        if first.address.runs == second.address.runs:
+            return not same_is_fine
+        held = self._held[first.storage]
+        base = self.terms.atom("base", product(held.shape), held.dtype)
+        runs = [*first.address.runs, *second.address.runs]
         if any(atom != base or type(start) is not int or type(length) is not int for atom, start, length in runs):
             return True
         ranges = sorted((start, start + length) for _, start, length in runs)

@@ -2,7 +2,7 @@
 
 Contract: sound, not complete. `proved` means that every output, every input that is written, every draw and every
 effect outside is the same on every rank for all data, as far as each operator is a function of its arguments, their
-strides and what was drawn. Not proved means only that: the two may still be equal.
+strides and what was drawn, and every rank runs the same text. Not proved means only that: the two may still be equal.
 
 Both graphs run once on symbolic values (`symbolic_run`) that share one table (`terms`). Bucketing, deduplication,
 reordering and folded casts then leave the same names for the same elements. Strides and sharing of storage among the
@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft.compat import FakeTensor
 from weft.errors import GraphError
 from weft.graph import check, ops
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.groups import TABLE_KEY, GroupTable, read_groups
+from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
 from weft.graph.text import render
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.contents import Lost
@@ -32,6 +31,9 @@ from weft.verification.symbolic_run import Setting, SymbolicRun
 from weft.verification.terms import Size, Terms, Undecided, Value
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
+MAX_WORDS = 8
+QUIET = ("", "call", "elementwise", "value", "int", "float", "str", "bool", "NoneType", "None")
+"""Words of labels that tell a reader nothing."""
 MAX_COMPARED = 1 << 20
 """Elements of a constant that is compared by content; a larger one is equal only to itself."""
 
@@ -125,14 +127,17 @@ def _is_same(first: Any, second: Any) -> bool:
     if isinstance(first, GraphModule) and isinstance(second, GraphModule):
         own = [{name: id(t) for name, t in [*m.named_parameters(), *m.named_buffers()]} for m in (first, second)]
         return own[0] == own[1] and render(first) == render(second)
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+    # Fakes and other subclasses have no bits to compare.
+    plain = {type(first), type(second)} <= {Tensor, torch.nn.Parameter}
+    return plain and _has_same_bits(first, second)
+
+
+def _has_same_bits(first: Tensor, second: Tensor) -> bool:
+    if first.is_meta or second.is_meta or first.dtype != second.dtype or first.shape != second.shape:
         return False
-    if isinstance(first, FakeTensor) or isinstance(second, FakeTensor) or first.is_meta or second.is_meta:
+    if first.numel() > MAX_COMPARED:
         return False
-    if first.dtype != second.dtype or first.shape != second.shape or first.numel() > MAX_COMPARED:
-        return False
-    bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)]
-    return torch.equal(*bits)
+    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))
 
 
 # What differs.
@@ -234,16 +239,22 @@ def _descend(terms: Terms, first: int, second: int) -> str | tuple[Value, Value]
 def _origin(terms: Terms, side: int, atom: int) -> str:
     """The node that made an atom, and how."""
     name = terms.origins[side].get(atom) or next((o[atom] for o in terms.origins if atom in o), "?")
-    return f"{name} ({_made_by(terms.labels[atom])})"
+    label = terms.labels[atom]
+    if isinstance(label, tuple) and label[0] == "result":  # of a call, which says more
+        label = terms.labels[terms.operands[atom][0][0]]
+    return f"{name} ({_made_by(label)})"
 
 
 def _made_by(label: Hashable) -> str:
-    parts: list[str] = []
+    """The words of a label: what made an atom."""
+    words: list[str] = []
     stack: list[Any] = [label]
-    while stack and len(parts) < 6:
+    while stack and len(words) < MAX_WORDS:
         part = stack.pop(0)
         if isinstance(part, tuple):
             stack[:0] = part
-        elif part not in ("", None) and "object at" not in str(part):
-            parts.append(str(part))
-    return " ".join(parts)
+        elif isinstance(part, Group):
+            words.append(part.name)
+        elif part is not None and part not in QUIET:
+            words.append(DTYPE_NAMES.get(part, str(part)))
+    return " ".join(words)

@@ -41,6 +41,8 @@ def delivered(
         raise Undecided
     bound = ops.bind(collective.launch)
     kind, reduce_op = collective.kind, collective.reduce_op
+    if not all(type(bound.get(name, 0)) is int for name in ("group_size", "src")):
+        raise Undecided
     if kind is Kind.ALL_REDUCE:
         return all_reduced(terms, value, group, reduce_op, shape)
     if kind is Kind.BROADCAST:

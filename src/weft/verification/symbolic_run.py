@@ -24,7 +24,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges
-from weft.verification.contents import BEYOND_THE_TENSOR, Place, Tangle, find_arrivals, find_tangles
+from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles
 from weft.verification.index_maps import MAPS, Call, cast
 from weft.verification.symbolic_arguments import Arguments, leaves, name_of
 from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
@@ -273,14 +273,13 @@ class SymbolicRun(Arguments):
         bound = ops.bind(node)
         targets = [leaf for name in profile.writes for leaf in leaves(self.places(bound.get(name)))]
         extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
-        clash = self._clashes(node, targets)
-        if clash:
-            extra = (extra, "overlap", self.setting.side, node.name)
+        values = None if profile.random else self._written(node, bound, targets)
+        if self._clashes(bound, targets, is_known=values is not None):
+            extra, values = (extra, "overlap", self.setting.side, node.name), None
         if profile.random:
             extra = (extra, "draw", len(self.draws), self.layout(node))
             self.draws.append((name_of(node.target), str(ops.value_of(node))))
         atom = self._name_call(node, (extra, self._names(node)))
-        values = None if clash or profile.random else self._written(node, bound, targets)
         for k, target in enumerate(targets):
             if isinstance(target, Tangle):
                 self.contents.happened(target.storage, (atom, k))
@@ -288,20 +287,29 @@ class SymbolicRun(Arguments):
                 shape, dtype = target.address.shape, target.address.dtype
                 label = ("written", atom, k)
                 self.contents.write(target, values[k] if values else self.terms.whole(label, shape, dtype))
+            elif target is not None:
+                raise Lost("it writes what has no metadata")
         if not profile.aliases:
             return self._own(i, self.result(ops.value_of(node), atom))
         shared = [self.places(bound.get(name)) for name in profile.aliases]
         return shared[0] if len(shared) == 1 else shared
 
-    def _clashes(self, node: Node, targets: Sequence[Any]) -> bool:
-        """Whether something that the call writes overlaps with something else that it takes."""
-        nearby: dict[int, list[Place]] = {}
-        for source in node.all_input_nodes:
-            for leaf in leaves(self.held[source]):
-                if isinstance(leaf, Place):
-                    nearby.setdefault(leaf.storage, []).append(leaf)
+    def _clashes(self, bound: Mapping[str, Any], targets: Sequence[Any], *, is_known: bool) -> bool:
+        """Whether something that a call writes overlaps with something else that it takes.
+
+        A single known write may take its target as another argument too: `x += x` reads each element before it writes.
+        """
+        taken: dict[int, list[Place]] = {}
+        for leaf in leaves(list(map(self.places, bound.values()))):
+            if isinstance(leaf, Place):
+                taken.setdefault(leaf.storage, []).append(leaf)
         written = [leaf for leaf in targets if isinstance(leaf, Place)]
-        return any(self.contents.may_clash(leaf, other) for leaf in written for other in nearby[leaf.storage])
+        same_is_fine = is_known and len(targets) == 1
+        return any(
+            self.contents.overlap(leaf, other, same_is_fine=same_is_fine)
+            for leaf in written
+            for other in _without(taken[leaf.storage], leaf)
+        )
 
     def _written(self, node: Node, bound: Mapping[str, Any], targets: Sequence[Any]) -> Sequence[Value] | None:
         """The values that a known write leaves in its targets; None where they are not known."""
@@ -355,7 +363,8 @@ class SymbolicRun(Arguments):
     def _communicate(self, node: Node) -> Any:
         """What a collective of a known kind delivers, before or after its wait."""
         collective = Collective(node)
-        group = self.setting.groups[self.table.canonical(collective.group_argument)]
+        name = self.table.canonical(collective.group_argument)
+        group = self.setting.groups.get(name, name)
         bound = {name: value for name, value in ops.bind(node).items() if name not in ops.GROUP_ARGUMENTS}
         sent = [self.read(self.held[source]) for source in collective.inputs]
         value = ops.value_of(node)
@@ -375,3 +384,9 @@ def _is_followed(node: Node) -> bool:
     """Whether a call is a collective whose elements can be followed."""
     form = ops.launch_form(node.target)
     return form is not None and form.kind not in ops.POINT_TO_POINT
+
+
+def _without(places: Sequence[Place], one: Place) -> list[Place]:
+    """The places less one occurrence of one of them."""
+    position = next(k for k, place in enumerate(places) if place is one)
+    return [*places[:position], *places[position + 1 :]]

@@ -20,7 +20,7 @@ Size = Any
 Run = tuple[int, Size, Size]
 Segment = tuple[tuple[int, ...], tuple[Size, ...], Size]
 
-MAX_RUNS = 1 << 17
+MAX_RUNS = 1 << 16
 """Of a value, and of the pieces that one operator cuts: beyond it an operator is taken as unknown."""
 
 

@@ -1,7 +1,7 @@
 """The symbolic witness: what it proves of buckets, and what it must never prove."""
 
-
 import pytest
+import torch
 from torch.fx import GraphModule
 
 import weft
@@ -446,3 +446,344 @@ def test_a_wait_that_is_missing_is_not_proved(case: str):
     name, _, launch = first.strip().partition(" = ")
     changed = after.replace(first, f"    {name} = view_as({launch[5:-1]}, {launch[5:-1]})")
     assert not proof(before, changed).proved
+
+
+# What else is proved, and what is not.
+
+SYMBOLS = "symbol('s0', hint=8)\nsymbol('s1', hint=6)\n\n"
+SYMBOLIC: dict[str, tuple[str, str]] = {
+    "all-reduces": (
+        """
+def graph(n: int[s0], m: int[s1], x: f32[s0, 4], y: f32[s1]):
+    a = all_reduce(x, 'sum', 'dp')
+    b = all_reduce(y, 'sum', 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    return [wa, wb]
+""",
+        """
+def graph(n: int[s0], m: int[s1], x: f32[s0, 4], y: f32[s1]):
+    n4 = operator.mul(n, 4)
+    fx = view(x, [n4])
+    bucket = cat([fx, y])
+    r = all_reduce(bucket, 'sum', 'dp')
+    w = wait(r)
+    parts = split_with_sizes(w, [n4, m])
+    pa = parts[0]
+    wb = parts[1]
+    wa = view(pa, [n, 4])
+    return [wa, wb]
+""",
+    ),
+    "all-gathers": (
+        """
+def graph(n: int[s0], m: int[s1], x: f32[s0, 4], y: f32[s1]):
+    a = all_gather(x, 2, 'dp')
+    b = all_gather(y, 2, 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    return [wa, wb]
+""",
+        """
+def graph(n: int[s0], m: int[s1], x: f32[s0, 4], y: f32[s1]):
+    n4 = operator.mul(n, 4)
+    n2 = operator.mul(n, 2)
+    m2 = operator.mul(m, 2)
+    t = operator.add(n4, m)
+    fx = view(x, [n4])
+    bucket = cat([fx, y])
+    r = all_gather(bucket, 2, 'dp')
+    w = wait(r)
+    rows = view(w, [2, t])
+    parts = split_with_sizes(rows, [n4, m], 1)
+    pa = parts[0]
+    pb = parts[1]
+    wa = reshape(pa, [n2, 4])
+    wb = reshape(pb, [m2])
+    return [wa, wb]
+""",
+    ),
+    "reduce-scatters": (
+        """
+def graph(n: int[s0], m: int[s1], x: f32[2*s0, 4], y: f32[2*s1]):
+    a = reduce_scatter(x, 'sum', 2, 'dp')
+    b = reduce_scatter(y, 'sum', 2, 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    return [wa, wb]
+""",
+        """
+def graph(n: int[s0], m: int[s1], x: f32[2*s0, 4], y: f32[2*s1]):
+    n4 = operator.mul(n, 4)
+    t = operator.add(n4, m)
+    t2 = operator.mul(t, 2)
+    rx = view(x, [2, n4])
+    ry = view(y, [2, m])
+    rows = cat([rx, ry], 1)
+    bucket = view(rows, [t2])
+    r = reduce_scatter(bucket, 'sum', 2, 'dp')
+    w = wait(r)
+    parts = split_with_sizes(w, [n4, m])
+    pa = parts[0]
+    wb = parts[1]
+    wa = view(pa, [n, 4])
+    return [wa, wb]
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SYMBOLIC)
+def test_a_bucket_of_symbolic_sizes_is_proved_and_with_swapped_members_is_not(case: str):
+    before, after = (SYMBOLS + text.lstrip() for text in SYMBOLIC[case])
+    found = proof(before, after)
+    assert found.proved, found.difference
+    for right, wrong in (("cat([fx, y])", "cat([y, fx])"), ("cat([rx, ry], 1)", "cat([ry, rx], 1)")):
+        if right in after:
+            assert not proof(before, after.replace(right, wrong)).proved
+
+
+PACKED = (
+    """
+def graph(x: f32[4], y: f32[6], z: bf16[5]):
+    cy = _to_copy(y, dtype=bf16)
+    a = all_gather(x, 2, 'dp')
+    b = all_gather(cy, 2, 'dp')
+    c = all_gather(z, 2, 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    wc = wait(c)
+    return [wa, wb, wc]
+""",
+    """
+def graph(x: f32[4], y: f32[6], z: bf16[5]):
+    bucket = weft.pack.default([x, y, z], [f32, bf16, bf16], 1, 16)
+    r = all_gather(bucket, 2, 'dp')
+    w = wait(r)
+    rows = view(w, [2, 48])
+    sa = slice(rows, 1, 0, 16)
+    sb = slice(rows, 1, 16, 28)
+    sc = slice(rows, 1, 32, 42)
+    da = view.dtype(sa, f32)
+    db = view.dtype(sb, bf16)
+    dc = view.dtype(sc, bf16)
+    wa = reshape(da, [8])
+    wb = reshape(db, [12])
+    wc = reshape(dc, [10])
+    return [wa, wb, wc]
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("[x, y, z], [f32", "[x, z, y], [f32"),
+        ("[f32, bf16, bf16]", "[f32, f16, bf16]"),
+        ("1, 16, 28)", "1, 18, 30)"),
+        ("1, 32, 42)", "1, 16, 26)"),
+    ],
+)
+def test_a_pack_with_casts_is_proved_and_a_wrong_one_is_not(right: str, wrong: str):
+    pytest.importorskip("weft.kernels.pack")
+    before, after = PACKED
+    assert weft.verify(module(before), module(after), ranks=4).bitwise
+    found = proof(before, after)
+    assert found.proved, found.difference
+    assert right in after
+    assert not proof(before, after.replace(right, wrong)).proved
+
+
+def test_a_pack_by_rows_feeds_a_reduce_scatter():
+    pytest.importorskip("weft.kernels.pack")
+    before = """
+def graph(x: f32[4, 4], y: f32[6]):
+    a = reduce_scatter(x, 'sum', 2, 'dp')
+    b = reduce_scatter(y, 'sum', 2, 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    return [wa, wb]
+"""
+    after = """
+def graph(x: f32[4, 4], y: f32[6]):
+    raw = weft.pack.default([x, y], [f32, f32], 2, 16)
+    bucket = view.dtype(raw, f32)
+    r = reduce_scatter(bucket, 'sum', 2, 'dp')
+    w = wait(r)
+    fa = slice(w, 0, 0, 8)
+    wb = slice(w, 0, 8, 11)
+    wa = view(fa, [2, 4])
+    return [wa, wb]
+"""
+    assert proof(before, after).proved
+    assert not proof(before, after.replace("2, 16)", "1, 16)")).proved
+
+
+SUMS = (
+    """
+def graph(x: f32[4, 4], y: f32[4, 4], z: f32[4, 4]):
+    a = reduce_scatter(x, 'sum', 2, 'dp')
+    b = reduce_scatter(y, 'sum', 2, 'dp')
+    c = reduce_scatter(z, 'sum', 2, 'dp')
+    wa = wait(a)
+    wb = wait(b)
+    wc = wait(c)
+    s = add(wa, wb)
+    r = add(s, wc)
+    return [r]
+""",
+    """
+def graph(x: f32[4, 4], y: f32[4, 4], z: f32[4, 4]):
+    s = add(z, y)
+    r = add(x, s)
+    a = reduce_scatter(r, 'sum', 2, 'dp')
+    wa = wait(a)
+    return [wa]
+""",
+)
+
+
+def test_a_sum_of_reductions_is_the_reduction_of_the_sum_only_where_rounding_may_differ():
+    before, after = SUMS
+    assert proof(before, after, reassociates=True).proved
+    assert not proof(before, after).proved
+    assert not proof(before, after.replace("add(z, y)", "add(z, z)"), reassociates=True).proved
+    assert not proof(before, after.replace("'dp'", "'tp'"), reassociates=True).proved
+    maxima = [text.replace("'sum'", "'max'") for text in SUMS]
+    assert not proof(*maxima, reassociates=True).proved
+
+
+def test_an_operator_that_is_not_correctly_rounded_is_not_taken_apart():
+    before = """
+def graph(x: f32[3], y: f32[5]):
+    a = OP(x)
+    b = OP(y)
+    return [a, b]
+"""
+    after = """
+def graph(x: f32[3], y: f32[5]):
+    both = cat([x, y])
+    r = OP(both)
+    a = slice(r, 0, 0, 3)
+    b = slice(r, 0, 3, 8)
+    return [a, b]
+"""
+    for op, exact in (("relu", True), ("neg", True), ("exp", False), ("sigmoid", False)):
+        texts = [text.replace("OP", op) for text in (before, after)]
+        assert proof(*texts).proved is exact
+        assert proof(*texts, reassociates=True).proved
+
+
+DRAWS = """
+def graph(x: f32[4]):
+    p = rand_like(x)
+    q = rand_like(x)
+    s = sub(p, q)
+    return [s]
+"""
+
+
+def test_draws_are_told_apart_by_their_order_and_their_number():
+    assert proof(DRAWS, DRAWS).proved
+    assert not proof(DRAWS, DRAWS.replace("sub(p, q)", "sub(q, p)")).proved
+    unused = DRAWS.replace("sub(p, q)", "relu(p)")
+    found = proof(unused, unused.replace("    q = rand_like(x)\n", ""))
+    assert found.difference == "draws from generators differ: 2 before, 1 after"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # Twice the same target in one call: each write sees the one before it.
+        ("r = _foreach_mul_.Scalar([b, b], 2.0)", "r = mul_(b, 2.0)"),
+        ("r = _foreach_add_.List([b, c], [c, b])", "d = add(b, c)\n    r = copy_(b, d)\n    r2 = copy_(c, d)"),
+        # A read before the write is no read behind it.
+        (
+            "d = relu(b)\n    r = mul_(b, 2.0)\n    r2 = copy_(c, d)",
+            "r = mul_(b, 2.0)\n    d = relu(b)\n    r2 = copy_(c, d)",
+        ),
+        ("v = slice(b, 0, 0, 2)\n    r = zero_(v)", "v = slice(b, 0, 2, 4)\n    r = zero_(v)"),
+        ("v = view(b, [2, 2])\n    u = t(v)\n    r = mul_(u, 2.0)", "v = view(b, [2, 2])\n    r = mul_(v, 3.0)"),
+    ],
+)
+def test_writes_that_differ_are_not_proved(before: str, after: str):
+    body = "\ndef graph(b: f32[4], c: f32[4]):\n    {}\n    return [b, c]\n"
+    first, second = body.format(before), body.format(after)
+    assert not weft.verify(module(first), module(second), ranks=4).bitwise
+    assert not proof(first, second).proved
+    assert proof(first, first).proved or "_foreach" in before
+
+
+def test_a_write_through_a_view_is_seen_by_other_views():
+    before = """
+def graph(b: f32[4, 2], c: f32[2, 2]):
+    head = slice(b, 0, 0, 2)
+    w = copy_(head, c)
+    flat = view(b, [8])
+    r = relu(flat)
+    return [r]
+"""
+    after = """
+def graph(b: f32[4, 2], c: f32[2, 2]):
+    tail = slice(b, 0, 2, 4)
+    both = cat([c, tail])
+    w = copy_(b, both)
+    flat = view(both, [8])
+    r = relu(flat)
+    return [r]
+"""
+    assert weft.verify(module(before), module(after), ranks=4).bitwise
+    assert proof(before, after).proved
+
+
+def test_what_leaves_in_flight_is_not_what_was_complete():
+    text = "\ndef graph(x: f32[4]):\n    a = all_reduce(x, 'sum', 'dp')\n    w = wait(a)\n    return [w]\n"
+    flying = text.replace("    w = wait(a)\n", "").replace("[w]", "[a]")
+    assert proof(flying, text).proved
+    found = proof(text, flying)
+    assert found.difference == "tensor 0 of the outputs is in flight after, complete before"
+
+
+def test_a_difference_names_the_nodes_of_both_graphs():
+    before, after = BUCKETS["all-reduces"]
+    found = proof(before, after.replace("cat([fx, y, fz])", "cat([fx, fz, y])"))
+    assert str(found) == (
+        "not proved equal: outputs[1] was not shown to be equal: "
+        "from element 0, y (input 1) before is not z (input 2) after"
+    )
+    found = proof(before, after.replace("'sum'", "'max'"))
+    assert found.difference == (
+        "outputs[0] was not shown to be equal: "
+        "from element 0, a (all_reduce sum dp) before is not r (all_reduce max dp) after"
+    )
+
+
+def test_graphs_with_other_inputs_or_outputs_are_not_equal():
+    text = "\ndef graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n"
+    assert proof(text, text.replace("x: f32[4]", "x: f32[4], y: f32[4]")).difference == "1 inputs before, 2 after"
+    assert proof(text, text.replace("[a]", "[a, x]")).difference == "outputs is a list of 1 before, a list of 2 after"
+    assert not proof(text, text.replace("f32[4]", "f32[5]")).proved
+    assert not proof(text, text.replace("f32[4]", "bf16[4]")).proved
+
+
+def test_groups_of_one_name_and_other_ranks_are_other_groups():
+    text = "\ndef graph(x: f32[4]):\n    a = all_reduce(x, 'sum', 'dp')\n    w = wait(a)\n    return [w]\n"
+    modules = [weft.parse(f"group('dp', size=2, stride={stride})\n{text}") for stride in (1, 2)]
+    assert not prove(*modules).proved
+    assert prove(modules[0], modules[0]).proved
+
+
+def test_a_constant_is_compared_by_its_bits():
+    def scaled(constant: torch.Tensor) -> GraphModule:
+        found = module("\ndef graph(x: f32[2]):\n    a = relu(x)\n    return [a]\n")
+        found.register_buffer("scale", constant)
+        relu = next(node for node in found.graph.nodes if node.op == "call_function")
+        with found.graph.inserting_before(relu):
+            node = found.graph.get_attr("scale")
+        node.meta["val"] = relu.meta["val"]
+        relu.replace_input_with(relu.args[0], node)
+        return found
+
+    first = scaled(torch.tensor([1.0, 0.0]))
+    assert prove(first, scaled(torch.tensor([1.0, 0.0]))).proved
+    assert not prove(first, scaled(torch.tensor([1.0, -0.0]))).proved
