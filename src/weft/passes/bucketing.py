@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from weft.errors import PipelineError, compose, nearest
 from weft.graph.dag import Dag
+from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Pass
 from weft.planning.buckets import Bucketing
@@ -53,7 +54,7 @@ class BucketPass(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        self._check_names(node.name for node in dag.nodes)
+        self._check_names(dag.nodes)
         engine = Bucketing(self.name(), dag, context.groups, self.policy(context), self.strategy, self.alias_outputs)
         return self.step(*engine.plan(self.kinds))
 
@@ -70,8 +71,8 @@ class BucketPass(Pass):
             defer,
         )
 
-    def _check_names(self, nodes: Iterable[str]) -> None:
-        known = set(nodes)
+    def _check_names(self, nodes: Iterable[Node]) -> None:
+        known = {name for node in nodes for name in (node.name, *node.meta.get(MEMBERS_KEY, ()))}
         for name in (*self.forbidden, *(name for names in self.pinned for name in names.split("+"))):
             if name not in known:
                 do = nearest(name, known) or "name launches as the listing does"

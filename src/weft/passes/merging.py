@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import FakeTensor, OpOverload, fake_view
+from weft.compat import FakeTensor, fake_view
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.ops import Kind
 from weft.kernels.pack import ALIGNMENT, PACK, row_layout
 from weft.passes.bucket_pieces import Piece, Pieces
-from weft.planning.members import FROM_ROWS
+from weft.planning.members import FROM_ROWS, written_buffer
 from weft.planning.plan import Merge
 
 aten = torch.ops.aten
@@ -63,15 +63,18 @@ class _Builder(Pieces):
 
     def _concatenate(self) -> Node:
         dtype = ops.value_of(self.pieces[0].source).dtype
-        flats = [self._flat(piece) for piece in self.pieces]
-        whole = _whole(flats) if self.num_rows == 1 else None
+        whole = _whole([piece.source for piece in self.pieces]) if self.num_rows == 1 else None
         columns = self.total_columns()
         size = [columns] if self.num_rows == 1 else [self.num_rows, columns]
         dim = () if self.num_rows == 1 else (1,)
-        packed = whole or self.call(aten.cat.default, (flats, *dim), self.new(size, dtype), "packed")
+        packed = whole
+        if packed is None:
+            flats = [self._flat(piece) for piece in self.pieces]
+            packed = self.call(aten.cat.default, (flats, *dim), self.new(size, dtype), "packed")
         for step in reversed(self.folded_steps()):
             value = self.new(size, ops.value_of(step).dtype)
-            packed = self.call(step.target, (packed, *step.args[1:]), value, step.name, None, **dict(step.kwargs))
+            name = f"{step.name}_packed"
+            packed = self.call(step.target, (packed, *step.args[1:]), value, name, None, **dict(step.kwargs))
         if self.num_rows == 1:
             return packed
         value = self.view(packed, [self.num_rows * columns]) if self.is_static else None
@@ -195,6 +198,8 @@ class _Builder(Pieces):
             if not rows_stay and value.numel():
                 return self.call(aten.reshape.default, (column, shape), value, f"{name}_out", like=piece.launch)
             column = self._copy(column, piece)
+            if self.is_static and ops.value_of(column).shape == value.shape:
+                return column
             kept = self.view(column, list(value.shape)) if self.is_static else None
             return self.call(aten.view.default, (column, shape), kept, f"{name}_out", like=piece.launch)
         if value.dim() != 1:
@@ -211,7 +216,7 @@ class _Builder(Pieces):
 
     def _heirs(self, piece: Piece, result: Node) -> dict[Node, Node]:
         """Who takes the place of a member's results and waits; what it wrote to is written to once more."""
-        buffer = self._written(piece)
+        buffer = written_buffer(Collective(piece.launch), piece.part)
         if buffer is not None:
             value, name = ops.value_of(buffer), f"{piece.launch.name}_written"
             result = self.call(aten.copy_.default, (buffer, result), value, name, like=piece.launch)
@@ -223,17 +228,6 @@ class _Builder(Pieces):
             elif self._is_view_of(waited, piece.part.results):
                 heirs[wait] = waited
         return heirs
-
-    def _written(self, piece: Piece) -> Node | None:
-        """The buffer that a member writes; None where it writes none that anybody else sees."""
-        form = Collective(piece.launch).form
-        if form.written is None:
-            return None
-        if form.written == form.tensors:
-            return piece.part.source
-        buffer: Any = ops.bind(piece.launch)[form.written]
-        fresh = isinstance(buffer.target, OpOverload) and buffer.target.name().startswith("aten::empty")
-        return None if fresh and len(buffer.users) == 1 else buffer
 
     def _is_view_of(self, node: Any, results: Sequence[Node]) -> bool:
         while isinstance(node, Node) and node not in results:
@@ -270,9 +264,9 @@ def _op(name: str) -> Any:
     return ops.op_names()[name]
 
 
-def _whole(flats: Sequence[Node]) -> Node | None:
+def _whole(sources: Sequence[Node]) -> Node | None:
     """The tensor that these are the parts of, all of them and in order: then packing them is not needed."""
-    origins = [_origin(flat) for flat in flats]
+    origins = [_origin(source) for source in sources]
     parts = origins[0].args[0] if origins[0].target is getitem else None
     if not isinstance(parts, Node) or parts.target is not aten.split_with_sizes.default:
         return None

@@ -11,15 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torch.fx import Node
-
-from weft.graph.collective import collectives
+from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.ops import Kind
 from weft.graph.values import ValueNumbers
-from weft.planning.members import Key, Member, Refusal, Strategy, Touches, is_bucket, parts_of, read_member
+from weft.planning.members import (
+    Key,
+    Member,
+    Part,
+    Refusal,
+    Strategy,
+    Touches,
+    is_bucket,
+    parts_of,
+    read_member,
+    written_buffer,
+)
 from weft.planning.placement import Placement
 from weft.planning.plan import Decision, Merge, Reason, bucket_names
 from weft.planning.policies import Policy
@@ -181,8 +190,13 @@ class Bucketing:
                 sentence = f"{member.name} does not join {first.name}: one needs {blocking}, which is of the other"
             return Refusal(Reason.DEPENDENCY, sentence, blocking)
         place = max(member.index, bucket.members[-1].index)
-        found = (self.touches.why_not_later(m, place, self.strategy != "coalesced") for m in (*bucket.members, member))
-        return next((refusal for refusal in found if refusal is not None), None)
+        for one in (*bucket.members, member):
+            touching = self.touches.why_not_later(one, place, self.strategy != "coalesced")
+            if touching is not None:
+                what = f"{touching.name} touches the buffer of {one.name} before the bucket could be launched"
+                sentence = f"{member.name} does not join {first.name}: {what}"
+                return Refusal(Reason.MUTATED, sentence, touching.name)
+        return None
 
     def _shards(self, member: Member) -> set[int]:
         """What an all-gather gathers, by value number."""
@@ -201,18 +215,20 @@ class Bucketing:
 
     def _merge(self, bucket: Bucket, place: tuple[tuple[str, ...], str | None, str | None]) -> Merge:
         carried, launch_before, wait_before = place
-        parts = [part for member in bucket.members for part in parts_of(member.collective)]
-        owned = tuple(n for n, part in enumerate(parts) if self._must_own(part.results))
-        folded = foldable([part.source for part in parts], self.strategy, self.touches)
+        parts = [(member.collective, part) for member in bucket.members for part in parts_of(member.collective)]
+        owned = tuple(n for n, (collective, part) in enumerate(parts) if self._must_own(collective, part))
+        folded = foldable([part.source for _, part in parts], self.strategy, self.touches)
         launches = tuple(member.name for member in bucket.members)
         carried = tuple(name for name in carried if name not in folded)
         return Merge(launches, self.strategy, owned, folded, carried, launch_before, wait_before)
 
-    def _must_own(self, results: tuple[Node, ...]) -> bool:
+    def _must_own(self, collective: Collective, part: Part) -> bool:
+        if written_buffer(collective, part) is not None:  # the result is copied to it
+            return False
         effects = self.dag.effects
-        held = {s for node in results for s in effects.held(self.dag.index[node])}
+        held = {s for node in part.results for s in effects.held(self.dag.index[node])}
         returned = not self.alias_outputs and not held.isdisjoint(effects.held_by_outputs)
-        return returned or not held.isdisjoint(effects.written)
+        return returned or any(self.touches.is_overwritten(node, collective.launch) for node in part.results)
 
     def _note(self, index: int, refusal: Refusal, *launches: str) -> None:
         self.decisions.append(

@@ -101,6 +101,16 @@ def parts_of(collective: Collective) -> list[Part]:
     ]
 
 
+def written_buffer(collective: Collective, part: Part) -> Node | None:
+    """What a collective writes this tensor to; None where it writes to nothing that anybody else sees."""
+    form = collective.form
+    if form.written is None or form.written == form.tensors:
+        return part.source if form.written is not None else None
+    buffer: Node = ops.bind(collective.launch)[form.written]
+    fresh = isinstance(buffer.target, OpOverload) and buffer.target.name().startswith("aten::empty")
+    return None if fresh and len(buffer.users) == 1 else buffer
+
+
 def read_member(collective: Collective, dag: Dag, strategy: Strategy) -> Member | Refusal:
     """The collective as a member, or why it cannot be one."""
     refusal = _why_not(collective, dag, strategy)
@@ -194,11 +204,18 @@ class Touches:
 
     def is_written(self, node: Node) -> bool:
         """Whether something writes to what the node holds."""
-        held = self.dag.effects.held(self.dag.index[node])
-        return any(is_write for storage in held for _, is_write in self.by_storage.get(storage, ()))
+        return any(True for _ in self._writers(node))
 
-    def why_not_later(self, member: Member, place: int, owns_results: bool) -> Refusal | None:
-        """Why the member cannot send at a later place what it sends where it is, or receive there."""
+    def is_overwritten(self, result: Node, launch: Node) -> bool:
+        """Whether something else than its launch and the waits writes to a result."""
+        return any(writer is not launch and not ops.is_wait(writer.target) for writer in self._writers(result))
+
+    def _writers(self, node: Node) -> Iterable[Node]:
+        for touches in self._touched([node]):
+            yield from (self.dag.nodes[i] for i, is_write in touches if is_write)
+
+    def why_not_later(self, member: Member, place: int, owns_results: bool) -> Node | None:
+        """The node that keeps the member from sending, or receiving, at a later place what it does where it is."""
         if not self.by_storage:
             return None
         dag, collective = self.dag, member.collective
@@ -206,13 +223,13 @@ class Touches:
         for touches in self._touched(collective.inputs):
             for i, is_write in self._between(touches, member.index, place):
                 if i not in own and (is_write or not collective.is_functional):
-                    return self._refusal(member, i)
+                    return dag.nodes[i]
         if not owns_results or not collective.is_functional:
             nodes = [result for part in parts_of(collective) for result in part.results]
             for touches in self._touched(nodes):
                 for i, _ in self._between(touches, member.index, place):
                     if i not in own:
-                        return self._refusal(member, i)
+                        return dag.nodes[i]
         return None
 
     def _touched(self, nodes: list[Node]) -> list[list[tuple[int, bool]]]:
@@ -222,11 +239,6 @@ class Touches:
     def _between(self, touches: list[tuple[int, bool]], first: int, last: int) -> Iterable[tuple[int, bool]]:
         start = bisect_right(touches, (first, True))
         return itertools.takewhile(lambda touch: touch[0] <= last, itertools.islice(touches, start, None))
-
-    def _refusal(self, member: Member, i: int) -> Refusal:
-        blocking = self.dag.nodes[i].name
-        sentence = f"{member.name} stays: {blocking} touches its buffer before the bucket could be launched"
-        return Refusal(Reason.MUTATED, sentence, blocking)
 
 
 def uses_of(collective: Collective) -> list[Node]:

@@ -13,10 +13,10 @@ Before::
 
 After::
 
-    g0_flat: f32[8] = view(g0, [8])
-    packed: f32[14] = cat([g0_flat, g1])
-    d0: f32[14] = div(packed, 2)
-    ar0_bucket: f32[14] = all_reduce(d0, 'sum', 'dp')
+    d0_flat: f32[8] = view(g0, [8])
+    packed: f32[14] = cat([d0_flat, g1])
+    d0_packed: f32[14] = div(packed, 2)
+    ar0_bucket: f32[14] = all_reduce(d0_packed, 'sum', 'dp')
     ...
 
 A gradient is told by where it goes: no product of matrices follows. It does not matter whether it is divided, by what,
