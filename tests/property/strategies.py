@@ -7,6 +7,7 @@ flights with a model of its own, which knows nothing of `weft.graph.effects`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -306,14 +307,28 @@ STEPS = (
 )
 
 
-def random_listing(rng: Random, num_steps: int | None = None) -> str:
+BUCKET_STEPS = (
+    *(("pointwise", 5), ("binary", 3), ("matmul", 2), ("cast", 3), ("draw", 1), ("concatenate", 1)),
+    *(("view", 2), ("transpose", 1), ("slice", 1), ("write", 3)),
+    *(("all_gather", 8), ("reduce_scatter", 8), ("all_reduce", 8), ("broadcast", 5), ("all_to_all", 4)),
+    *(("coalesced", 3), ("wait", 20), ("wait_again", 1), ("gather_again", 2)),
+)
+"""Programs with many collectives of few sorts, for passes that merge them."""
+
+
+def random_listing(
+    rng: Random,
+    num_steps: int | None = None,
+    steps: tuple[tuple[str, int], ...] = STEPS,
+    dtypes: Sequence[str] = DTYPES,
+) -> str:
     """A random valid program. Its types are left out: reading it computes them."""
     builder = Builder(rng, rng.choice(MESHES))
     for _ in range(rng.randint(2, 5)):
         shape = rng.choice([(4, 4), (8, 4), (4, 8), (8,), (8, 8)])
-        builder.values.append(builder.new(shape, rng.choice(DTYPES)))
+        builder.values.append(builder.new(shape, rng.choice(dtypes)))
     inputs = ", ".join(f"{v.name}: {v.dtype}[{', '.join(map(str, v.shape))}]" for v in builder.values)
-    names, weights = zip(*STEPS, strict=True)
+    names, weights = zip(*steps, strict=True)
     for step in rng.choices(names, weights, k=num_steps or rng.randint(10, 60)):
         getattr(builder, step)()
     for flight in list(builder.flights):

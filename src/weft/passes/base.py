@@ -117,6 +117,8 @@ class Pass(ABC):
                         edit.erase(_node(nodes, name))
                 case Merge():
                     heirs |= merge(edit, nodes, action)
+                case _:
+                    raise PlanError(compose(self.name(), f"it cannot {action.kind}: that is for another pass"))
         edit.replace_each(heirs)
 
     def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:

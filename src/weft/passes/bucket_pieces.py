@@ -96,14 +96,16 @@ class Pieces:
 
     def received(self, piece: Piece) -> Any:
         """The fake value of a result: the one there is, so that whatever is made from it stays as it is."""
-        node = piece.part.results[0] if piece.part.results else None
-        wait = next((user for user in node.users if ops.is_wait(user.target)), node) if node is not None else None
-        if wait is not None:
-            return ops.value_of(wait)
         sizes: list[Any] = list(piece.sent.shape)
-        factor = {Kind.ALL_GATHER: self.num_ranks}.get(self.kind, 1)
-        divisor = {Kind.REDUCE_SCATTER: self.num_ranks}.get(self.kind, 1)
-        return self.new([sizes[0] * factor // divisor, *sizes[1:]] if sizes else [], piece.sent.dtype)
+        if self.kind is Kind.ALL_GATHER:
+            sizes[0] = sizes[0] * self.num_ranks
+        elif self.kind is Kind.REDUCE_SCATTER:
+            sizes[0] = sizes[0] // self.num_ranks
+        waits = [user for result in piece.part.results for user in result.users if ops.is_wait(user.target)]
+        value = ops.value_of(waits[0]) if waits and Collective(piece.launch).is_functional else None
+        if isinstance(value, Tensor):
+            return value
+        return fake_tensor(self.edit.mode, sizes, contiguous_strides(sizes), piece.sent.dtype, piece.sent.device)
 
     def shape(self, piece: Piece) -> list[Any]:
         """The shape of a result, with nodes for symbolic sizes."""

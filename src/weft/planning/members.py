@@ -119,7 +119,8 @@ def read_member(collective: Collective, dag: Dag, strategy: Strategy) -> Member 
     bound = ops.bind(collective.launch)
     kind = collective.kind
     values: list[Tensor] = [ops.value_of(source) for source in collective.inputs]
-    mixes = kind in MOVES_DATA and strategy != "concat"
+    # Not `coalesced`: gloo (torch 2.13) fills wrong values where a list of tensors to gather has several dtypes.
+    mixes = kind in MOVES_DATA and strategy == "pack"
     size = bound.get("group_size")
     if kind is Kind.ALL_TO_ALL:
         size = len(bound["input_split_sizes"])
@@ -162,7 +163,7 @@ def _why_not_by_values(collective: Collective, strategy: Strategy) -> Refusal | 
     needs_numbers = strategy == "pack" or kind is Kind.ALL_TO_ALL
     if needs_numbers and any(type(size) is not int for value in values for size in value.shape):
         return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: a size of what it sends is no number, as its layout needs")
-    if len({value.dtype for value in values}) > 1 and (strategy == "concat" or kind not in MOVES_DATA):
+    if len({value.dtype for value in values}) > 1 and (strategy != "pack" or kind not in MOVES_DATA):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it sends several dtypes, which only a pack can hold")
     if not all(_is_contiguous(value) for value in received):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, that of a bucket is")

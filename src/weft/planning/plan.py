@@ -120,7 +120,16 @@ class Merge:
     kind: Literal["merge"] = "merge"
 
 
-Action = Move | Replace | Erase | Merge
+@dataclass(frozen=True)
+class Fold:
+    """Reduce a sum instead of summing what was reduced."""
+
+    additions: tuple[str, ...]
+    """The additions of one tree, the root last."""
+    kind: Literal["fold"] = "fold"
+
+
+Action = Move | Replace | Erase | Merge | Fold
 
 
 @dataclass(frozen=True)

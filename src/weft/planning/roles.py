@@ -1,9 +1,9 @@
 """What a collective carries: parameters, gradients or activations.
 
 Contract: told by what it gathers and where its result goes, never by names. A collective that reduces nothing carries a
-parameter if it sends one graph input, at most cast, scaled or reshaped. It carries a gradient if no matrix product, convolution,
-attention or embedding is behind its result: what is left is scaling, clipping, accumulation, the optimizer and other
-collectives.
+parameter if it sends one graph input, at most cast, scaled or reshaped. It carries a gradient if no matrix product,
+convolution, attention or embedding is behind its result: what is left is scaling, clipping, accumulation, the optimizer
+and other collectives.
 """
 
 from __future__ import annotations
