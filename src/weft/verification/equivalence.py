@@ -127,12 +127,12 @@ def _is_same(first: Any, second: Any) -> bool:
     if isinstance(first, GraphModule) and isinstance(second, GraphModule):
         own = [{name: id(t) for name, t in [*m.named_parameters(), *m.named_buffers()]} for m in (first, second)]
         return own[0] == own[1] and render(first) == render(second)
-    # Fakes and other subclasses have no bits to compare.
-    plain = {type(first), type(second)} <= {Tensor, torch.nn.Parameter}
-    return plain and _has_same_bits(first, second)
+    return isinstance(first, Tensor) and isinstance(second, Tensor) and _has_same_bits(first, second)
 
 
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
+    if not {type(first), type(second)} <= {Tensor, torch.nn.Parameter}:
+        return False  # fakes and other subclasses have no bits to compare
     if first.is_meta or second.is_meta or first.dtype != second.dtype or first.shape != second.shape:
         return False
     if first.numel() > MAX_COMPARED:

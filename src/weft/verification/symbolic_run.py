@@ -365,6 +365,9 @@ class SymbolicRun(Arguments):
         collective = Collective(node)
         name = self.table.canonical(collective.group_argument)
         group = self.setting.groups.get(name, name)
+        size, known = ops.bind(node).get("group_size"), self.table.groups.get(name)
+        if known is not None and known.size and size is not None and size != known.size:
+            raise Lost(f"it has group_size {size}, group {name!r} has {known.size} ranks")
         bound = {name: value for name, value in ops.bind(node).items() if name not in ops.GROUP_ARGUMENTS}
         sent = [self.read(self.held[source]) for source in collective.inputs]
         value = ops.value_of(node)

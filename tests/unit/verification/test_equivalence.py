@@ -773,6 +773,12 @@ def test_groups_of_one_name_and_other_ranks_are_other_groups():
     assert prove(modules[0], modules[0]).proved
 
 
+def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
+    text = "\ndef graph(x: f32[4]):\n    a = all_gather(x, 4, 'dp')\n    w = wait(a)\n    return [w]\n"
+    expected = "a of the graph before cannot be followed: it has group_size 4, group 'dp' has 2 ranks"
+    assert proof(text, text).difference == expected
+
+
 def test_a_constant_is_compared_by_its_bits():
     def scaled(constant: torch.Tensor) -> GraphModule:
         found = module("\ndef graph(x: f32[2]):\n    a = relu(x)\n    return [a]\n")
