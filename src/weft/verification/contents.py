@@ -193,3 +193,9 @@ def find_tangles(dag: Dag, followed: Set[int]) -> set[int]:
             tangled |= held & bases
             bases |= held
     return tangled
+
+
+def without(places: Sequence[Place], one: Place) -> list[Place]:
+    """The places less one occurrence of one of them."""
+    position = next(k for k, place in enumerate(places) if place is one)
+    return [*places[:position], *places[position + 1 :]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from operator import getitem
 from typing import Any
 
@@ -24,7 +25,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges
-from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles
+from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
 from weft.verification.index_maps import MAPS, Call, cast
 from weft.verification.symbolic_arguments import Arguments, leaves, name_of
 from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
@@ -272,6 +273,8 @@ class SymbolicRun(Arguments):
     def _write(self, i: int, node: Node, profile: Profile) -> Any:
         bound = ops.bind(node)
         targets = [leaf for name in profile.writes for leaf in leaves(self.places(bound.get(name)))]
+        sends = [op != "irecv" for op in bound.get("op_list", ())]  # of a batch, which writes what it receives only
+        targets = [leaf for leaf, is_sent in zip_longest(targets, sends) if not is_sent]
         extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
         values = None if profile.random else self._written(node, bound, targets)
         if self._clashes(bound, targets, is_known=values is not None):
@@ -292,6 +295,9 @@ class SymbolicRun(Arguments):
         if not profile.aliases:
             return self._own(i, self.result(ops.value_of(node), atom))
         shared = [self.places(bound.get(name)) for name in profile.aliases]
+        if any(sends):
+            new = self.result(ops.value_of(node), atom)
+            return [made if is_sent else old for made, old, is_sent in zip(new, shared[0], sends, strict=True)]
         return shared[0] if len(shared) == 1 else shared
 
     def _clashes(self, bound: Mapping[str, Any], targets: Sequence[Any], *, is_known: bool) -> bool:
@@ -308,7 +314,7 @@ class SymbolicRun(Arguments):
         return any(
             self.contents.overlap(leaf, other, same_is_fine=same_is_fine)
             for leaf in written
-            for other in _without(taken[leaf.storage], leaf)
+            for other in without(taken[leaf.storage], leaf)
         )
 
     def _written(self, node: Node, bound: Mapping[str, Any], targets: Sequence[Any]) -> Sequence[Value] | None:
@@ -387,9 +393,3 @@ def _is_followed(node: Node) -> bool:
     """Whether a call is a collective whose elements can be followed."""
     form = ops.launch_form(node.target)
     return form is not None and form.kind not in ops.POINT_TO_POINT
-
-
-def _without(places: Sequence[Place], one: Place) -> list[Place]:
-    """The places less one occurrence of one of them."""
-    position = next(k for k, place in enumerate(places) if place is one)
-    return [*places[:position], *places[position + 1 :]]

@@ -779,6 +779,26 @@ def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
     assert proof(text, text).difference == expected
 
 
+def test_transfers_are_told_apart_by_their_order():
+    text = """
+def graph(x: f32[4], y: f32[4], z: f32[4]):
+    first = batch_p2p(['isend', 'irecv'], [1, 1], [0, 0], [x, y], 'dp')
+    a = first[0]
+    b = first[1]
+    wa = wait(a)
+    wb = wait(b)
+    second = batch_p2p(['isend', 'irecv'], [1, 1], [0, 0], [x, z], 'dp')
+    c = second[0]
+    d = second[1]
+    wc = wait(c)
+    wd = wait(d)
+    return [wb, wd, wa, x]
+"""
+    assert proof(text, text).proved
+    swapped = text.replace("[x, y]", "[x, w]").replace("[x, z]", "[x, y]").replace("[x, w]", "[x, z]")
+    assert not proof(text, swapped.replace("[wb, wd", "[wd, wb")).proved
+
+
 def test_a_constant_is_compared_by_its_bits():
     def scaled(constant: torch.Tensor) -> GraphModule:
         found = module("\ndef graph(x: f32[2]):\n    a = relu(x)\n    return [a]\n")
