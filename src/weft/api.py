@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch.fx import GraphModule
 
@@ -15,10 +15,12 @@ from weft.errors import VerificationError, compose
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, parse, render
+from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.report import GraphRecord, Report, record_passes
 from weft.verification.comparison import Verdict, compare, example_inputs
+from weft.verification.equivalence import Proof, prove
 from weft.verification.real_ranks import RealRanks
 from weft.verification.virtual_cluster import VirtualCluster
 
@@ -48,24 +50,41 @@ def optimize(
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
 
-    `verify` chooses the witness: `structure` checks the invariants after every pass, `values` also runs both graphs on
-    every rank of a virtual cluster.
+    `verify` chooses the witness: `structure` checks the invariants after every pass; `equivalence` also proves, without
+    data and at any size, that both graphs compute the same; `values` runs both on every rank of a virtual cluster.
     """
-    if verify not in ("structure", "values", "off"):
-        do = "use verify='structure' or verify='values'"
-        raise VerificationError(compose("optimize", f"the witness {verify!r} does not exist yet", do=do))
+    if verify not in get_args(Witness):
+        do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
+        raise VerificationError(compose("optimize", f"no witness is called {verify!r}", do=do))
     named = cluster.name if isinstance(cluster, Cluster) else None if cluster is None else str(cluster)
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     run = chosen.run(
         module, cluster=cluster, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
     )
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
+    if verify == "equivalence":
+        witnesses.append(f"equivalence: {_proof(module, run, chosen, groups)}")
     if verify == "values":
         verdict = _verify_modules(module, run.module, groups=groups)
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
     return Result(run.module, run.plan, _report(module, run, named, tuple(witnesses)))
+
+
+def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | None) -> Proof:
+    """The proof that a run kept what is computed; in real arithmetic only where a pass that says so changed it."""
+    reassociates = any(
+        entry.changed and rewrite.numerics is not Numerics.EXACT
+        for rewrite, entry in zip(pipeline.passes, run.log, strict=True)
+    )
+    proof = prove(module, run.module, groups=groups)
+    if not proof and reassociates:
+        proof = prove(module, run.module, groups=groups, reassociates=True)
+    if not proof:
+        do = "compare values with verify='values'; if they differ, please report the listing"
+        raise VerificationError(compose("optimize", f"the optimized graph is {proof}", do=do))
+    return proof
 
 
 def _report(module: GraphModule, run: Run, cluster: str | None, witnesses: tuple[str, ...]) -> Report:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 import weft
 from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.text import digest
+from weft.verification.equivalence import Proof
 
 LISTING = """group('dp', size=2)
 
@@ -105,12 +106,26 @@ def test_no_witness_is_named_that_was_not_called():
     assert weft.optimize(module_of(), verify="off").report.witnesses == ()
 
 
-@pytest.mark.parametrize("witness", ["equivalence", "hope"])
-def test_a_witness_that_does_not_exist_is_refused(witness: str):
+def test_a_witness_that_does_not_exist_is_refused():
     with pytest.raises(VerificationError) as error:
-        weft.optimize(module_of(), verify=witness)
+        weft.optimize(module_of(), verify="hope")  # type: ignore[arg-type]
     assert str(error.value) == (
-        f"optimize: the witness {witness!r} does not exist yet\nuse verify='structure' or verify='values'"
+        "optimize: no witness is called 'hope'\nuse one of 'structure', 'equivalence', 'values', 'off'"
+    )
+
+
+def test_equivalence_is_proved_and_named():
+    report = weft.optimize(module_of(), verify="equivalence").report
+    assert report.witnesses[1].startswith("equivalence: proved equal (")
+
+
+def test_what_is_not_proved_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.api.prove", lambda *_, **__: Proof(False, "outputs[0] was not shown to be equal", 1))
+    with pytest.raises(VerificationError) as error:
+        weft.optimize(module_of(), verify="equivalence")
+    assert str(error.value) == (
+        "optimize: the optimized graph is not proved equal: outputs[0] was not shown to be equal\n"
+        "compare values with verify='values'; if they differ, please report the listing"
     )
 
 

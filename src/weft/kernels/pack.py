@@ -44,6 +44,8 @@ def _pack(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: in
     sizes = _row_bytes(tensors, dtypes, num_rows)
     offsets, row_bytes = row_layout(sizes, alignment)
     buffer = torch.zeros(num_rows * row_bytes, dtype=torch.uint8, device=tensors[0].device)
+    if not row_bytes:
+        return buffer
     rows = buffer.view(num_rows, row_bytes)
     parts = [
         rows[:, offset : offset + size].view(dtype) for dtype, offset, size in zip(dtypes, offsets, sizes, strict=True)

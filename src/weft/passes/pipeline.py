@@ -29,9 +29,12 @@ from weft.passes.base import Context, Pass, parse_pass
 from weft.planning.plan import Plan, Step, what_differs
 from weft.version import VERSION
 
+# `auto` merges reductions too: from three ranks on their sums may round otherwise. `exact` changes no bit.
 PRESETS: dict[str, str] = {
     "none": "",
-    "auto": "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits",
+    "auto": "remove-dead-code,dedupe-collectives,dedupe-reduce-scatters,bucket-all-gathers{only=parameters},"
+    "bucket-reduce-scatters{only=gradients},fuse-ddp-all-reduces,hoist-launches,sink-waits",
+    "exact": "remove-dead-code,dedupe-collectives,bucket-all-gathers{only=parameters},hoist-launches,sink-waits",
 }
 
 

@@ -79,7 +79,7 @@ class Bucketing:
         buckets = self._pin([Bucket(self._slot(m), [m], m.num_bytes, closed=is_bucket(m.collective)) for m in members])
         while self._sweep(buckets):
             buckets = sorted((b for b in buckets if b.members), key=lambda b: b.first.index)
-        merged = [bucket for bucket in buckets if len(bucket.members) > 1]
+        merged = [bucket for bucket in buckets if len(bucket.members) > 1 and bucket.num_bytes]
         places = Placement(self.dag, self.policy).of([[m.collective for m in b.members] for b in merged])
         merges = [self._merge(bucket, place) for bucket, place in zip(merged, places, strict=True)]
         for bucket in buckets:
@@ -238,6 +238,11 @@ class Bucketing:
     def _decide(self, bucket: Bucket, buckets: list[Bucket]) -> None:
         first, kind = bucket.first, bucket.first.key.kind.value
         group = self.groups.canonical(first.key.group)
+        if len(bucket.members) > 1 and not bucket.num_bytes:
+            for member in bucket.members:
+                refusal = Refusal(Reason.ALONE, f"{member.name} stays: it sends nothing, nor does any that it could join")
+                self._note(member.index, refusal, member.name)
+            return
         if len(bucket.members) > 1:
             names = tuple(member.name for member in bucket.members)
             what = f"{len(names)} launches of {kind} in {group!r} become one of {bucket.num_bytes} bytes"

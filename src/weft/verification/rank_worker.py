@@ -21,10 +21,12 @@ import torch.distributed as dist
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.text import parse
-from weft.kernels import pack as pack_kernel  # noqa: F401  (so that listings may name its operator)
+from weft.kernels.pack import PACK
 from weft.verification.rank import Program, Rank, RankResult, tensors_in
 from weft.verification.wire import Answer, Job, Packed, Prepare, Progress, pack, unpack
 
+OPERATORS = (PACK,)
+"""Operators of Weft's own that listings name: importing them registers them."""
 Part = tuple[int, ...]
 WARM_UP = Job("def graph(x: f32[1]):\n    y = relu(x)\n    return [y]\n", pack({}), pack([torch.ones(1)]), {}, 0, 1)
 """Run before the first real job, so that what torch imports late does not count against that job's timeout."""

@@ -108,7 +108,7 @@ def test_a_pipeline_is_a_value():
         ("zzz", "pipeline: no pass is called 'zzz'\n`weft passes` lists them"),
         ("sink waits", "pipeline: 'sink waits' is no pass\nwrite name or name{option=value}"),
         ("sink-waits{", "pipeline: 'sink-waits{' is no pass\nwrite name or name{option=value}"),
-        ("sink-waits{fast=true}", "sink-waits: no option is called 'fast'\nit has no options"),
+        ("remove-dead-code{fast=true}", "remove-dead-code: no option is called 'fast'\nit has no options"),
         (
             "hoist-launches{max-in-flight=64}",
             "hoist-launches: no option is called 'max-in-flight'\ndid you mean 'max-in-flight-bytes'?",
