@@ -104,7 +104,7 @@ def read(path: Path) -> list[Section]:
         raise GoldenError(f"{path.name}: the first line is no title such as `# hoist-launches`")
     spec = lines[0].removeprefix("# ").strip()
     starts = [k for k in _outside_fences(lines) if lines[k].startswith("## ")]
-    found = [_read_section(path, lines, k, end, spec) for k, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    found = [_read_section(path, lines, k, end, spec) for k, end in zip(starts, [*starts, len(lines)][1:], strict=True)]
     titles = [section.title for section in found]
     twice = next((title for title in titles if titles.count(title) > 1), None)
     if twice is not None:

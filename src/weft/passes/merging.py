@@ -194,7 +194,7 @@ class _Builder(Pieces):
         shape = self.shape(piece)
         value = self.received(piece)
         if by_rows:
-            rows_stay = not self.is_static or value.shape[0] == self.num_ranks or len(self.pieces) == 1
+            rows_stay = not self.is_static or value.shape[0] == self.num_ranks or ops.value_of(column).is_contiguous()
             if not rows_stay and value.numel():
                 return self.call(aten.reshape.default, (column, shape), value, f"{name}_out", like=piece.launch)
             column = self._copy(column, piece)

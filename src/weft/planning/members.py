@@ -167,6 +167,9 @@ def _why_not_by_values(collective: Collective, strategy: Strategy) -> Refusal | 
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it sends several dtypes, which only a pack can hold")
     if not all(_is_contiguous(value) for value in received):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, that of a bucket is")
+    if strategy == "coalesced" and kind is Kind.ALL_REDUCE and not all(_is_contiguous(value) for value in values):
+        what = "it sends what is not contiguous, and a list of such is traced with results that are not"
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {what}")
     if kind is Kind.ALL_TO_ALL and not _has_equal_splits(collective):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its splits are not numbers, all equal")
     return None
