@@ -63,7 +63,8 @@ def step_of(node: Node) -> Step | None:
     name = ops_name(node)
     if name in SCALINGS:
         scale = node.args[1] if len(node.args) == 2 and not node.kwargs else None
-        return (node.target, scale, value.dtype, before.dtype) if isinstance(scale, int | float) else None
+        known = isinstance(scale, int | float)
+        return (node.target, repr(scale), value.dtype, before.dtype) if known else None  # 0.0 == -0.0, 1 == True
     if name in CASTS and _only_casts(node):
         return (CASTS, value.dtype, before.dtype)
     return None

@@ -113,3 +113,9 @@ def test_a_scaling_by_a_size_is_no_step():
     module = graph("x: f32[s0]", "n = sym_size.int(x, 0)", "s = div(x, n)", returns="s", head=head)
     assert step_of(node(module, "s")) is None
     assert isinstance(node(module, "n").meta["val"], torch.SymInt)
+
+
+@pytest.mark.parametrize(("first", "second"), [("0.0", "-0.0"), ("1", "True"), ("2", "4")])
+def test_scalings_by_numbers_that_only_look_equal_are_not_one_step(first: str, second: str):
+    module = graph("x: f32[4], y: f32[4]", f"a = mul(x, {first})", f"b = mul(y, {second})", returns="a, b")
+    assert step_of(node(module, "a")) != step_of(node(module, "b"))
