@@ -31,6 +31,7 @@ from weft.graph.dag import Dag
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import Pipeline, Run
 from weft.verification.comparison import example_inputs
+from weft.verification.equivalence import prove
 
 FOLDER = Path(__file__).parent
 CHECKS = "(checks)"
@@ -218,6 +219,10 @@ def check_values(section: Section, modules: GraphModule | list[GraphModule], run
     exact = all(parse_pass(spec).numerics is Numerics.EXACT for spec in str(Pipeline.parse(section.spec)).split(","))
     if not (verdict.bitwise if exact else verdict.equal):
         raise GoldenError(str(verdict))
+    if isinstance(modules, GraphModule) and isinstance(after, GraphModule):
+        proof = prove(modules, after, reassociates=not exact)
+        if not proof:
+            raise GoldenError(str(proof))
 
 
 def _same(what: str, expected: str | None, found: str | None) -> None:

@@ -20,6 +20,7 @@ from weft.graph.edit import MEMBERS_KEY
 from weft.graph.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
+from weft.verification.equivalence import prove
 
 NUM_SEEDS = 10_000 if os.environ.get("WEFT_FUZZ") == "full" else 500
 CHUNK = 25
@@ -59,6 +60,8 @@ def check_one(seed: int) -> Run:
         p.numerics is Numerics.EXACT for p, entry in zip(pipeline.passes, run.log, strict=True) if entry.changed
     )
     assert verdict.bitwise if exact else verdict.equal, f"{verdict}\n{told}"
+    proof = prove(before, run.module)
+    assert proof, f"{proof}\n{told}"
     after = render(run.module)
     assert render(parse(after)) == after, told
     # What is packed is in flight no more, and buckets are numbered anew for their caps: a second run may merge more.

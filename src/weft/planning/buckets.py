@@ -15,7 +15,7 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
-from weft.graph.ops import Kind
+from weft.graph.ops import REDUCTIONS, Kind
 from weft.graph.values import ValueNumbers
 from weft.planning.members import (
     Key,
@@ -98,7 +98,10 @@ class Bucketing:
             member = read_member(collective, self.dag, self.strategy)
             role = roles.of(collective) if policy.role is not None else None
             if role != policy.role:
-                member = Refusal(Reason.OTHER_ROLE, f"{launch} carries {role}, not {policy.role}")
+                told_by = roles.told_by(collective)
+                sentence = f"{launch} carries {role}, not {policy.role}"
+                sentence += f": it {'comes from' if collective.kind not in REDUCTIONS else 'goes to'} {told_by}"
+                member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
             elif launch in policy.forbidden:
                 member = Refusal(Reason.FORBIDDEN, f"{launch} stays: that was asked for")
             if isinstance(member, Member):
@@ -240,7 +243,8 @@ class Bucketing:
         group = self.groups.canonical(first.key.group)
         if len(bucket.members) > 1 and not bucket.num_bytes:
             for member in bucket.members:
-                refusal = Refusal(Reason.ALONE, f"{member.name} stays: it sends nothing, nor does any that it could join")
+                sentence = f"{member.name} stays: it sends nothing, nor does any that it could join"
+                refusal = Refusal(Reason.ALONE, sentence)
                 self._note(member.index, refusal, member.name)
             return
         if len(bucket.members) > 1:

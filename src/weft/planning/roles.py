@@ -73,30 +73,35 @@ class Roles:
 
     def of(self, collective: Collective) -> Role:
         """What the collective carries."""
-        if collective.kind not in ops.REDUCTIONS and all(_is_parameter(source) for source in collective.inputs):
+        if collective.kind not in ops.REDUCTIONS and all(_not_cheap(source) is None for source in collective.inputs):
             return Role.PARAMETERS
-        return Role.ACTIVATIONS if self._feeds_product[self.dag.index[collective.launch]] else Role.GRADIENTS
+        return Role.GRADIENTS if self._product_behind[self.dag.index[collective.launch]] is None else Role.ACTIVATIONS
+
+    def told_by(self, collective: Collective) -> Node | None:
+        """The node that decides: what makes it no parameter, or the product behind what is no gradient."""
+        if collective.kind not in ops.REDUCTIONS:
+            return next((node for node in map(_not_cheap, collective.inputs) if node is not None), None)
+        return self._product_behind[self.dag.index[collective.launch]]
 
     @functools.cached_property
-    def _feeds_product(self) -> list[bool]:
-        """For each node whether a product, or what is opaque, is behind it."""
+    def _product_behind(self) -> list[Node | None]:
+        """For each node the first product, or opaque call, behind it."""
         dag = self.dag
-        feeds = [False] * len(dag.nodes)
+        found: list[Node | None] = [None] * len(dag.nodes)
         for i in range(len(dag.nodes) - 1, -1, -1):
             for user in dag.nodes[i].users:
-                j = dag.index[user]
                 opaque = user.op == "call_function" and profile(user.target).opaque
-                if feeds[j] or opaque or is_product(user.target):
-                    feeds[i] = True
+                found[i] = user if opaque or is_product(user.target) else found[dag.index[user]]
+                if found[i] is not None:
                     break
-        return feeds
+        return found
 
 
-def _is_parameter(node: Node) -> bool:
-    """Whether the node is a graph input or a constant, or one through cheap operators that take nothing else."""
+def _not_cheap(node: Node) -> Node | None:
+    """The first node on the way back that is no cheap operator of one tensor; None if a graph input is reached."""
     while node.op == "call_function":
         sources = node.all_input_nodes
         if len(sources) != 1 or not is_cheap(node.target) or ops.is_wait(node.target):
-            return False
+            return node
         node = sources[0]
-    return node.op in ("placeholder", "get_attr")
+    return None if node.op in ("placeholder", "get_attr") else node
