@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import weft
@@ -14,6 +15,9 @@ from tests.integration.functions import gather_and_multiply, gather_and_multiply
 from weft.frontends.options import Options
 from weft.frontends.run_report import RunReport
 from weft.frontends.session import SESSION
+
+OWN = {"backend": "h100-3x8", "hook": "h100-4x8"}
+"""Clusters that no other test names, so that nothing is in the cache for them."""
 
 
 def run(mesh: DeviceMesh, how: str, **options: Any) -> tuple[RunReport, dict[str, int]]:
@@ -35,9 +39,9 @@ def run(mesh: DeviceMesh, how: str, **options: Any) -> tuple[RunReport, dict[str
 @pytest.mark.needs_cpp
 @pytest.mark.parametrize("how", ["backend", "hook"])
 def test_a_compilation_from_the_cache_is_reported_as_the_first_one_was(mesh: DeviceMesh, tmp_path: Path, how: str):
-    first, counters = run(mesh, how, report=str(tmp_path), cluster=f"only-{how}")
+    first, counters = run(mesh, how, report=str(tmp_path), cluster=OWN[how])
     assert counters["fxgraph_cache_miss"] == 1
-    again, counters = run(mesh, how, report=str(tmp_path), cluster=f"only-{how}")
+    again, counters = run(mesh, how, report=str(tmp_path), cluster=OWN[how])
     assert counters["fxgraph_cache_hit"] == 1
     assert "weft" not in torch._dynamo.utils.counters  # the pass was not called
     (entry,), (cached,) = first.entries, again.entries
@@ -50,8 +54,27 @@ def test_a_compilation_from_the_cache_is_reported_as_the_first_one_was(mesh: Dev
 @pytest.mark.needs_cpp
 def test_behind_a_cached_graph_with_collectives_one_without_is_a_micro_step(mesh: DeviceMesh, tmp_path: Path):
     for _ in range(2):
-        run(mesh, "backend", report=str(tmp_path), cluster="behind")
+        run(mesh, "backend", report=str(tmp_path), cluster="h100-5x8")
     assert [entry.from_cache for entry in SESSION.report().entries] == [True]
+    torch.compile(multiply, backend="weft_eager")(torch.ones(2, 2))
+    assert SESSION.report().messages == ()
+
+
+@pytest.mark.needs_cpp
+def test_nothing_is_said_of_collectives_behind_a_cached_graph_of_another_frame(mesh: DeviceMesh, tmp_path: Path):
+    run(mesh, "backend", report=str(tmp_path), cluster="h100-6x8")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    SESSION.reset()
+
+    def renamed(left: Tensor, part: Tensor, group: str) -> Tensor:  # other code for Dynamo, the same graph for Inductor
+        return gather_and_multiply(left, part, group)
+
+    named = {"weft.report": str(tmp_path), "weft.cluster": "h100-6x8"}
+    arguments = gather_and_multiply_arguments(mesh.get_group().group_name)
+    torch.compile(renamed, backend="weft", options=named)(*arguments)
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == 1
+    assert SESSION.report().entries == ()
     torch.compile(multiply, backend="weft_eager")(torch.ones(2, 2))
     assert SESSION.report().messages == ()
 

@@ -73,6 +73,16 @@ class Session:
             if entry.frame in frames or (not entry.frame and not frames and entry.compile_id == compile_id):
                 yield replace(entry, compile_id=compile_id, from_cache=True)
 
+    def _has_unknown_graphs(self, known: Iterable[Entry]) -> bool:
+        """Whether a cache had a graph of which no report is found: made for another frame, it may communicate."""
+        phases = {(entry.identity, entry.compile_id, entry.phase) for entry in known}
+        compilations = {found[:2] for found in phases}
+        return any(
+            (*asked, phase) not in phases if phase else asked not in compilations
+            for asked, (_, looked_up) in self._looked_up.items()
+            for phase in looked_up
+        )
+
     def note_frame(self, module: GraphModule, inputs: Sequence[Any]) -> None:
         """Remember what Dynamo hands over to be compiled: a later run finds its entries by it."""
         self._frames.setdefault(compat.compilation()[0], []).append(_digest_of_frame(module, inputs))
@@ -135,8 +145,9 @@ class Session:
         reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.compile_id.startswith("!")
         if reducer or not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        self._has_collectives = any(known.num_collectives for known in self.report().entries)  # in cached graphs too
-        if not self._has_collectives:
+        known = self.report().entries  # cached graphs too
+        self._has_collectives = any(entry.num_collectives for entry in known)
+        if not self._has_collectives and not self._has_unknown_graphs(known):
             self.say(NO_COLLECTIVES.format(ranks=dist.get_world_size()))
 
 
