@@ -6,6 +6,7 @@ and the state it ends in. Whatever a way checks of itself (that a scaler skipped
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -28,6 +29,8 @@ from weft.zoo.parallel.collectives import all_reduce, group_name
 
 Compiler = Callable[..., Any]
 State = dict[str, Tensor]
+MOVES = "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits"
+"""Passes that change no value and no shape: under any compiler the results are those without them, bit by bit."""
 Outcome = tuple[list[float], State]
 
 
@@ -37,10 +40,15 @@ def train_by(way: str, backend: str) -> Trained:
     torch._dynamo.utils.counters.clear()
     SESSION.reset()
     torch.manual_seed(0)
+    # Its own: ways share graphs and not the frames of Dynamo by which the reports of cached graphs are found.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).with_name(f"inductor-{way}")
+    )
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
 
     def compiled(function: Any, **settings: Any) -> Any:
-        return torch.compile(function, backend=backend, **settings)
+        options = {"weft.pipeline": MOVES} if backend.startswith("weft") else None
+        return torch.compile(function, backend=backend, options=options, **settings)
 
     losses, state = WAYS[way](mesh, compiled)
     report = SESSION.report()
