@@ -54,7 +54,7 @@ def gathers(num: int) -> GraphModule:
 
 def ddp(layers: int) -> GraphModule:
     """A decoder under DDP whose gradients are divided and summed, as the peer expects them."""
-    module = weft.zoo.load("llama-debug", parallel="ddp", ranks=NUM_RANKS, layers=layers, part="joint")
+    module = weft.zoo.load("llama-8b", parallel="ddp", ranks=NUM_RANKS, layers=layers, part="joint")
     text = weft.listing(module).replace("group('dp', size=8)", "group('0', size=8)")
     lines: list[str] = []
     for line in text.splitlines():

@@ -123,7 +123,11 @@ def test_versions_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch, name
 
 def test_what_is_in_the_file_of_a_cluster_is_part_of_the_identity(tmp_path: Path):
     file = tmp_path / "ours.toml"
-    file.write_text("nodes = 1")
+    text = (
+        "name = 'ours'\nnum_nodes = 1\nranks_per_node = 8\n"
+        "[[levels]]\nname = 'wire'\nspans = 'node'\nlatency_us = 8\nbandwidth_gbps = 100\n"
+    )
+    file.write_text(text)
     before = Options(cluster=str(file)).identity
-    file.write_text("nodes = 2")
+    file.write_text(text.replace("latency_us = 8", "latency_us = 9"))
     assert Options(cluster=str(file)).identity != before

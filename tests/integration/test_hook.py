@@ -103,7 +103,7 @@ def test_weft_is_not_chained_to_itself():
 @pytest.mark.needs_cpp
 def test_both_hooks_see_the_graph_under_the_bare_hook(mesh: DeviceMesh):
     users = Users()
-    run(mesh, options={HOOK: inductor_pass(chain=users, cluster="chained")})
+    run(mesh, options={HOOK: inductor_pass(chain=users, cluster="h100-3x8")})
     assert len(users.seen) == 1
     assert len(SESSION.report().entries) == 1
 
@@ -112,7 +112,7 @@ def test_both_hooks_see_the_graph_under_the_bare_hook(mesh: DeviceMesh):
 @pytest.mark.parametrize("place", ["options", "settings"])
 def test_both_hooks_see_the_graph_under_the_backend(mesh: DeviceMesh, place: str):
     users = Users(place)
-    options = {"weft.cluster": "chained", **({HOOK: users} if place == "options" else {})}
+    options = {"weft.cluster": "h100-4x8", **({HOOK: users} if place == "options" else {})}
     with settings_of("inductor").patch({HOOK: users} if place == "settings" else {}):
         run(mesh, backend="weft", options=options)
     assert len(users.seen) == 1
@@ -127,7 +127,7 @@ def test_a_pass_of_the_scheduler_is_called_first_too(mesh: DeviceMesh):
         seen.append(len(nodes))
         return nodes
 
-    run(mesh, backend="weft", options={SCHEDULER_PASS: users, "weft.cluster": "scheduler"})
+    run(mesh, backend="weft", options={SCHEDULER_PASS: users, "weft.cluster": "h100-5x8"})
     assert len(seen) == 1
 
 

@@ -97,7 +97,7 @@ def compiled(function: Callable[..., Any], how: str, pipeline: str = "auto") -> 
 def test_forward_and_backward_with_attention_keep_the_order_that_the_passes_made(
     mesh: DeviceMesh, woven: list[list[str]]
 ):
-    function = compiled(functions.attend, "backend")
+    function = compiled(functions.attend, "backend", pipeline="hoist-launches,sink-waits")
     arguments = functions.attend_arguments(mesh.get_group().group_name)
     codes = code_of(lambda: function(*arguments).backward())
     counters = torch._dynamo.utils.counters["weft"]
@@ -111,6 +111,16 @@ def test_forward_and_backward_with_attention_keep_the_order_that_the_passes_made
     ]
     assert backward.count("attention") == 1
     assert backward[-4:] == ["wait 0", "wait 1", "wait 2", "wait 3"]  # sunk to the end
+
+
+def test_buckets_keep_the_order_that_the_passes_made(mesh: DeviceMesh, woven: list[list[str]]):
+    function = compiled(functions.attend, "backend")
+    arguments = functions.attend_arguments(mesh.get_group().group_name)
+    codes = code_of(lambda: function(*arguments).backward())
+    assert codes == woven
+    forward, backward = codes
+    assert forward == ["all_gather 0", "wait 0", *["matmul"] * 3, "attention", "matmul"]
+    assert [step for step in backward if "reduce_scatter" in step] == ["reduce_scatter 0"]
 
 
 @pytest.mark.parametrize("how", ["backend", "hook"])

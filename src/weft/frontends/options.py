@@ -21,6 +21,7 @@ import torch
 
 import weft.version
 from weft.api import Groups, Witness
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
 from weft.passes.pipeline import Pipeline
 
@@ -47,7 +48,7 @@ class Options:
             value = getattr(self, name)
             if not is_right(value):
                 raise PipelineError(compose("options", f"{PREFIX}{name} is {value!r}, expected {expected}"))
-        self.passes  # noqa: B018  # a pipeline that does not parse is told before anything is compiled
+        _ = self.passes, self.description  # what does not parse is told before anything is compiled
 
     @functools.cached_property
     def passes(self) -> Pipeline:
@@ -55,9 +56,15 @@ class Options:
         return Pipeline.parse(self.pipeline) if isinstance(self.pipeline, str) else self.pipeline
 
     @functools.cached_property
+    def description(self) -> Cluster | None:
+        """The cluster as it is described now: a file may change under its name."""
+        return Cluster.load(self.cluster) if self.cluster is not None else None
+
+    @functools.cached_property
     def identity(self) -> str:
         """Equal exactly where the same graph would be rewritten in the same way."""
-        known = asdict(self) | {"pipeline": str(self.passes), "report": None, "cluster": _cluster_text(self.cluster)}
+        known = asdict(self) | {"pipeline": str(self.passes), "report": None, "cluster": None}
+        known |= {"cluster": self.description.digest} if self.description is not None else {}
         known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -89,12 +96,6 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str,
 def option_names() -> list[str]:
     """The options as torch.compile takes them."""
     return [PREFIX + field.name for field in fields(Options)]
-
-
-def _cluster_text(cluster: str | None) -> str | None:
-    """The cluster's name, or what is in its file: a file may change under its name."""
-    path = Path(cluster) if cluster else None
-    return path.read_text() if path is not None and path.is_file() else cluster
 
 
 def _source_digest(pipeline: Pipeline) -> str:
