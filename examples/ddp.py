@@ -40,8 +40,8 @@ def train(backend: str, steps: int) -> list[float]:
     if dist.get_rank() == 0:
         reports = [entry.report for entry in weft.run_report().entries if entry.report]
         collectives = sum(report["before"]["num_collectives"] for report in reports)
-        moves = sum(len(report["applied"]) for report in reports)
-        print(f"weft: {len(reports)} graphs, {collectives} collectives, {moves} moves", flush=True)
+        changes = sum(len(report["applied"]) for report in reports)
+        print(f"weft: {len(reports)} graphs, {collectives} collectives, {changes} changes", flush=True)
     return losses
 
 
