@@ -52,6 +52,7 @@ class Edit:
         self._stale: dict[Node, None] = {}
         self._erased: dict[Node, None] = {}
         self._anchors: dict[Node, tuple[Node, bool]] = {}
+        self._original: list[Node] = []
         self.changed = False
         """After `commit`: whether the graph is another one than before."""
 
@@ -184,6 +185,16 @@ class Edit:
             origin = self._anchors[origin][0] if origin in self._anchors else None
         self._anchors[node] = (anchor, after)
 
+    def bring_together(self, groups: Sequence[Sequence[Node]]) -> None:
+        """Reorder the graph so that the nodes of each group stand side by side, where the last of them stood or later.
+
+        To be called first: it changes where the nodes are, and so what nodes that are created there mean.
+        """
+        nodes = list(self.graph.nodes)
+        order = _contracted_order(Dag(nodes), groups)
+        self._original = nodes
+        set_node_order(self.graph, order, _displaced(order, {node: i for i, node in enumerate(nodes)}, {}))
+
     # Ending.
 
     def rollback(self) -> None:
@@ -192,6 +203,8 @@ class Edit:
             node.args, node.kwargs = args, kwargs
         for node in reversed(self._created):
             self.graph.erase_node(node)
+        if self._original:
+            set_node_order(self.graph, self._original, set(self._original))
         self._forget()
 
     def commit(self) -> None:
@@ -206,7 +219,8 @@ class Edit:
             self._check_erased()
             old_values = metadata.update(live, self._stale_nodes(), self.mode) if self._stale else []
             order = self._sorted(live)
-            if not self._erased and not self._created and not self._arguments and order == live:
+            same_as_before = order == live and not self._original
+            if not self._erased and not self._created and not self._arguments and same_as_before:
                 self._forget()
                 return
             check.validate(Dag(order))
@@ -224,6 +238,7 @@ class Edit:
 
     def _forget(self) -> None:
         self._created, self._arguments, self._stale, self._erased, self._anchors = [], {}, {}, {}, {}
+        self._original = []
 
     def _stale_nodes(self) -> list[Node]:
         return [node for node in self._stale if node not in self._erased and node.op == "call_function"]
@@ -312,6 +327,35 @@ def _displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[
         else:
             last = position
     return displaced
+
+
+def _contracted_order(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes in an order that the Dag allows, each group in one place and everything else as it was if possible."""
+    leader = list(range(len(dag.nodes)))
+    members: dict[int, list[int]] = {}
+    for group in groups:
+        ids = sorted(dag.index[node] for node in group)
+        members[ids[-1]] = ids
+        for i in ids:
+            leader[i] = ids[-1]
+    waiting: dict[int, int] = dict.fromkeys(leader, 0)
+    for i, preds in enumerate(dag.preds):
+        waiting[leader[i]] += sum(leader[j] != leader[i] for j in preds)
+    heap = sorted(i for i, count in waiting.items() if count == 0)
+    order: list[Node] = []
+    while heap:
+        popped = heapq.heappop(heap)
+        for i in members.get(popped, [popped]):
+            order.append(dag.nodes[i])
+            for j in dag.succs[i]:
+                if leader[j] != popped:
+                    waiting[leader[j]] -= 1
+                    if waiting[leader[j]] == 0:
+                        heapq.heappush(heap, leader[j])
+    if len(order) < len(dag.nodes):
+        stuck = {node for i, node in enumerate(dag.nodes) if waiting[leader[i]]}
+        raise _cycle([node for node in dag.nodes if node in stuck], dag)
+    return order
 
 
 def _cycle(stuck: list[Node], dag: Dag) -> GraphError:

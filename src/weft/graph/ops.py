@@ -135,14 +135,25 @@ def kind_of(target: Any) -> Kind | None:
 def bind(node: Node) -> dict[str, Any]:
     """The arguments of a call by the names of its schema, defaults filled in."""
     bound: dict[str, Any] = {}
-    for position, argument in enumerate(schema_of(node.target).arguments):  # type: ignore[arg-type]
-        if position < len(node.args) and not argument.kwarg_only:
-            bound[argument.name] = node.args[position]
-        elif argument.name in node.kwargs:
-            bound[argument.name] = node.kwargs[argument.name]
-        elif argument.has_default_value():
-            bound[argument.name] = argument.default_value
+    args, kwargs = node.args, node.kwargs
+    for position, (name, kwarg_only, has_default, default) in enumerate(_parameters(node.target)):
+        if position < len(args) and not kwarg_only:
+            bound[name] = args[position]
+        elif name in kwargs:
+            bound[name] = kwargs[name]
+        elif has_default:
+            bound[name] = default
     return bound
+
+
+@functools.cache
+def _parameters(target: Any) -> list[tuple[str, bool, bool, Any]]:
+    """Name, whether by keyword only, whether there is a default, and the default of each argument of an operator."""
+    arguments = schema_of(target).arguments
+    return [
+        (a.name, a.kwarg_only, a.has_default_value(), a.default_value if a.has_default_value() else None)
+        for a in arguments
+    ]
 
 
 def attribute(owner: Any, path: str) -> Any:

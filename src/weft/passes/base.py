@@ -104,6 +104,9 @@ class Pass(ABC):
     def apply(self, edit: Edit, step: Step) -> None:
         """Carry a step out. The actions of plans are carried out here; a pass that builds nodes adds its own."""
         nodes = {node.name: node for node in edit.graph.nodes}
+        merges = [action for action in step.actions if isinstance(action, Merge)]
+        if any(action.together for action in merges):  # all of them: what moves for one may come between others
+            edit.bring_together([[_node(nodes, name) for name in action.launches] for action in merges])
         heirs: dict[Node, Node] = {}
         for action in step.actions:
             match action:

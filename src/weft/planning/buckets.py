@@ -192,13 +192,6 @@ class Bucketing:
             if needed in (m.index for m in (*bucket.members, member)):
                 sentence = f"{member.name} does not join {first.name}: one needs {blocking}, which is of the other"
             return Refusal(Reason.DEPENDENCY, sentence, blocking)
-        place = max(member.index, bucket.members[-1].index)
-        for one in (*bucket.members, member):
-            touching = self.touches.why_not_later(one, place, self.strategy != "coalesced")
-            if touching is not None:
-                what = f"{touching.name} touches the buffer of {one.name} before the bucket could be launched"
-                sentence = f"{member.name} does not join {first.name}: {what}"
-                return Refusal(Reason.MUTATED, sentence, touching.name)
         return None
 
     def _shards(self, member: Member) -> set[int]:
@@ -210,7 +203,10 @@ class Bucketing:
     def _join(self, bucket: Bucket, other: Bucket) -> None:
         self.contraction.merge([bucket.first.index, other.first.index])
         bucket.shards |= self._shards(bucket.first) | self._shards(other.first)
-        bucket.members = sorted([*bucket.members, *other.members], key=lambda m: m.index)
+        in_order = other.first.index > bucket.members[-1].index
+        bucket.members += other.members
+        if not in_order:
+            bucket.members.sort(key=lambda m: m.index)
         bucket.num_bytes += other.num_bytes
         other.members = []
 
@@ -223,7 +219,9 @@ class Bucketing:
         folded = foldable([part.source for _, part in parts], self.strategy, self.touches)
         launches = tuple(member.name for member in bucket.members)
         carried = tuple(name for name in carried if name not in folded)
-        return Merge(launches, self.strategy, owned, folded, carried, launch_before, wait_before)
+        last = bucket.members[-1].index
+        together = any(self.touches.is_touched(member.collective, member.index, last) for member in bucket.members)
+        return Merge(launches, self.strategy, owned, folded, carried, launch_before, wait_before, together)
 
     def _must_own(self, collective: Collective, part: Part) -> bool:
         if written_buffer(collective, part) is not None:  # the result is copied to it

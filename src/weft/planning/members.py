@@ -218,23 +218,14 @@ class Touches:
         for touches in self._touched([node]):
             yield from (self.dag.nodes[i] for i, is_write in touches if is_write)
 
-    def why_not_later(self, member: Member, place: int, owns_results: bool) -> Node | None:
-        """The node that keeps the member from sending, or receiving, at a later place what it does where it is."""
+    def is_touched(self, collective: Collective, first: int, last: int) -> bool:
+        """Whether something but its own waits touches what the collective sends or receives between two places."""
         if not self.by_storage:
-            return None
-        dag, collective = self.dag, member.collective
-        own = {dag.index[wait] for wait in collective.waits}
-        for touches in self._touched(collective.inputs):
-            for i, is_write in self._between(touches, member.index, place):
-                if i not in own and (is_write or not collective.is_functional):
-                    return dag.nodes[i]
-        if not owns_results or not collective.is_functional:
-            nodes = [result for part in parts_of(collective) for result in part.results]
-            for touches in self._touched(nodes):
-                for i, _ in self._between(touches, member.index, place):
-                    if i not in own:
-                        return dag.nodes[i]
-        return None
+            return False
+        own = {self.dag.index[node] for node in (collective.launch, *collective.waits)}
+        results = [result for part in parts_of(collective) for result in part.results]
+        touched = self._touched([*collective.inputs, *results])
+        return any(i not in own for touches in touched for i, _ in self._between(touches, first, last))
 
     def _touched(self, nodes: list[Node]) -> list[list[tuple[int, bool]]]:
         held = {s for node in nodes for s in self.dag.effects.held(self.dag.index[node])}

@@ -117,6 +117,8 @@ class Merge:
     """The node that the launch is put before; None: where the last of the launches stood."""
     wait_before: str | None = None
     """The node that the wait is put before; None: right behind the launch."""
+    together: bool = False
+    """Whether the launches must first be brought together, since something between them writes to what they hold."""
     kind: Literal["merge"] = "merge"
 
 

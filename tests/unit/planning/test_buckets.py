@@ -55,13 +55,15 @@ def test_the_same_shard_is_seen_through_casts_and_views():
     assert buckets(graph("p: f32[4]", *lines, returns="w0, w1"), AG) == []
 
 
-def test_an_alternating_write_is_told_with_the_node_behind_it():
+def test_a_write_between_the_launches_has_them_brought_together():
     lines = ("ag0 = all_gather(p, 2, 'dp')", "w0 = wait(ag0)", "z = zero_(p)", "m = mm(q, q)")
     lines += ("ag1 = all_gather(m, 2, 'dp')", "w1 = wait(ag1)")
     module = graph("p: f32[2, 2], q: f32[2, 2]", *lines, returns="w0, w1")
-    (first, second) = decisions(module, AG)
-    assert first.sentence == "ag1 does not join ag0: z touches the buffer of ag0 before the bucket could be launched"
-    assert (first.reason, second.blocking) == (Reason.MUTATED, "z")
+    (merge,) = merges(module, AG)
+    assert merge.together
+    without = graph("p: f32[2, 2], q: f32[2, 2]", *(line for line in lines if "zero_" not in line), returns="w0, w1")
+    (merge,) = merges(without, AG)
+    assert not merge.together
 
 
 def test_a_dependency_names_the_node_behind_it():

@@ -26,8 +26,8 @@ After::
 Members need not be neighbours. One that needs another goes to a later bucket. Two gathers of the same shard, as in
 forward and backward under FSDP, never share a bucket: that would hold the weight in between.
 
-Declines: a gather that is returned before it is waited for; one whose buffer is written to before the bucket could be
-launched; sizes without a hint; several dtypes in one launch unless the strategy is `pack`.
+Declines: a gather that is returned before it is waited for; sizes without a hint; several dtypes in one launch unless
+the strategy is `pack`.
 Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack. Memory: the buffer, and a copy of each result.
 """
 
