@@ -1,0 +1,1 @@
+"""The execution model, and what it says of an order."""

@@ -1,0 +1,66 @@
+"""Program: a graph as the execution model sees it. What simulator, bounds and planner share.
+
+Contract: plain data, integers only, times in nanoseconds. Operations are numbered as the nodes of the Dag it was made
+from. One compute stream runs operations in program order. Each group has a queue that runs its collectives in the order
+of their launches; queues that use one link share its bandwidth.
+
+    compute   takes `duration_ns` on the compute stream
+    launch    takes no time on the stream (but the gap); its collective takes `duration_ns` alone on its queue
+    wait      blocks the stream until the collectives that it waits for have ended
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Sort(IntEnum):
+    """What an operation is to the model."""
+
+    NOTHING = 0
+    """A view, an input, a number: no time, no kernel."""
+    COMPUTE = 1
+    LAUNCH = 2
+    WAIT = 3
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The collectives of one group."""
+
+    group: str
+    """Canonical name."""
+    link: int
+    """Number of the link that it uses."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations in the order of the graph, and what keeps them in order."""
+
+    names: tuple[str, ...]
+    sorts: tuple[Sort, ...]
+    duration_ns: tuple[int, ...]
+    """Of a compute operation on the stream, of a launch's collective alone on its queue; else 0."""
+    preds: tuple[tuple[int, ...], ...]
+    """Operations that must come before, in any order that computes the same: data and effect edges."""
+    queue: tuple[int, ...]
+    """The number of a launch's queue; -1 for what is no launch."""
+    waits_for: tuple[tuple[int, ...], ...]
+    """The launches that a wait completes; empty for what is no wait."""
+    queues: tuple[Queue, ...]
+    links: tuple[str, ...]
+    """Names of the links that queues share."""
+    drains: tuple[bool, ...]
+    """Operations that read device data on the host: the stream runs empty before the next one is issued."""
+    launch_gap_ns: int = 0
+    """Between two kernels on the compute stream."""
+    slowdown_ppm: int = 0
+    """By how many millionths compute slows while a collective runs."""
+    allocates: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """For each operation the (storage, bytes) that come to life with it; storages of inputs with their inputs."""
+    uses: tuple[tuple[int, ...], ...] = ()
+    """For each operation the storages that it needs; a launch holds them until its wait. The last use frees one."""
+    kept: frozenset[int] = frozenset()
+    """Storages that are never freed: of inputs, constants and outputs."""
