@@ -148,11 +148,19 @@ class Bucketing:
                     continue
             number = count[slot] = count.get(slot, -1) + 1
             bucket.cap, bucket.seen_bytes = self.policy.cap(slot[0], number), seen.get(slot, 0)
+            if bucket.num_bytes >= bucket.cap:  # it fills a bucket, and keeps no small ones around it apart
+                self._say_full(bucket)
+                continue
             seen[slot] = bucket.seen_bytes + bucket.num_bytes
             bucket.shards = bucket.shards or self._shards(single)
             if len(bucket.members) == 1 and not bucket.closed:
                 opened[slot, levels.of(bucket)] = bucket
         return merged
+
+    def _say_full(self, bucket: Bucket) -> None:
+        name, size, cap = bucket.first.name, bucket.num_bytes, bucket.cap
+        sentence = f"{name} stays alone: its {size} bytes fill a bucket of {cap}"
+        self.refusals.setdefault(name, Refusal(Reason.FULL, sentence, name))
 
     def _takes(self, bucket: Bucket, member: Member, seen_bytes: int) -> bool:
         refusal = self._why_full(bucket, member, seen_bytes) or self._why_not(bucket, member)

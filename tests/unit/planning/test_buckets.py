@@ -26,9 +26,16 @@ def test_a_second_run_says_that_it_is_done():
 
 
 def test_a_full_bucket_is_told():
+    assert reasons(gathers(2), AG + "{max-bytes=48}") == [
+        "full: ag1 does not join ag0: 64 bytes are over the cap of 48",
+        "full: ag1 does not join ag0: 64 bytes are over the cap of 48",
+    ]
+
+
+def test_what_fills_a_bucket_alone_is_told():
     assert reasons(gathers(2), AG + "{max-bytes=32}") == [
-        "full: ag1 does not join ag0: 64 bytes are over the cap of 32",
-        "full: ag1 does not join ag0: 64 bytes are over the cap of 32",
+        "full: ag0 stays alone: its 32 bytes fill a bucket of 32",
+        "full: ag1 stays alone: its 32 bytes fill a bucket of 32",
     ]
 
 
@@ -38,8 +45,8 @@ def test_what_lies_too_far_behind_is_not_taken():
     lines += ["ag3 = all_gather(c, 2, 'dp')", "w3 = wait(ag3)"]
     module = graph("a: f32[2], b: f32[2], c: f32[2]", *lines, returns="w1, w2, w3")
     assert buckets(module, AG + "{max-bytes=48}") == [("ag0", "ag2", "ag3")]
-    far = graph("a: f32[2], b: f32[64], c: f32[2]", *lines, returns="w1, w2, w3")
-    assert buckets(far, AG + "{max-bytes=64}") == []
+    large = graph("a: f32[2], b: f32[64], c: f32[2]", *lines, returns="w1, w2, w3")
+    assert buckets(large, AG + "{max-bytes=64}") == [("ag0", "ag3")]
 
 
 def test_the_same_shard_again_is_told():
