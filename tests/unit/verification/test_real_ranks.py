@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,15 @@ def remains(pids: list[int], folder: Path) -> list[object]:
     return [*(pid for pid in pids if Path(f"/proc/{pid}").exists()), *([folder] if folder.exists() else [])]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """An interrupt raises KeyboardInterrupt, even where a shell that runs this in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_every_process():
     lonely, absent = module_of(REDUCE), module_of("def graph(x: f32[2]):\n    return [x]")
     with RealRanks(2) as world:
