@@ -20,6 +20,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weft.cost.device import UNDESCRIBED, Device
 from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
@@ -63,6 +64,8 @@ class Cluster:
     ranks_per_node: int
     levels: tuple[Level, ...]
     """Innermost first; the last one holds all ranks."""
+    device: Device = UNDESCRIBED
+    """What every rank computes with."""
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Cluster:

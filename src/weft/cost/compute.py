@@ -1,0 +1,72 @@
+"""Roofline time of the compute nodes of a graph.
+
+A product (matrix product, convolution, attention) takes the longer of its flops at the stated share of the device's
+peak and its traffic at the bandwidth of memory; everything else takes its traffic. A fused region takes the traffic
+across its border (`traffic.py`), charged to the nodes that cause it. Views, items, inputs, waits and launches take
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.cost.device import Device
+from weft.cost.flops import UnknownSizeError, product_dtype, rule_of
+from weft.cost.traffic import Sort, Traffic
+from weft.graph import ops
+from weft.graph.dag import Dag
+from weft.graph.profiles import profile
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Times of compute nodes in whole nanoseconds, by index."""
+
+    ns: tuple[int, ...]
+    flops: tuple[int, ...]
+    regions: tuple[int, ...]
+    """The first node of the kernel that a node belongs to; -1 for what needs no kernel."""
+    unknown: frozenset[int]
+    """Nodes that take time of which nothing, or not all, is known."""
+
+
+def compute(dag: Dag, device: Device, fuse: bool = True) -> Compute:
+    """Price the compute nodes; without `fuse` every operator is a kernel of its own."""
+    traffic = Traffic(dag, fuse)
+    ns, flops = [0] * len(dag.nodes), [0] * len(dag.nodes)
+    unknown: set[int] = set()
+    so_far: dict[int, int] = {}
+    for i, sort in enumerate(traffic.sorts):
+        if sort not in (Sort.FUSED, Sort.END, Sort.KERNEL):
+            continue
+        region, moved = traffic.regions[i], traffic.num_bytes[i]
+        before = so_far.get(region, 0)
+        so_far[region] = after = before + (moved or 0)
+        # Differences of running sums: what the nodes of a region take is what the region takes, to the nanosecond.
+        ends, starts = device.traffic_ns(after), device.traffic_ns(before)
+        if moved is None or ends is None or starts is None:
+            unknown.add(i)
+        else:
+            ns[i] = ends - starts
+        if sort is Sort.KERNEL:
+            product_ns, flops[i] = _product(dag, i, device)
+            ns[i] = max(ns[i], product_ns or 0)
+            if product_ns is None or profile(dag.nodes[i].target).opaque:
+                unknown.add(i)
+    kernels = (sort in (Sort.FUSED, Sort.END, Sort.KERNEL) for sort in traffic.sorts)
+    regions = (region if kernel else -1 for region, kernel in zip(traffic.regions, kernels, strict=True))
+    return Compute(tuple(ns), tuple(flops), tuple(regions), frozenset(unknown))
+
+
+def _product(dag: Dag, i: int, device: Device) -> tuple[int | None, int]:
+    """Time and flops of a product; both 0 for another kernel, and no time where size or peak are unknown."""
+    node = dag.nodes[i]
+    rule = rule_of(node.target)
+    if rule is None:
+        return 0, 0
+    try:
+        flops = rule(node, ops.bind(node))
+    except UnknownSizeError:
+        return None, 0
+    dtype = product_dtype(node)
+    return (device.product_ns(flops, dtype) if dtype is not None else None), flops

@@ -1,0 +1,69 @@
+"""Device: what one rank computes with, as data that anyone can write down.
+
+Everything is optional. What a device does not say it cannot price: such nodes take no time and are listed as unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+MATMUL_EFFICIENCY = 0.7
+"""Where a file states none: sixteen 8192^3 bf16 matmuls on each of two ranks took 49.2 ms on one H200 (torch 2.11.0,
+CUDA 13.0), which is 715 of its 989 TFLOP/s."""
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "int8",
+    torch.uint8: "int8",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.float8_e4m3fnuz: "fp8",
+    torch.float8_e5m2fnuz: "fp8",
+}
+"""The key of a peak by the dtype of a product. Those of f32 run at `f32`: torch uses TF32 only where it is asked to."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peaks and overheads of one device."""
+
+    name: str = ""
+    peak_tflops: tuple[tuple[str, float], ...] = ()
+    """Dense peak by dtype: bf16, f16, f32, tf32, f64, fp8, int8, sorted by name."""
+    memory_gbps: float | None = None
+    memory_bytes: int | None = None
+    launch_gap_us: float = 0.0
+    """Between two kernels on the compute stream."""
+    overlap_slowdown: float = 0.0
+    """The share by which compute slows while a collective runs."""
+    matmul_efficiency: float = MATMUL_EFFICIENCY
+    """The share of the peak that large products reach."""
+
+    def peak_of(self, dtype: torch.dtype) -> float | None:
+        """The peak for products of a dtype in TFLOP/s; None where the device states none."""
+        key = DTYPES.get(dtype)
+        return next((peak for name, peak in self.peak_tflops if name == key), None)
+
+    def product_ns(self, flops: int, dtype: torch.dtype) -> int | None:
+        """The time of a product that memory does not bound; None where there is no peak."""
+        peak = self.peak_of(dtype)
+        if peak is None:
+            return None
+        per_us = round(peak * self.matmul_efficiency * 1e6)  # flops in a microsecond; whole numbers add up exactly
+        return -(-flops * 1000 // per_us)
+
+    def traffic_ns(self, num_bytes: int) -> int | None:
+        """The time of moving bytes between the device and its memory; None where there is no bandwidth."""
+        if self.memory_gbps is None:
+            return None
+        per_ms = round(self.memory_gbps * 1e6)
+        return -(-num_bytes * 1_000_000 // per_ms)
+
+
+UNDESCRIBED = Device()
+"""Of a cluster that says nothing of its devices."""

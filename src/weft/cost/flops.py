@@ -1,0 +1,117 @@
+"""How many floating-point operations a product takes: matrix products, convolutions and attention, by their schemas.
+
+A multiplication and an addition count as two. Causal attention counts the half that its kernels compute; its backward
+counts five products, one of which computes the scores again. Whatever is no product has no flops here: it is bound by
+memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import OpOverload, hint_of, input_nodes
+from weft.graph import ops
+
+FIRST_OPERAND = {
+    "mm": "self",
+    "addmm": "mat1",
+    "bmm": "self",
+    "baddbmm": "batch1",
+    "matmul": "self",
+    "linear": "input",
+    "mv": "self",
+    "addmv": "mat",
+    "dot": "self",
+    "vdot": "self",
+    "_int_mm": "self",
+    "_scaled_mm": "self",
+    "_scaled_mm_v2": "self",
+    "_grouped_mm": "self",
+    "_scaled_grouped_mm": "self",
+    "_addmm_activation": "mat1",
+    "_weight_int8pack_mm": "self",
+}
+"""Products that sum over the last dim of an operand: 2 x elements of the result x its size."""
+ATTENTION = ("_scaled_dot_product", "scaled_dot_product_attention")
+"""Query, key and value as [..., heads, positions, width]."""
+FUSED_ATTENTION = ("_flash_attention", "_efficient_attention")
+"""Query, key and value as [..., positions, heads, width]."""
+
+Rule = Callable[[Node, dict[str, Any]], int]
+
+
+class UnknownSizeError(Exception):
+    """A size has no hint, or metadata is missing."""
+
+
+@functools.cache
+def rule_of(target: Any) -> Rule | None:
+    """How the flops of an operator are counted; None for what is no product."""
+    if not isinstance(target, OpOverload):
+        return None
+    name = target.name().partition("::")[2].partition(".")[0]
+    if name in FIRST_OPERAND:
+        return functools.partial(_contraction, operand=FIRST_OPERAND[name], grouped="grouped" in name)
+    if name in ("convolution", "convolution_backward"):
+        return _convolution if name == "convolution" else _convolution_backward
+    if name.startswith(ATTENTION + FUSED_ATTENTION):
+        positions = -3 if name.startswith(FUSED_ATTENTION) else -2
+        return functools.partial(_attention, positions=positions, backward="backward" in name)
+    return None
+
+
+def product_dtype(node: Node) -> torch.dtype | None:
+    """The dtype that a product computes in: of its first operand of two dims or more, so that a bias does not count."""
+    values = (ops.value_of(source) for source in input_nodes(node))
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return next((value.dtype for value in tensors if value.dim() > 1), tensors[0].dtype if tensors else None)
+
+
+def _contraction(node: Node, bound: dict[str, Any], operand: str, grouped: bool) -> int:
+    left, out = _sizes(bound[operand]), _sizes(node)
+    if grouped and len(left) == 2 and len(out) == 3:  # each group sums over its own part of the last dim
+        out = out[1:]
+    return 2 * prod(out) * left[-1]
+
+
+def _convolution(node: Node, bound: dict[str, Any]) -> int:
+    return _convolved(bound, node, bound["input"])
+
+
+def _convolution_backward(node: Node, bound: dict[str, Any]) -> int:
+    wanted = sum(bool(each) for each in bound["output_mask"][:2])
+    return wanted * _convolved(bound, bound["grad_output"], bound["input"])
+
+
+def _convolved(bound: dict[str, Any], out: Node, source: Node) -> int:
+    """Every weight of an output channel meets every position: of the output, or of the input of a transposed one."""
+    return 2 * prod(_sizes(source if bound["transposed"] else out)) * prod(_sizes(bound["weight"])[1:])
+
+
+def _attention(node: Node, bound: dict[str, Any], positions: int, backward: bool) -> int:
+    query, key, value = (_sizes(bound[name]) for name in ("query", "key", "value"))
+    rows = prod(query[:-1])
+    flops = 2 * rows * key[positions] * (query[-1] + value[-1])
+    if bound.get("is_causal") or bound.get("custom_mask_type"):
+        flops //= 2
+    return flops * 5 // 2 if backward else flops
+
+
+def _sizes(node: Any) -> list[int]:
+    value = ops.value_of(node) if isinstance(node, Node) else None
+    if isinstance(value, tuple | list):
+        value = next((each for each in value if isinstance(each, Tensor)), None)
+    if not isinstance(value, Tensor):
+        raise UnknownSizeError
+    sizes = [hint_of(size) for size in value.shape]
+    found = [size for size in sizes if size is not None]
+    if len(found) < len(sizes):
+        raise UnknownSizeError
+    return found or [1]

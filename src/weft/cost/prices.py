@@ -1,0 +1,115 @@
+"""Prices: how long every node of a graph takes on a cluster. What the simulator, the planner and the bounds run on.
+
+Contract: whole nanoseconds; one walk over the graph; sizes by hint. Nothing depends on names, but for `overrides`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from weft.cost.cluster import Cluster
+from weft.cost.compute import compute
+from weft.errors import ClusterError, compose, nearest
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.groups import Group, GroupTable, group_argument
+from weft.graph.ops import Kind
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the nodes of one Dag take, by index."""
+
+    compute_ns: tuple[int, ...]
+    """Of every node on the compute stream; 0 for launches, waits, views and inputs."""
+    collective_ns: dict[int, int]
+    """Of every launch, alone on its link."""
+    level: dict[int, str]
+    """The level that a launch's group runs at: collectives of one level share its links."""
+    flops: int
+    """Of all products: for the share of the peak that a step reaches."""
+    regions: tuple[int, ...] = ()
+    """The first node of the kernel that a node belongs to, so one launch gap each; -1 for what needs no kernel."""
+    extrapolated: frozenset[int] = frozenset()
+    """Launches outside the range of the measured table that prices them."""
+    unknown: frozenset[int] = frozenset()
+    """Nodes priced 0, or too low, since their sizes, their operator or the device are not known well enough."""
+    sources: dict[int, str] = field(default_factory=dict[int, str])
+    """What priced a launch: `links`, `nccl`, `table` or `override`."""
+
+
+def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None) -> Prices:
+    """Price a graph; `overrides` are times in microseconds by the name of a node."""
+    found = compute(dag, cluster.device)
+    given = _given_ns(dag, overrides or {})
+    compute_ns, unknown = list(found.ns), set(found.unknown)
+    launches = _Launches(groups, cluster)
+    for i, profile in dag.effects.special:
+        if profile.launch:
+            launches.add(dag, i)
+    unknown |= launches.unknown
+    for i, ns in given.items():
+        if i in launches.ns:
+            launches.ns[i], launches.sources[i] = ns, "override"
+        else:
+            compute_ns[i] = ns
+    known = given.keys()
+    return Prices(
+        tuple(compute_ns),
+        launches.ns,
+        launches.levels,
+        sum(found.flops),
+        found.regions,
+        frozenset(launches.extrapolated - known),
+        frozenset(unknown - known),
+        launches.sources,
+    )
+
+
+class _Launches:
+    """The launches of a graph, priced one after the other; equal ones once."""
+
+    def __init__(self, groups: GroupTable, cluster: Cluster) -> None:
+        self.groups, self.cluster = groups, cluster
+        self.ns: dict[int, int] = {}
+        self.levels: dict[int, str] = {}
+        self.sources: dict[int, str] = {}
+        self.extrapolated: set[int] = set()
+        self.unknown: set[int] = set()
+        self.known: dict[tuple[Kind, str, int], tuple[int, str]] = {}
+
+    def add(self, dag: Dag, i: int) -> None:
+        node = dag.nodes[i]
+        if node.op != "call_function" or not ops.is_communication(node.target):
+            self.unknown.add(i)  # a nested graph that communicates
+            return
+        argument = group_argument(node)
+        group = self.groups.group(argument) if argument is not None else Group("", 0)
+        kind, num_bytes = ops.kind_of(node.target) or Kind.BARRIER, None
+        if ops.launch_form(node.target) is not None:
+            num_bytes = full_bytes(Collective(node))
+        if num_bytes is None:
+            self.unknown.add(i)
+        key = (kind, group.name, num_bytes or 0)
+        if key not in self.known:
+            us = self.cluster.collective_us(kind, group, num_bytes or 0)
+            self.known[key] = ceil(us * 1000), self.cluster.level_of(group).name
+        self.ns[i], self.levels[i] = self.known[key]
+        self.sources[i] = "links"
+
+
+def full_bytes(collective: Collective) -> int | None:
+    """Bytes of the full tensor of a collective: gathered, or not yet scattered. What `Cluster.collective_us` takes."""
+    return collective.output_bytes if collective.kind is Kind.ALL_GATHER else collective.input_bytes
+
+
+def _given_ns(dag: Dag, overrides: Mapping[str, float]) -> dict[int, int]:
+    names = {node.name: i for i, node in enumerate(dag.nodes)} if overrides else {}
+    faults = [f"{name}: no node has this name; {nearest(name, names)}" for name in overrides if name not in names]
+    faults += [f"{name}: expected a time of 0 us or more, found {us}" for name, us in overrides.items() if not us >= 0]
+    if faults:
+        raise ClusterError(compose("prices", "overrides do not fit the graph", where=[f.rstrip("; ") for f in faults]))
+    return {names[name]: round(us * 1000) for name, us in overrides.items()}

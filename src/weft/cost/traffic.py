@@ -1,0 +1,210 @@
+"""Which bytes a node moves, given what is fused with it.
+
+Contract: pointwise operators, casts, copies and fills with numbers are fused; views between them are free. The depth
+of a node is the number of closing nodes (kernels of their own, reductions, writes, launches, waits) on the longest
+way to it. A fused node joins the region of each fused node of its own depth that it reads; a reduction or a
+write joins too, and ends the region. So no way leaves a region and comes back. A region reads a tensor of outside once
+(at its first reader) and writes what is needed outside; what stays within moves nothing.
+
+Time and memory are linear in nodes and edges; the answer depends on the order of the graph, not on names.
+"""
+
+from __future__ import annotations
+
+import functools
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import OpOverload, hint_of, input_nodes
+from weft.cost.flops import rule_of
+from weft.graph import ops
+from weft.graph.dag import Dag
+from weft.graph.profiles import profile, shares_storage
+
+
+class Sort(IntEnum):
+    """What a node is to memory."""
+
+    FREE = 0
+    """An input, a number, an empty tensor."""
+    VIEW = 1
+    FUSED = 2
+    END = 3
+    """Joins a region, and nothing behind it does."""
+    KERNEL = 4
+    """Reads its inputs and writes its results."""
+    BOUNDARY = 5
+    """A launch or a wait: no compute, and nothing is fused across it."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUSED = _names(
+    "_to_copy clone convert_element_type lift_fresh_copy expand_copy full full_like new_full zeros zeros_like new_zeros"
+    " ones ones_like new_ones arange iota scalar_tensor fill tril triu constant_pad_nd slice_scatter select_scatter"
+    " reshape contiguous to view_copy copy"
+)
+ENDS = _names(
+    "sum mean prod amax amin max min argmax argmin any all var var_mean std std_mean norm linalg_vector_norm logsumexp"
+    " _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm nll_loss_backward"
+    " native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm native_group_norm_backward"
+    " native_batch_norm native_batch_norm_backward copy_ fill_ zero_"
+)
+EMPTY = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+LOOKUPS = _names("embedding index gather index_select take nll_loss_forward")
+"""They read of their first argument only what they pick."""
+OVERWRITES = _names("copy_ fill_ zero_")
+"""They do not read what they write to."""
+
+
+@functools.cache
+def sort_of(target: Any) -> Sort:
+    """What calls of an operator are to memory; those that may copy are told one by one, by their metadata."""
+    if not isinstance(target, OpOverload):
+        found = profile(target)
+        return Sort.VIEW if found.is_view else Sort.FREE if found.plain else Sort.KERNEL
+    found, name = profile(target), name_of(target)
+    if found.wait or found.launch:
+        return Sort.BOUNDARY
+    if rule_of(target) is not None:
+        return Sort.KERNEL
+    if found.is_view:
+        return Sort.VIEW
+    if name in EMPTY or not ops.reads_data(target):
+        return Sort.FREE
+    if name in ENDS and torch.Tag.pointwise not in target.tags:
+        return Sort.END
+    if torch.Tag.pointwise in target.tags or name in FUSED:
+        return Sort.END if found.writes else Sort.FUSED
+    return Sort.KERNEL
+
+
+@functools.cache
+def name_of(target: Any) -> str:
+    """The name of an operator without namespace and overload."""
+    return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
+
+
+def bytes_of(value: Any) -> int | None:
+    """Bytes of a value in memory by hint: what is broadcast counts once. None where they are unknown."""
+    if isinstance(value, Tensor):
+        num = value.element_size()
+        for size, stride in zip(value.shape, value.stride(), strict=True):
+            known = size if type(size) is int else hint_of(size)
+            if known is None:
+                return None
+            if known == 0 or type(stride) is not int or stride:
+                num *= known
+        return num
+    if isinstance(value, list | tuple):
+        sizes = [bytes_of(each) for each in value if each is not None]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+    return 0 if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool) else None
+
+
+class Traffic:
+    """The sorts, regions and bytes of the nodes of one Dag."""
+
+    def __init__(self, dag: Dag, fuse: bool = True) -> None:
+        self.dag, self.fuse = dag, fuse
+        num = len(dag.nodes)
+        self.sorts: list[Sort] = [_sort(node) for node in dag.nodes]
+        self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
+        self.inputs: list[list[int]] = [[dag.index[source] for source in input_nodes(node)] for node in dag.nodes]
+        self.roots: list[int] = list(range(num))
+        """The node whose result a view renames."""
+        self.regions: list[int] = list(range(num))
+        """The first node of each node's region."""
+        self.num_bytes: list[int | None] = [0] * num
+        """What each node moves; None where it is unknown."""
+        self._find_regions()
+        self._count()
+
+    def _find_regions(self) -> None:
+        sorts, roots, regions = self.sorts, self.roots, self.regions
+        depth, behind = [0] * len(sorts), [0] * len(sorts)
+        for i, sort in enumerate(sorts):
+            mine = max((behind[p] for p in self.dag.preds[i]), default=0)
+            depth[i], behind[i] = mine, mine + (sort >= Sort.END)
+            if sort is Sort.VIEW and self.inputs[i]:
+                # An item of several results is a tensor of its own; an item of several views is a view.
+                source = roots[self.inputs[i][0]]
+                if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple):
+                    roots[i] = source
+            elif self.fuse and sort in (Sort.FUSED, Sort.END):
+                for p in self.inputs[i]:
+                    source = roots[p]
+                    if sorts[source] is Sort.FUSED and depth[source] == mine:
+                        _join(regions, source, i)
+        for i in range(len(regions)):
+            regions[i] = regions[regions[i]]
+
+    def _count(self) -> None:
+        sorts, roots, regions, values = self.sorts, self.roots, self.regions, self.values
+        counted: dict[tuple[int, int], int] = {}
+        seen: set[tuple[int, int]] = set()
+        written = [sort in (Sort.END, Sort.KERNEL) for sort in sorts]
+        for i, sort in enumerate(sorts):
+            sources = self.inputs[i]
+            if sort in (Sort.FREE, Sort.VIEW) and self.dag.nodes[i].op != "output":
+                continue
+            for p in sources:
+                source = roots[p]
+                if regions[source] != regions[i]:
+                    written[source] = written[source] or sorts[source] is Sort.FUSED
+            if sort not in (Sort.FUSED, Sort.END, Sort.KERNEL):
+                continue
+            for p in self._read(i):
+                source, key = roots[p], (regions[i], p)
+                if regions[source] == regions[i] or key in seen:
+                    continue
+                seen.add(key)
+                # Two views of one tensor are no more than all of it.
+                before, whole = counted.get((regions[i], source), 0), values[source]
+                part = self._picked(i, p)
+                after = None if part is None or whole is None else min(before + part, max(whole, part))
+                self.num_bytes[i] = _add(self.num_bytes[i], None if after is None else after - before)
+                counted[regions[i], source] = before if after is None else after
+        for i, is_written in enumerate(written):
+            if is_written:
+                self.num_bytes[i] = _add(self.num_bytes[i], values[i])
+
+    def _read(self, i: int) -> list[int]:
+        overwrites = name_of(self.dag.nodes[i].target) in OVERWRITES
+        return self.inputs[i][1:] if overwrites else self.inputs[i]
+
+    def _picked(self, i: int, source: int) -> int | None:
+        """The bytes that a node reads of one of its inputs."""
+        whole, sources = self.values[source], self.inputs[i]
+        if whole is None or source != sources[0] or name_of(self.dag.nodes[i].target) not in LOOKUPS:
+            return whole
+        others = sum(self.values[p] or 0 for p in sources[1:])
+        return min(whole, max(self.values[i] or 0, others))
+
+
+def _sort(node: Node) -> Sort:
+    if node.op != "call_function":
+        return Sort.KERNEL if node.op in ("call_module", "call_method") else Sort.FREE
+    found = sort_of(node.target)
+    if found in (Sort.FUSED, Sort.KERNEL) and profile(node.target).may_copy and shares_storage(node):
+        return Sort.VIEW
+    return found
+
+
+def _join(regions: list[int], first: int, second: int) -> None:
+    """Make two regions one, with the earlier first node as its name."""
+    while regions[first] != first:
+        regions[first] = first = regions[regions[first]]
+    while regions[second] != second:
+        regions[second] = second = regions[regions[second]]
+    regions[max(first, second)] = min(first, second)
+
+
+def _add(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
