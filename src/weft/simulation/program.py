@@ -64,3 +64,11 @@ class Program:
     """For each operation the storages that it needs; a launch holds them until its wait. The last use frees one."""
     kept: frozenset[int] = frozenset()
     """Storages that are never freed: of inputs, constants and outputs."""
+    given: frozenset[int] = frozenset()
+    """Storages that are there before the first operation: of inputs and constants. Each is kept too."""
+    latency_ns: tuple[int, ...] = ()
+    """For each launch the part of its duration that a bucket pays once for all its members, else 0: a bucket takes at
+    least the longest latency of its members and the rest of each. Empty: not known, and bounds leave merging out."""
+    kernel: tuple[int, ...] = ()
+    """The kernel that each operation is part of, -1 for none: no gap passes between two parts of one kernel where
+    nothing is issued between them. Empty: each one is a kernel of its own."""

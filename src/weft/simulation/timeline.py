@@ -5,10 +5,18 @@ Contract: integers in nanoseconds inside; `_us` floats at the public edge. A spa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+
+from weft.simulation.program import Program
 
 NS_PER_US = 1000
+NUM_HIDING = 3
+"""How many of the operations that hide a collective are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,9 @@ class Timeline:
     lower_bound_ns: int = 0
     """A proved lower bound of any order; 0 where none was asked for."""
 
+    program: Program | None = field(default=None, repr=False, compare=False)
+    """What was simulated."""
+
     @property
     def step_us(self) -> float:
         return self.step_ns / NS_PER_US
@@ -70,6 +81,22 @@ class Timeline:
         """Time in which the compute stream stood still for a collective."""
         return sum(span.exposed_ns for span in self.collectives) / NS_PER_US
 
+    @cached_property
+    def communication_us(self) -> float:
+        """Time of all collectives, whether at once or one after the other."""
+        return sum(span.end_ns - span.start_ns for span in self.collectives) / NS_PER_US
+
+    @cached_property
+    def hidden_us(self) -> float:
+        """Time of collectives in which the compute stream ran something."""
+        return sum(span.hidden_ns for span in self.collectives) / NS_PER_US
+
+    @cached_property
+    def idle_us(self) -> float:
+        """Time in which the compute stream neither ran anything nor stood still for a collective: launch gaps."""
+        busy = sum(span.end_ns - span.start_ns for span in self.compute)
+        return (self.step_ns - busy - sum(span.exposed_ns for span in self.collectives)) / NS_PER_US
+
     @property
     def lower_bound_us(self) -> float:
         return self.lower_bound_ns / NS_PER_US
@@ -78,3 +105,27 @@ class Timeline:
     def gap(self) -> float:
         """How far the step is above the bound, as a share of the bound; infinite without a bound."""
         return self.step_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else float("inf")
+
+
+class Coverage:
+    """What of the compute stream runs in a span of time."""
+
+    def __init__(self, compute: Sequence[Span]) -> None:
+        self._compute = compute
+        self._starts = [span.start_ns for span in compute]
+        self._ends = [span.end_ns for span in compute]
+        self._busy = [0, *accumulate(span.end_ns - span.start_ns for span in compute)]
+
+    def of(self, start_ns: int, end_ns: int) -> tuple[int, tuple[str, ...]]:
+        """How long compute runs in that time, and the names of those that run longest in it."""
+        first, last = bisect_right(self._ends, start_ns), bisect_left(self._starts, end_ns)
+        if first >= last or start_ns >= end_ns:
+            return 0, ()
+        starts, ends = self._starts, self._ends
+        before = max(start_ns - starts[first], 0)
+        behind = max(ends[last - 1] - end_ns, 0)
+        longest = heapq.nlargest(
+            NUM_HIDING, range(first, last), key=lambda i: (min(ends[i], end_ns) - max(starts[i], start_ns), -i)
+        )
+        total = self._busy[last] - self._busy[first] - before - behind
+        return total, tuple(self._compute[i].name for i in longest)

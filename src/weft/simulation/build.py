@@ -1,0 +1,301 @@
+"""Programs from graphs: what each node is to the execution model, what it takes, and what memory it holds.
+
+Sorts: a launch of a known kind is a launch; a wait is one; inputs, constants, views, items, numbers and the output are
+nothing; all else is compute, communication of unknown kinds too. Whatever looks at device data on the host drains.
+
+Memory: storages are those of the Dag, followed through views. A storage has the bytes that the tensor spans which
+brings it to life; aliases among inputs count once, with the largest. Sizes without a hint count as nothing. Storages of
+inputs, constants and outputs are kept.
+
+Graphs in a sequence run one behind the other. An input that is called as an output or an input of an earlier graph, and
+has its shape and dtype, is that value: it is counted once, and a wait for it completes the launch that made it. An
+output that a later graph takes is free behind its last use there; every other output is held to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from weft.compat import HigherOrderOperator, OpOverload, hint_of, input_nodes
+from weft.cost.cluster import Cluster
+from weft.cost.prices import Prices, price
+from weft.graph import ops
+from weft.graph.dag import Dag, collector_paused
+from weft.graph.groups import GroupTable, group_argument
+from weft.graph.ops import attribute
+from weft.graph.profiles import is_alias
+from weft.simulation.program import Program, Queue, Sort
+
+Source = GraphModule | Graph | Dag
+
+
+def program_of(source: Source, groups: GroupTable, cluster: Cluster) -> Program:
+    """The program of one graph, priced for a cluster."""
+    return sequence_of([(source, groups)], cluster)
+
+
+def sequence_of(sources: Sequence[tuple[Source, GroupTable]], cluster: Cluster) -> Program:
+    """The program of graphs that run one behind the other."""
+    builder = _Builder(cluster)
+    with collector_paused():
+        for source, groups in sources:
+            graph = source.graph if isinstance(source, GraphModule) else source
+            dag = graph if isinstance(graph, Dag) else Dag(graph)
+            builder.add(dag, groups, price(dag, groups, cluster))
+        return builder.program()
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An input or an output of a graph, for those behind it."""
+
+    op: int
+    storages: tuple[int, ...]
+    type: tuple[Any, ...]
+    """Shape and dtype; empty for what is no tensor."""
+
+
+class _Builder:
+    """A program that grows by one graph at a time. Operations and storages of each graph follow those before it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.names: list[str] = []
+        self.sorts: list[Sort] = []
+        self.durations: list[int] = []
+        self.latencies: list[int] = []
+        self.preds: list[tuple[int, ...]] = []
+        self.queue: list[int] = []
+        self.waits_for: list[tuple[int, ...]] = []
+        self.drains: list[bool] = []
+        self.kernels: list[int] = []
+        self.allocates: list[tuple[tuple[int, int], ...]] = []
+        self.uses: list[tuple[int, ...]] = []
+        self.queues: dict[str, Queue] = {}
+        self.links: dict[str, int] = {}
+        self.flights = _Flights()
+        self.given: set[int] = set()
+        self.known: dict[str, _Value] = {}
+        self.untaken: dict[str, tuple[int, ...]] = {}
+        """Storages of outputs that no later graph has taken."""
+        self.num_storages = 0
+
+    def program(self) -> Program:
+        """What was added."""
+        device = self.cluster.device
+        return Program(
+            names=tuple(self.names),
+            sorts=tuple(self.sorts),
+            duration_ns=tuple(self.durations),
+            preds=tuple(self.preds),
+            queue=tuple(self.queue),
+            waits_for=tuple(self.waits_for),
+            queues=tuple(self.queues.values()),
+            links=tuple(self.links),
+            drains=tuple(self.drains),
+            launch_gap_ns=round(device.launch_gap_us * 1000),
+            slowdown_ppm=round(device.overlap_slowdown * 1_000_000),
+            allocates=tuple(self.allocates),
+            uses=tuple(self.uses),
+            kept=frozenset(self.given.union(*self.untaken.values())),
+            given=frozenset(self.given),
+            latency_ns=tuple(self.latencies),
+            kernel=tuple(self.kernels),
+        )
+
+    def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
+        """Put a graph behind those before it."""
+        base, nodes = len(self.names), dag.nodes
+        sorts = [_sort_of(node) for node in nodes]
+        launches = {i for i, sort in enumerate(sorts) if sort is Sort.LAUNCH}
+        self.names += [node.name for node in nodes]
+        self.sorts += sorts
+        # Communication of unknown kinds holds the stream for as long as it takes.
+        self.durations += [
+            prices.collective_ns.get(i, ns) if sort in (Sort.LAUNCH, Sort.COMPUTE) else 0
+            for i, (ns, sort) in enumerate(zip(prices.compute_ns, sorts, strict=True))
+        ]
+        self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
+        self.drains += [_is_read_on_host(node) for node in nodes]
+        regions = prices.regions or range(len(nodes))
+        self.kernels += [base + region if region >= 0 else -1 for region in regions]
+        self.queue += [
+            self._queue(nodes[i], groups, prices.level[i]) if i in launches else -1 for i in range(len(nodes))
+        ]
+        self.latencies += [
+            self._latency(nodes[i], groups, prices.collective_ns[i]) if i in launches else 0 for i in range(len(nodes))
+        ]
+        storages = self._add_memory(dag, base)
+        self._add_waits(dag, base, sorts, storages)
+        self._hand_on(dag, base, storages)
+
+    def _queue(self, node: Node, groups: GroupTable, level: str) -> int:
+        group = groups.canonical(group_argument(node))
+        if group not in self.queues:
+            self.queues[group] = Queue(group, self.links.setdefault(level, len(self.links)))
+        return list(self.queues).index(group)
+
+    def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
+        kind = ops.kind_of(node.target)
+        if kind is None:
+            return 0
+        latency_us = self.cluster.latency_us(kind, groups.group(group_argument(node)))
+        return min(duration_ns, round(latency_us * 1000))
+
+    def _add_memory(self, dag: Dag, base: int) -> list[tuple[int, ...]]:
+        """Allocations and uses; returns the storages that each node holds, as the program numbers them."""
+        effects, numbers = dag.effects, dict[int, int]()
+        spans = self._inputs(dag, base, numbers)
+        held: list[tuple[int, ...]] = []
+        seen: set[int] = set()
+        for i, node in enumerate(dag.nodes):
+            raw = effects.storages[i]
+            mine = () if raw is None else raw if isinstance(raw, tuple) else (raw,)
+            found: list[int] = []
+            made: list[tuple[int, int]] = []
+            for place, storage in enumerate(mine):
+                root = effects.find(storage)
+                if root not in numbers:
+                    numbers[root] = self._new_storage()
+                found.append(numbers[root])
+                if storage not in seen:
+                    seen.add(storage)
+                    num_bytes = spans[storage] if storage in spans else _span_of(node, place if len(mine) > 1 else None)
+                    if num_bytes:
+                        made.append((numbers[root], num_bytes))
+            held.append(tuple(found))
+            self.allocates.append(tuple(made))
+            used = [s for source in input_nodes(node) for s in held[dag.index[source]]]
+            self.uses.append(tuple(dict.fromkeys(used)) if len(used) > 1 else tuple(used))
+        return held
+
+    def _inputs(self, dag: Dag, base: int, numbers: dict[int, int]) -> dict[int, int]:
+        """Number the storages of inputs and constants; their bytes, of those that are not there already."""
+        spans: dict[int, int] = {}
+        for i, node in enumerate(dag.nodes):
+            raw = dag.effects.storages[i]
+            if node.op not in ("placeholder", "get_attr") or not isinstance(raw, int):
+                continue
+            root = dag.effects.find(raw)
+            before = self.known.get(node.name) if node.op == "placeholder" else None
+            if before is not None and before.type == _type_of(node) and len(before.storages) == 1:
+                self.untaken.pop(node.name, None)
+                self.preds[base + i] = (*self.preds[base + i], before.op)
+                numbers.setdefault(root, before.storages[0])
+                spans.setdefault(raw, 0)
+                continue
+            if root not in numbers:
+                numbers[root] = self._new_storage()
+                self.given.add(numbers[root])
+            spans[raw] = max(spans.get(raw, 0), _span_of(node, None))
+        return spans
+
+    def _new_storage(self) -> int:
+        self.num_storages += 1
+        return self.num_storages - 1
+
+    def _add_waits(self, dag: Dag, base: int, sorts: Sequence[Sort], storages: Sequence[tuple[int, ...]]) -> None:
+        for i, sort in enumerate(sorts):
+            if sort is Sort.LAUNCH:
+                self.flights.launch(base + i, storages[i])
+            if sort is Sort.WAIT:
+                sources = [storages[dag.index[source]] for source in input_nodes(dag.nodes[i])]
+                self.waits_for.append(self.flights.wait(s for held in sources for s in held))
+            else:
+                self.waits_for.append(())
+
+    def _hand_on(self, dag: Dag, base: int, storages: Sequence[tuple[int, ...]]) -> None:
+        """Remember inputs and outputs for the graphs behind this one."""
+        outputs = [source for node in dag.nodes if node.op == "output" for source in input_nodes(node)]
+        inputs = [node for node in dag.nodes if node.op == "placeholder"]
+        for node in (*inputs, *outputs):
+            i = dag.index[node]
+            self.known[node.name] = _Value(base + i, storages[i], _type_of(node))
+        for node in outputs:
+            self.untaken[node.name] = storages[dag.index[node]]
+
+
+class _Flights:
+    """Which launches a wait completes: all that write its storage since the last wait for that."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, list[int]] = {}
+        self.landed: dict[int, list[int]] = {}
+
+    def launch(self, op: int, storages: Iterable[int]) -> None:
+        for storage in storages:
+            self.open.setdefault(storage, []).append(op)
+
+    def wait(self, storages: Iterable[int]) -> tuple[int, ...]:
+        """A second wait waits for the same: another order may put it first."""
+        found: dict[int, None] = {}
+        for storage in storages:
+            if storage in self.open:
+                self.landed[storage] = self.open.pop(storage)
+            found.update(dict.fromkeys(self.landed.get(storage, ())))
+        return tuple(found)
+
+
+def _sort_of(node: Node) -> Sort:
+    if node.op in ("placeholder", "get_attr", "output"):
+        return Sort.NOTHING
+    target = node.target
+    if node.op != "call_function":
+        return Sort.COMPUTE
+    if ops.launch_form(target) is not None:
+        return Sort.LAUNCH
+    if ops.is_wait(target):
+        return Sort.WAIT
+    if not isinstance(target, OpOverload):
+        return Sort.COMPUTE if isinstance(target, HigherOrderOperator) else Sort.NOTHING
+    return Sort.NOTHING if is_alias(node) or not ops.reads_data(target) else Sort.COMPUTE
+
+
+def _is_read_on_host(node: Node) -> bool:
+    """`.item()`, sizes that depend on data, and copies of device data to the host."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        return True
+    if target.name() != "aten::_to_copy" or node.kwargs.get("non_blocking"):
+        return False
+    value, source = ops.value_of(node), ops.value_of(next(iter(input_nodes(node)), node))
+    tensors = isinstance(value, Tensor) and isinstance(source, Tensor)
+    return tensors and value.device.type == "cpu" and source.device.type != "cpu"
+
+
+def _type_of(node: Node) -> tuple[Any, ...]:
+    value = ops.value_of(node)
+    return (tuple(map(str, value.shape)), value.dtype) if isinstance(value, Tensor) else ()
+
+
+def _span_of(node: Node, item: int | None) -> int:
+    """Bytes from the beginning of the storage to the end of a node's tensors, or of one of them."""
+    value = ops.value_of(node)
+    if value is None and node.op == "get_attr":
+        value = attribute(node.graph.owning_module, str(node.target))
+    if isinstance(value, list | tuple):
+        values = list(value) if item is None else list(value[item : item + 1])
+        return sum(_span(each) for each in values)
+    return _span(value)
+
+
+def _span(value: Any) -> int:
+    if not isinstance(value, Tensor):
+        return 0
+    sizes = [hint_of(size) for size in value.shape]
+    strides = [hint_of(stride) for stride in value.stride()]
+    offset = hint_of(value.storage_offset())
+    last = 0 if offset is None else offset
+    for size, stride in zip(sizes, strides, strict=True):
+        if not size or stride is None:
+            return 0
+        last += (size - 1) * stride
+    return (last + 1) * value.element_size()

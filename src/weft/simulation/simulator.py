@@ -1,0 +1,344 @@
+"""The execution model: when each operation of a program runs, in one order.
+
+The compute stream takes operations in order. Compute, launches and operations that drain it are issued: between one and
+the next the launch gap passes, but not between two parts of one kernel. Compute of no time is not issued, unless it
+drains. A wait holds the stream until its collectives have ended; a gap that passes meanwhile is not paid again.
+
+A launch puts its collective on the queue of its group when the stream reaches it: all compute before it is done then.
+The first of each queue runs. The k that run on one link progress at 1 / k of their speed alone, latency included.
+Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs. The step ends with the last of all,
+as if the end of the graph waited for what is still under way.
+
+Rounding: progress is counted in units so fine that every speed is a whole number of them per nanosecond. An end is the
+first whole nanosecond at which nothing is left; only ends are rounded, never what is left of the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from weft.errors import GraphError, compose
+from weft.graph.dag import collector_paused
+from weft.simulation.memory import memory_of
+from weft.simulation.program import Program, Sort
+from weft.simulation.timeline import CollectiveSpan, Coverage, Span, Timeline
+
+MILLION = 1_000_000
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """When each operation ran, by number: what a timeline is made from, and all that a search needs."""
+
+    order: Sequence[int]
+    start_ns: list[int]
+    """Of compute on the stream, of a launch's collective on its queue; else when the stream reached it."""
+    end_ns: list[int]
+    """Of compute and collectives; of a wait when the stream goes on."""
+    reached_ns: list[int]
+    """When the stream reached the operation."""
+    waited_ns: dict[int, int]
+    """When the stream reached the first wait for each launch."""
+    exposed_ns: dict[int, int]
+    """How long the stream stood still for each launch; the end of the graph waits for all of them."""
+    cause: list[int]
+    """The compute or launch that each compute and collective started right behind; -1 for none."""
+    last: int
+    """The compute or launch that ended last; -1 where nothing takes time."""
+    step_ns: int
+
+
+def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
+    """The timeline of a program in its own order, or in another one that its edges allow."""
+    with collector_paused():
+        trace = run(program, order)
+        peak, memory = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)
+        compute = _compute_spans(program, trace)
+        return Timeline(
+            compute=compute,
+            collectives=_collective_spans(program, trace, Coverage(compute)),
+            step_ns=trace.step_ns,
+            critical_path=_critical_path(trace),
+            peak_bytes=peak,
+            memory=memory,
+            program=program,
+        )
+
+
+def run(program: Program, order: Sequence[int] | None = None) -> Trace:
+    """Run a program; without the tables that a timeline has."""
+    if order is None:
+        order = range(len(program.names))
+    else:
+        check_order(program, order)
+    return _Stream(program).run(order)
+
+
+def _compute_spans(program: Program, trace: Trace) -> tuple[Span, ...]:
+    names, sorts, durations, start, end = (
+        program.names,
+        program.sorts,
+        program.duration_ns,
+        trace.start_ns,
+        trace.end_ns,
+    )
+    return tuple(
+        Span(op, names[op], start[op], end[op], durations[op])
+        for op in trace.order
+        if sorts[op] is Sort.COMPUTE and durations[op]
+    )
+
+
+def _collective_spans(program: Program, trace: Trace, coverage: Coverage) -> tuple[CollectiveSpan, ...]:
+    """In the order of their launches."""
+    found: list[CollectiveSpan] = []
+    for op in trace.order:
+        if program.sorts[op] is Sort.LAUNCH:
+            start, end = trace.start_ns[op], trace.end_ns[op]
+            hidden, by = coverage.of(start, end)
+            span = CollectiveSpan(
+                op=op,
+                name=program.names[op],
+                start_ns=start,
+                end_ns=end,
+                alone_ns=program.duration_ns[op],
+                queue=program.queue[op],
+                launched_ns=trace.reached_ns[op],
+                waited_ns=trace.waited_ns.get(op),
+                hidden_ns=hidden,
+                exposed_ns=trace.exposed_ns.get(op, 0),
+                hidden_by=by,
+            )
+            found.append(span)
+    return tuple(found)
+
+
+def _critical_path(trace: Trace) -> tuple[int, ...]:
+    """From the one that ended last back through what each started behind."""
+    path: list[int] = []
+    op = trace.last
+    while op != NONE:
+        path.append(op)
+        op = trace.cause[op]
+    return tuple(reversed(path))
+
+
+def check_order(program: Program, order: Sequence[int]) -> None:
+    """Refuse what is no permutation of the operations, or puts one before another that it needs."""
+    size = len(program.names)
+    position = [NONE] * size
+    for place, op in enumerate(order):
+        if not 0 <= op < size or position[op] != NONE:
+            what = f"operation {op} is there twice" if 0 <= op < size else f"there is no operation {op}"
+            raise GraphError(compose("simulate", what, do=f"order each of 0 to {size - 1} once"))
+        position[op] = place
+    if len(order) != size:
+        what = f"the order has {len(order)} operations, the program {size}"
+        raise GraphError(compose("simulate", what, do=f"order each of 0 to {size - 1} once"))
+    for op in order:
+        place = position[op]
+        for before in (*program.preds[op], *program.waits_for[op]):
+            if position[before] > place:
+                what = f"{program.names[op]} stands before {program.names[before]}, which it needs"
+                raise GraphError(compose("simulate", what, do="keep the order of the edges of the program"))
+
+
+def _is_issued(sort: Sort, duration_ns: int, drains: bool) -> bool:
+    """Whether a gap passes before it: a kernel, a launch, or a read on the host."""
+    return sort is Sort.LAUNCH or (sort is not Sort.WAIT and (drains or (sort is Sort.COMPUTE and duration_ns > 0)))
+
+
+class _Wires:
+    """The queues and the links: which collectives run, and how much is left of them."""
+
+    def __init__(self, program: Program, cause: list[int]) -> None:
+        self.program = program
+        self.link = [queue.link for queue in program.queues]
+        self.unit = lcm(*range(1, max(Counter(self.link).values(), default=1) + 1))
+        """Work of one nanosecond alone: divisible by however many share a link."""
+        self.now = 0
+        self.num_running = 0
+        self.waiting: list[deque[int]] = [deque() for _ in program.queues]
+        """The launches of each queue; the first one runs."""
+        self.left: list[int] = [0] * len(program.queues)
+        self.active: list[list[int]] = [[] for _ in program.links]
+        """The queues that run something on each link."""
+        self.start: dict[int, int] = {}
+        self.end: dict[int, int] = {}
+        self.cause = cause
+
+    def launch(self, op: int, time: int, cause: int) -> None:
+        """Put a collective on its queue."""
+        self.advance(time)
+        queue = self.program.queue[op]
+        self.cause[op] = cause
+        self.waiting[queue].append(op)
+        if len(self.waiting[queue]) == 1:
+            self._begin(queue)
+
+    def advance(self, time: int) -> None:
+        """Go on to a time."""
+        while self.num_running and (event := self.next_end()) <= time:
+            self.step(event)
+        if time > self.now:
+            self._progress(time)
+
+    def wait(self, op: int) -> int:
+        """Go on until a collective has ended; when that is."""
+        while op not in self.end:
+            self.step(self.next_end())
+        return self.end[op]
+
+    def next_end(self) -> int:
+        """When the next of those that run ends, if nothing is launched before."""
+        left, unit = self.left, self.unit
+        return self.now + min(
+            -(-min(left[queue] for queue in active) * len(active) // unit) for active in self.active if active
+        )
+
+    def step(self, event: int) -> None:
+        """Go on to the next end, and begin what comes behind it."""
+        self._progress(event)
+        done = [queue for active in self.active for queue in active if self.left[queue] <= 0]
+        for queue in done:
+            self.active[self.link[queue]].remove(queue)
+            self.num_running -= 1
+            ended = self.waiting[queue].popleft()
+            self.end[ended] = event
+            if self.waiting[queue]:
+                self.cause[self.waiting[queue][0]] = ended
+                self._begin(queue)
+
+    def _begin(self, queue: int) -> None:
+        """Start the first of a queue. What takes no time is over at once and slows nobody."""
+        waiting = self.waiting[queue]
+        while waiting:
+            op = waiting[0]
+            self.start[op] = self.now
+            if self.program.duration_ns[op] > 0:
+                self.left[queue] = self.program.duration_ns[op] * self.unit
+                self.active[self.link[queue]].append(queue)
+                self.num_running += 1
+                return
+            self.end[op] = self.now
+            waiting.popleft()
+            if waiting:
+                self.cause[waiting[0]] = op
+
+    def _progress(self, time: int) -> None:
+        passed = time - self.now
+        for active in self.active:
+            if active:
+                done = passed * (self.unit // len(active))
+                for queue in active:
+                    self.left[queue] -= done
+        self.now = time
+
+
+class _Stream:
+    """The compute stream."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        size = len(program.names)
+        self.start, self.end, self.reached = [0] * size, [0] * size, [0] * size
+        self.cause = [NONE] * size
+        self.wires = _Wires(program, self.cause)
+        self.waited: dict[int, int] = {}
+        self.exposed: dict[int, int] = {}
+
+    def run(self, order: Sequence[int]) -> Trace:
+        """Take every operation in order."""
+        program, wires = self.program, self.wires
+        sorts, durations, gap = program.sorts, program.duration_ns, program.launch_gap_ns
+        issued = list(map(_is_issued, sorts, durations, program.drains))
+        kernels = program.kernel or range(len(sorts))
+        start, end, reached, cause = self.start, self.end, self.reached, self.cause
+        # When the last one that was issued ended, and until when a wait holds the stream; and what each is due to.
+        free, blocked = -gap, 0
+        by_free = by_blocked = kernel = NONE
+        for op in order:
+            sort = sorts[op]
+            if not issued[op]:
+                now = free if free > blocked else blocked
+                start[op] = reached[op] = end[op] = now
+                if sort is Sort.WAIT:
+                    until, last = self._wait(op, now)
+                    end[op] = until
+                    if until > now:
+                        blocked, by_blocked = until, last
+                continue
+            now, by = free if kernels[op] == kernel != NONE else free + gap, by_free
+            kernel = kernels[op]
+            if blocked > now:
+                now, by = blocked, by_blocked
+            start[op] = reached[op] = end[op] = free = now
+            by_free = by
+            if sort is Sort.LAUNCH:
+                wires.launch(op, now, by)
+            elif sort is Sort.COMPUTE and durations[op]:
+                cause[op] = by
+                free = end[op] = self._compute(durations[op], now)
+                by_free = op
+        if blocked > free:
+            free, by_free = blocked, by_blocked
+        return self._finish(order, free, by_free)
+
+    def _compute(self, duration: int, now: int) -> int:
+        """When compute that starts now ends."""
+        slowdown, wires = self.program.slowdown_ppm, self.wires
+        if not slowdown:
+            return now + duration
+        wires.advance(now)
+        left = duration * (MILLION + slowdown)
+        while wires.num_running:
+            event = wires.next_end()
+            done = (event - now) * MILLION
+            if done >= left:
+                return now - (-left // MILLION)
+            left -= done
+            now = event
+            wires.step(event)
+        return now - (-left // (MILLION + slowdown))
+
+    def _wait(self, op: int, now: int) -> tuple[int, int]:
+        """Until when a wait holds the stream, and the launch that ends last."""
+        launches = self.program.waits_for[op]
+        for launch in launches:
+            self.waited.setdefault(launch, now)
+            self.wires.wait(launch)
+        return self._expose(launches, now)
+
+    def _expose(self, launches: Sequence[int], now: int) -> tuple[int, int]:
+        """Share out the time in which the stream stands still: each takes what the one before it leaves."""
+        last = NONE
+        for end, launch in sorted((self.wires.end[launch], launch) for launch in launches):
+            if end > now:
+                self.exposed[launch] = self.exposed.get(launch, 0) + end - now
+                now, last = end, launch
+        return now, last
+
+    def _finish(self, order: Sequence[int], free: int, last: int) -> Trace:
+        """Wait for all that is still under way."""
+        wires = self.wires
+        while wires.num_running:
+            wires.step(wires.next_end())
+        under_way = [launch for launch, end in wires.end.items() if end > free]
+        step, behind = self._expose(under_way, max(free, 0))
+        for launch, end in wires.end.items():
+            self.start[launch], self.end[launch] = wires.start[launch], end
+        return Trace(
+            order=order,
+            start_ns=self.start,
+            end_ns=self.end,
+            reached_ns=self.reached,
+            waited_ns=self.waited,
+            exposed_ns=self.exposed,
+            cause=self.cause,
+            last=last if behind == NONE else behind,
+            step_ns=step,
+        )
