@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.compat import foreach_copy
+from weft.compat import dtype_of, foreach_copy
 
 SCHEMA = "pack(Tensor[] tensors, ScalarType[] dtypes, int num_rows, int alignment) -> Tensor"
 ALIGNMENT = 16
@@ -37,7 +37,7 @@ def row_layout(sizes: Sequence[Any], alignment: int) -> tuple[list[Any], Any]:
 
 
 def _row_bytes(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: int) -> list[Any]:
-    return [t.numel() // num_rows * dtype.itemsize for t, dtype in zip(tensors, dtypes, strict=True)]
+    return [t.numel() // num_rows * dtype_of(dtype).itemsize for t, dtype in zip(tensors, dtypes, strict=True)]
 
 
 def _pack(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: int, alignment: int) -> Tensor:
@@ -48,7 +48,8 @@ def _pack(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], num_rows: in
         return buffer
     rows = buffer.view(num_rows, row_bytes)
     parts = [
-        rows[:, offset : offset + size].view(dtype) for dtype, offset, size in zip(dtypes, offsets, sizes, strict=True)
+        rows[:, offset : offset + size].view(dtype_of(dtype))
+        for dtype, offset, size in zip(dtypes, offsets, sizes, strict=True)
     ]
     foreach_copy(parts, [tensor.reshape(part.shape) for tensor, part in zip(tensors, parts, strict=True)])
     return buffer
