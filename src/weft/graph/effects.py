@@ -182,6 +182,8 @@ class Effects:
         if node.target is getitem:
             return self._item(node)
         if found.aliases and not (found.may_copy and not shares_storage(node)):
+            if found.views_first and node.args and isinstance(node.args[0], Node):
+                return self._raw(self.index[node.args[0]])
             sources = self.arguments(node, found.aliases)
             if len(sources) == 1 and isinstance(sources[0], Node):
                 return self._raw(self.index[sources[0]])

@@ -38,6 +38,8 @@ class Profile:
     """Returns several tensors."""
     aliases: tuple[str, ...] = ()
     """Arguments whose storage the results share."""
+    views_first: bool = False
+    """Shares the storage of its first argument and of no other: the case of most views."""
     may_copy: bool = False
     """Shares the storage only where it can (reshape, contiguous); metadata tells."""
     writes: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ def profile(target: Any) -> Profile:
         plain=not (aliases or writes or random or ordered or launch or wait),
         several=several,
         aliases=aliases,
+        views_first=aliases == (schema.arguments[0].name,) if schema.arguments else False,
         may_copy=bool(aliases) and not writes and may_return_its_argument(target),
         writes=writes,
         random=random,
