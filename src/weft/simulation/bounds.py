@@ -1,0 +1,143 @@
+"""Lower bounds: no order of a program, and no merging of its collectives, takes less.
+
+Contract: a bound holds over every legal order of operations, any positions of launches and waits, any order of each
+queue and, where latencies are known, any merging of collectives of one queue. It ignores memory, packing, the gaps
+behind launches and operations that drain the stream: those only make a step longer. It does not cover moves that change
+the operations themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes
+with a certificate that `check_bound` recomputes from the program alone.
+
+    compute           all compute, and what overlap costs it at least
+    communication     all collectives of a link
+    critical path     the longest path, collectives included
+    heads and tails   the same with what resources force before and behind (`heads`)
+    one machine       Jackson's bound per resource on those heads and tails (`machines`)
+    idle cut          compute between two collectives that cannot hide, or others behind them on their queues (`cuts`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.graph.dag import collector_paused
+from weft.simulation.certificates import Certificate, certificate_of, cut_claim, machine_claim, task_claim
+from weft.simulation.cuts import Cut, best_cut
+from weft.simulation.heads import Heads, find_heads, path_heads
+from weft.simulation.machines import OneMachine, Slowdown, machines_of, one_machine
+from weft.simulation.program import Program
+from weft.simulation.tasks import COMPUTE, Machine, Merging, Tasks, tasks_of
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proved lower bound of a program's step."""
+
+    bound_ns: int
+    name: str
+    """Of the bound that won."""
+    rests_on: str
+    """What it rests on, in a sentence."""
+    certificate: Certificate
+    candidates: dict[str, int]
+    """Every bound that was tried, by name."""
+    leaves_out: tuple[str, ...]
+    """Moves that it does not hold over."""
+
+
+LEAVES_OUT = ("chunked fusion of collectives with matmuls", "changes of compute", "splitting collectives")
+NO_MERGING = "merging collectives"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One bound, before its certificate is written."""
+
+    name: str
+    value: int
+    rests_on: str
+    claim: dict[str, object]
+    heads: Heads
+    tails: Heads
+    nodes: tuple[int, ...]
+    """Whose heads and tails it rests on."""
+
+
+def lower_bound(program: Program, merging: Merging | None = None) -> Bound:
+    """The largest of all bounds. Merging is allowed by default where the program knows latencies."""
+    if merging is None:
+        merging = Merging.ALLOWED if program.latency_ns else Merging.EXCLUDED
+    with collector_paused():
+        tasks = tasks_of(program, merging)
+        backwards = tasks.reversed()
+        found = list(candidates(program, tasks, backwards))
+        best = max(found, key=lambda candidate: candidate.value)
+        bound_ns = max(0, best.value - program.launch_gap_ns)
+        heads, tails = (tasks, best.heads, best.nodes), (backwards, best.tails, best.nodes)
+        return Bound(
+            bound_ns,
+            best.name,
+            best.rests_on,
+            certificate_of(best.claim, bound_ns, merging, heads, tails),
+            {candidate.name: max(0, candidate.value - program.launch_gap_ns) for candidate in found},
+            LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
+        )
+
+
+def candidates(program: Program, tasks: Tasks, backwards: Tasks) -> Iterator[Candidate]:
+    """Every bound, the simple ones first: the first of equals wins."""
+    nothing = Heads([0] * len(tasks.preds), {}, {})
+    machines = machines_of(tasks)
+    slowdown = Slowdown(program, machines)
+    for resource, machine in enumerate(machines):
+        if machine.nodes:
+            name = "compute" if resource == COMPUTE else f"communication: {program.links[resource - 1]}"
+            yield of_machine(name, one_machine(machine, resource, nothing, nothing, slowdown), nothing, nothing)
+    yield of_task("critical path", program, tasks, path_heads(tasks), path_heads(backwards))
+    heads, tails = find_heads(tasks), find_heads(backwards)
+    yield of_task("heads and tails", program, tasks, heads, tails)
+    for resource, machine in enumerate(machines):
+        if machine.nodes:
+            name = f"one machine: {program.links[resource - 1] if resource else 'compute'}"
+            yield of_machine(name, one_machine(machine, resource, heads, tails, slowdown), heads, tails)
+    cut = best_cut((tasks, heads), (backwards, tails), machines[COMPUTE], slowdown)
+    if cut is not None:
+        yield of_cut(program, machines[COMPUTE], cut, heads, tails)
+
+
+def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> Candidate:
+    lead = min(heads.start[node] for node in one.nodes)
+    trail = min(tails.start[node] for node in one.nodes)
+    busy = one.value - lead - trail
+    text = f"{len(one.nodes)} tasks take {ms(busy)} there, {ms(lead)} must be before them and {ms(trail)} behind"
+    claim = machine_claim(one.resource, one.head, one.tail)
+    return Candidate(name, one.value, text, claim, heads, tails, one.nodes)
+
+
+def of_task(name: str, program: Program, tasks: Tasks, heads: Heads, tails: Heads) -> Candidate:
+    def through(node: int) -> int:
+        return heads.start[node] + tasks.duration[node] + tails.start[node]
+
+    node = max(tasks.order, key=through, default=None)
+    if node is None:
+        return Candidate(name, 0, "nothing takes time", task_claim(None), heads, tails, ())
+    text = f"{ms(heads.start[node])} before {name_of(program, node)}, {ms(tails.start[node])} behind it"
+    return Candidate(name, through(node), text, task_claim(node), heads, tails, (node,))
+
+
+def of_cut(program: Program, compute: Machine, cut: Cut, heads: Heads, tails: Heads) -> Candidate:
+    ends = [side.node if side else None for side in (cut.first, cut.last)]
+    shown = [f"{word} {name_of(program, node)}" for word, node in zip(("after", "before"), ends, strict=True) if node]
+    text = f"all compute {' and '.join(shown)}, or others beside them on their queues"
+    nodes = (*(node for node in ends if node is not None), *(tasks for tasks in compute.nodes))
+    queues = {program.queue[node - len(program.sorts)] for node in ends if node is not None}
+    beside = (op + len(program.sorts) for op, queue in enumerate(program.queue) if queue in queues)
+    claim = cut_claim(ends[0], cut.first_drag, ends[1], cut.last_drag)
+    return Candidate("idle cut", cut.value, text, claim, heads, tails, (*nodes, *beside))
+
+
+def name_of(program: Program, node: int) -> str:
+    return program.names[node % len(program.sorts)]
+
+
+def ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.3f} ms"

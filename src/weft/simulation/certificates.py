@@ -1,0 +1,67 @@
+"""Certificates: what a bound rests on, as plain data that `check_bound` recomputes.
+
+Contract: JSON. Nodes are numbered as in `tasks`: operation `i` is `i`, the collective of launch `i` is `i + n`;
+resource 0 is the compute stream, `k + 1` is link `k`.
+
+    merging    allowed | excluded
+    heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in order
+    tails      the same with time running backwards
+    claim      kind task:     head + duration + tail of a `node`; null: nothing takes time
+               kind machine:  the least head, the work and the least tail of all tasks of a `resource` whose heads reach
+                              `head` and whose tails reach `tail`
+               kind cut:      compute between the collectives `first` and `last` (either may be null). Compute that does
+                              not depend on `first` runs after it, or a collective that ends earlier on its queue goes
+                              before it: `first_drag` is the least that this costs. `last` is its mirror image.
+    bound_ns   the value of the claim; the checker wants no less than this
+
+A certificate holds no number that is believed. Sets and thresholds only say where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.simulation.heads import Heads, arguments_for
+from weft.simulation.tasks import Merging, Tasks
+
+Certificate = dict[str, object]
+
+FORMAT = "weft-bound-1"
+
+
+def task_claim(node: int | None) -> dict[str, object]:
+    return {"kind": "task", "node": node}
+
+
+def machine_claim(resource: int, head: int, tail: int) -> dict[str, object]:
+    return {"kind": "machine", "resource": resource, "head": head, "tail": tail}
+
+
+def cut_claim(first: int | None, first_drag: int, last: int | None, last_drag: int) -> dict[str, object]:
+    return {"kind": "cut", "first": first, "first_drag": first_drag, "last": last, "last_drag": last_drag}
+
+
+def certificate_of(
+    claim: dict[str, object],
+    bound_ns: int,
+    merging: Merging,
+    heads: tuple[Tasks, Heads, Iterable[int]] | None = None,
+    tails: tuple[Tasks, Heads, Iterable[int]] | None = None,
+) -> Certificate:
+    """A claim with the sets that the heads and tails of some nodes rest on."""
+    return {
+        "format": FORMAT,
+        "bound_ns": bound_ns,
+        "merging": merging.value,
+        "heads": sets_of(heads),
+        "tails": sets_of(tails),
+        "claim": claim,
+    }
+
+
+def sets_of(found: tuple[Tasks, Heads, Iterable[int]] | None) -> list[list[int]]:
+    if found is None:
+        return []
+    tasks, heads, nodes = found
+    sets = arguments_for(tasks, heads, list(nodes))
+    return [[argument.node, argument.resource, argument.threshold] for argument in sets]

@@ -1,0 +1,149 @@
+"""Check a certificate of a lower bound against the program alone.
+
+Contract: nothing is believed. Heads, tails, sets, sums and drags are recomputed here from the operations, their edges
+and durations; the certificate only says which sets to look at (its fields: `certificates`). So whatever it holds, the
+value that comes out is a lower bound of every order that the execution model allows; `check` returns it, and raises
+where the certificate claims more, or is no certificate. This module shares no code with `bounds` and what finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from weft.errors import VerificationError, compose
+from weft.simulation.program import Program, Sort
+
+MILLION = 1_000_000
+
+
+def check(program: Program, certificate: dict[str, Any]) -> int:
+    """The bound that a certificate proves, in nanoseconds."""
+    try:
+        proof = Proof(program, certificate["merging"] == "allowed")
+        heads = proof.earliest(certificate["heads"])
+        tails = proof.reversed().earliest(certificate["tails"])
+        value = max(0, proof.claim(certificate["claim"], heads, tails) - program.launch_gap_ns)
+        claimed = int(certificate["bound_ns"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"this is no certificate of this program ({type(error).__name__}: {error})"
+        raise VerificationError(compose("check bound", what)) from error
+    if value < claimed:
+        raise VerificationError(compose("check bound", f"the certificate claims {claimed} ns and proves {value} ns"))
+    return value
+
+
+class Proof:
+    """Nodes and edges in one direction of time: all that a bound may use."""
+
+    def __init__(self, program: Program, is_merging: bool) -> None:
+        num = len(program.sorts)
+        self.program, self.is_merging = program, is_merging
+        self.order: list[int] = []
+        self.preds: dict[int, list[int]] = {}
+        self.duration: dict[int, int] = {}
+        self.resource: dict[int, int] = {}
+        self.latency: dict[int, int] = {}
+        for op, sort in enumerate(program.sorts):
+            self.preds[op] = [*program.preds[op], *(launch + num for launch in program.waits_for[op])]
+            self.order.append(op)
+            if any(pred not in self.preds for pred in self.preds[op]):
+                raise ValueError(f"operation {op} needs a later one")
+            if sort is Sort.COMPUTE and program.duration_ns[op]:
+                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + program.launch_gap_ns
+            elif sort is Sort.LAUNCH:
+                self.preds[op + num] = [op]
+                self.order.append(op + num)
+                self.resource[op + num] = 1 + program.queues[program.queue[op]].link
+                self.duration[op + num] = program.duration_ns[op]
+                self.latency[op + num] = program.latency_ns[op] if is_merging else 0
+        if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
+            raise ValueError("a latency is negative or longer than its collective")
+
+    def reversed(self) -> Proof:
+        proof = Proof(self.program, self.is_merging)
+        proof.order.reverse()
+        proof.preds = {node: [] for node in self.order}
+        for node, preds in self.preds.items():
+            for pred in preds:
+                proof.preds[pred].append(node)
+        return proof
+
+    def earliest(self, sets: Iterable[tuple[int, int, int]]) -> dict[int, int]:
+        """The head of each node: by its predecessors, and by the sets that are named."""
+        named = {int(node): (int(resource), int(threshold)) for node, resource, threshold in sets}
+        heads: dict[int, int] = {}
+        for node in self.order:
+            heads[node] = max((heads[pred] + self.duration.get(pred, 0) for pred in self.preds[node]), default=0)
+            if node in named:
+                resource, threshold = named[node]
+                chosen = [n for n in self.before(node) if self.resource.get(n) == resource and heads[n] >= threshold]
+                if chosen:
+                    heads[node] = max(heads[node], min(heads[n] for n in chosen) + self.busy(chosen))
+        return heads
+
+    def before(self, node: int) -> set[int]:
+        """What has ended when a node starts."""
+        found, stack = set[int](), [*self.preds[node]]
+        while stack:
+            pred = stack.pop()
+            if pred not in found:
+                found.add(pred)
+                stack += self.preds[pred]
+        return found
+
+    def busy(self, nodes: Iterable[int]) -> int:
+        """How long tasks keep their resource busy: merged, each queue pays one latency for all of them."""
+        nodes = list(nodes)
+        once: dict[int, int] = {}
+        for node in nodes:
+            once[self.queue(node)] = max(once.get(self.queue(node), 0), self.latency.get(node, 0))
+        return sum(self.duration[node] - self.latency.get(node, 0) for node in nodes) + sum(once.values())
+
+    def queue(self, node: int) -> int:
+        return self.program.queue[node - len(self.program.sorts)] if node in self.latency else -1
+
+    def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        if claim["kind"] == "task":
+            if (node := claim["node"]) is None:
+                return 0
+            return heads[node] + self.duration.get(node, 0) + tails[node]
+        if claim["kind"] == "cut":
+            return self.cut(claim, heads, tails)
+        on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
+        chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
+        lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
+        return lead + self.busy(chosen) + trail + (0 if claim["resource"] else self.slowed(chosen, lead + trail))
+
+    def slowed(self, compute: list[int], outside: int) -> int:
+        """What overlap costs compute at least: a link runs outside of its time, in its gaps, or slows it."""
+        links = set(self.resource.values()) - {0}
+        busiest = max((self.busy(n for n in self.latency if self.resource[n] == link) for link in links), default=0)
+        inside = max(0, busiest - outside - len(compute) * self.program.launch_gap_ns)
+        return inside * self.program.slowdown_ppm // (MILLION + self.program.slowdown_ppm)
+
+    def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """Compute between two collectives, or one of them has another before or behind it on its queue."""
+        inside = [node for node, resource in self.resource.items() if resource == 0]
+        cases: list[int] = []
+        ends: dict[str, int] = {}
+        for side, proof, start, after in (("last", self, heads, tails), ("first", self.reversed(), tails, heads)):
+            if (node := claim[side]) is not None:
+                drags, own = proof.drags(node, after), proof.before(node)
+                inside = [n for n in inside if n in own or drags.get(n, -1) >= int(claim[f"{side}_drag"])]
+                dragged = [drags[n] for n in inside if n not in own]
+                cases += [start[node] + self.duration[node] + min(dragged)] if dragged else []
+                ends[side] = self.duration[node] + after[node]
+        lead, trail = min(heads[node] for node in inside), min(tails[node] for node in inside)
+        lead, trail = ends.get("first", lead), ends.get("last", trail)
+        return min([lead + self.busy(inside) + trail + self.slowed(inside, lead + trail), *cases])
+
+    def drags(self, node: int, tails: dict[int, int]) -> dict[int, int]:
+        """For each node the longest of what it must have behind it on the queue of a collective, tail included."""
+        drags: dict[int, int] = {}
+        for other in reversed(self.order):
+            if self.latency.get(other) is not None and self.queue(other) == self.queue(node) and other != node:
+                drags[other] = max(drags.get(other, -1), self.duration[other] + tails[other])
+            for pred in self.preds[other] if other in drags else ():
+                drags[pred] = max(drags.get(pred, -1), drags[other])
+        return drags

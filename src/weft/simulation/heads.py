@@ -1,0 +1,152 @@
+"""Heads: the earliest moment at which each node can start, whatever the order. On reversed tasks: tails.
+
+Contract: a head is the maximum of two kinds of argument. By path: a predecessor's head and its duration. By set: for
+each resource and each threshold, what must be done before on that resource and cannot start before the threshold takes
+its time after it. Heads of what comes before are such heads themselves: hence recursive.
+
+A set says something new only where two predecessors bring different ancestors, so all other nodes are passed over. Sets
+are integers with one bit per task of the resource; a node's set is dropped once its last successor has seen it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.simulation.tasks import COMPUTE, Machine, Tasks
+
+
+@dataclass(frozen=True)
+class SetArgument:
+    """A node starts no earlier than `threshold` + the time of its ancestors on the resource whose heads reach it."""
+
+    node: int
+    resource: int
+    threshold: int
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of all nodes, and the sets that they rest on beside paths."""
+
+    start: list[int]
+    arguments: dict[int, SetArgument]
+    """By node: where a set says more than all paths."""
+    compute_before: dict[int, int]
+    """By collective, the compute that is done before it: a bit for each task of the stream, in order."""
+
+
+def path_heads(tasks: Tasks) -> Heads:
+    """Heads by paths alone."""
+    start = [0] * len(tasks.preds)
+    for node in tasks.order:
+        start[node] = path_head(tasks, start, node)
+    return Heads(start, {}, {})
+
+
+def path_head(tasks: Tasks, start: list[int], node: int) -> int:
+    return max((start[pred] + tasks.duration[pred] for pred in tasks.preds[node]), default=0)
+
+
+def find_heads(tasks: Tasks) -> Heads:
+    heads = Heads([0] * len(tasks.preds), {}, {})
+    sweeps = [Sweep(tasks, resource) for resource in range(tasks.num_resources)]
+    sweeps = [sweep for sweep in sweeps if sweep.machine.nodes or sweep.resource == COMPUTE]
+    unseen = [len(succs) for succs in tasks.succs]
+    for node in tasks.order:
+        best = path_head(tasks, heads.start, node)
+        for sweep in sweeps:
+            found = sweep.enter(node, best)
+            if found is not None:
+                best, heads.arguments[node] = found
+        heads.start[node] = best
+        for sweep in sweeps:
+            sweep.leave(node, best)
+        if tasks.queue[node] >= 0:
+            heads.compute_before[node] = sweeps[COMPUTE].done[node]
+        for pred in tasks.preds[node]:
+            unseen[pred] -= 1
+            if not unseen[pred]:
+                for sweep in sweeps:
+                    sweep.done[pred] = 0
+    return heads
+
+
+class Sweep:
+    """One resource while heads are found: what is done before each node, and the heads of its tasks so far."""
+
+    def __init__(self, tasks: Tasks, resource: int) -> None:
+        self.tasks = tasks
+        self.resource = resource
+        self.machine = Machine(tasks, resource)
+        self.done = [0] * len(tasks.preds)
+        """By node, the tasks that are done when it is, itself included."""
+        self.start = np.zeros(len(self.machine.nodes), np.int64)
+
+    def enter(self, node: int, best: int) -> tuple[int, SetArgument] | None:
+        """Collect what is done before a node; the head that it forces where that is more than the best so far."""
+        preds = self.tasks.preds[node]
+        done = self.done
+        if not preds:
+            return None
+        before = done[preds[0]]
+        is_new = False
+        for pred in preds[1:]:
+            union = before | done[pred]
+            is_new = (is_new or union != before) and union != done[pred]
+            before = union
+        done[node] = before
+        return self.force(node, before, best) if is_new else None
+
+    def force(self, node: int, before: int, best: int) -> tuple[int, SetArgument] | None:
+        chosen = self.machine.members(before)
+        chosen = chosen[np.argsort(-self.start[chosen], kind="stable")]
+        ends = self.start[chosen] + self.machine.spans(chosen)
+        latest = int(ends.argmax())
+        end = int(ends[latest])
+        if end <= best:
+            return None
+        return end, SetArgument(node, self.resource, int(self.start[chosen[latest]]))
+
+    def leave(self, node: int, start: int) -> None:
+        position = self.machine.position.get(node)
+        if position is not None:
+            self.start[position] = start
+            self.done[node] |= 1 << position
+
+
+def ancestors(tasks: Tasks, node: int) -> set[int]:
+    """All nodes that end before a node starts."""
+    found: set[int] = set()
+    stack = list(tasks.preds[node])
+    while stack:
+        pred = stack.pop()
+        if pred not in found:
+            found.add(pred)
+            stack.extend(tasks.preds[pred])
+    return found
+
+
+def arguments_for(tasks: Tasks, heads: Heads, nodes: list[int]) -> list[SetArgument]:
+    """The set arguments that the heads of some nodes rest on, in the order in which they can be checked."""
+    needed: dict[int, SetArgument] = {}
+    seen: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        argument = heads.arguments.get(node)
+        if argument is None:
+            start = heads.start[node]
+            stack.extend([pred for pred in tasks.preds[node] if heads.start[pred] + tasks.duration[pred] == start][:1])
+            continue
+        needed[node] = argument
+        stack.extend(
+            member
+            for member in ancestors(tasks, node)
+            if tasks.resource[member] == argument.resource and heads.start[member] >= argument.threshold
+        )
+    return [needed[node] for node in tasks.order if node in needed]

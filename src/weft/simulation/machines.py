@@ -1,0 +1,105 @@
+"""One machine: what a resource alone forces, given when its tasks can start and what must come behind them.
+
+Contract: Jackson's preemptive bound. For any set of tasks the least head, the time of all and the least tail add up;
+the largest of these over all sets is what a preemptive schedule takes that always runs the one with the longest tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from weft.simulation.heads import Heads
+from weft.simulation.program import Program
+from weft.simulation.tasks import COMPUTE, Integers, Machine, Tasks, column
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class OneMachine:
+    """The best set found on one resource."""
+
+    value: int
+    resource: int
+    head: int
+    tail: int
+    nodes: tuple[int, ...]
+
+
+class Slowdown:
+    """What overlap costs compute at least.
+
+    The collectives of a link run while compute does, and slow it; or in the gaps between kernels; or outside of the
+    time that the compute takes. Outside costs most, so the least is all that fits in the gaps and the rest inside.
+    """
+
+    def __init__(self, program: Program, machines: list[Machine]) -> None:
+        busy = [int(machine.spans(np.arange(len(machine.nodes)))[-1]) for machine in machines[1:] if machine.nodes]
+        self.busiest = max(busy, default=0)
+        self.gap = program.launch_gap_ns
+        self.ppm = program.slowdown_ppm
+
+    def cost(self, num_compute: int, outside: int) -> int:
+        inside = max(0, self.busiest - outside - num_compute * self.gap)
+        return inside * self.ppm // (MILLION + self.ppm)
+
+
+def one_machine(machine: Machine, resource: int, heads: Heads, tails: Heads, slowdown: Slowdown) -> OneMachine:
+    """The best of: all tasks of the resource; Jackson's set."""
+    starts = column([heads.start[node] for node in machine.nodes])
+    afters = column([tails.start[node] for node in machine.nodes])
+    choices = [(0, 0), critical(machine, starts, afters)]
+    found = [value_of(machine, resource, starts, afters, choice, slowdown) for choice in choices]
+    return max(found, key=lambda one: one.value)
+
+
+def value_of(
+    machine: Machine, resource: int, starts: Integers, afters: Integers, choice: tuple[int, int], slowdown: Slowdown
+) -> OneMachine:
+    head, tail = choice
+    chosen = np.flatnonzero((starts >= head) & (afters >= tail))
+    lead, trail = int(starts[chosen].min()), int(afters[chosen].min())
+    value = lead + int(machine.spans(chosen)[-1]) + trail
+    if resource == COMPUTE:
+        value += slowdown.cost(len(chosen), lead + trail)
+    return OneMachine(value, resource, head, tail, tuple(machine.nodes[position] for position in chosen.tolist()))
+
+
+def critical(machine: Machine, starts: Integers, afters: Integers) -> tuple[int, int]:
+    """The head and tail that bound Jackson's critical set."""
+    tail = last_tail(starts.tolist(), afters.tolist(), machine.work.tolist())
+    chosen = np.flatnonzero(afters >= tail)
+    chosen = chosen[np.argsort(-starts[chosen], kind="stable")]
+    ends = starts[chosen] + machine.spans(chosen)
+    return int(starts[chosen[ends.argmax()]]), tail
+
+
+def last_tail(starts: list[int], afters: list[int], work: list[int]) -> int:
+    """The tail of the task that ends Jackson's preemptive schedule last."""
+    arrivals = sorted(range(len(starts)), key=starts.__getitem__)
+    left = list(work)
+    ready: list[tuple[int, int]] = []
+    now = latest = tail = arrived = 0
+    while arrived < len(arrivals) or ready:
+        if not ready:
+            now = max(now, starts[arrivals[arrived]])
+        while arrived < len(arrivals) and starts[arrivals[arrived]] <= now:
+            heappush(ready, (-afters[arrivals[arrived]], arrivals[arrived]))
+            arrived += 1
+        task = ready[0][1]
+        until = starts[arrivals[arrived]] if arrived < len(arrivals) else now + left[task]
+        runs = min(left[task], until - now)
+        now += runs
+        left[task] -= runs
+        if not left[task]:
+            heappop(ready)
+            if now + afters[task] > latest:
+                latest, tail = now + afters[task], afters[task]
+    return tail
+
+
+def machines_of(tasks: Tasks) -> list[Machine]:
+    return [Machine(tasks, resource) for resource in range(tasks.num_resources)]

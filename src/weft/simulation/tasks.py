@@ -1,0 +1,155 @@
+"""Tasks: a program without its order, as bounds see it. The same form serves both directions of time.
+
+Contract: a node is a moment or an interval that ends before its successors start, in every legal order. Operation `i`
+is node `i`: its place on the compute stream. The collective of launch `i` is node `i + n`, between the launch and its
+waits. What works on a resource has one: the compute stream is `COMPUTE`, link `k` is `k + 1`. Queues need no resource
+of their own: what they run, their link carries, and a link carries no more than one second of it in a second.
+
+The launch gap belongs to the compute before it: what is issued next comes no earlier. So all bounds are bounds of the
+step and one gap. The gaps behind launches are left out (their collectives do not wait for them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.errors import WeftError, compose
+from weft.simulation.program import Program, Sort
+
+NO_RESOURCE = -1
+COMPUTE = 0
+
+Integers = NDArray[np.int64]
+
+
+class BoundError(WeftError):
+    """A program that no bound can be found for, or a certificate that proves nothing."""
+
+
+class Merging(StrEnum):
+    """Whether collectives of one queue may become one."""
+
+    ALLOWED = "allowed"
+    EXCLUDED = "excluded"
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Nodes with what they take, in one direction of time."""
+
+    order: list[int]
+    """All nodes, predecessors first."""
+    preds: list[list[int]]
+    succs: list[list[int]]
+    duration: list[int]
+    resource: list[int]
+    queue: list[int]
+    """Of a collective; else -1."""
+    latency: list[int]
+    """Of a collective, what merging may save of it; else 0."""
+    num_resources: int
+
+    def reversed(self) -> Tasks:
+        """The same with time running backwards: heads there are tails here."""
+        return Tasks(
+            self.order[::-1],
+            self.succs,
+            self.preds,
+            self.duration,
+            self.resource,
+            self.queue,
+            self.latency,
+            self.num_resources,
+        )
+
+    def on(self, resource: int) -> list[int]:
+        """The nodes that take time on a resource, in order."""
+        return [node for node in self.order if self.resource[node] == resource and self.duration[node]]
+
+
+def tasks_of(program: Program, merging: Merging) -> Tasks:
+    check_program(program, merging)
+    num_ops = len(program.sorts)
+    tasks = Tasks(
+        order=[],
+        preds=[[] for _ in range(2 * num_ops)],
+        succs=[[] for _ in range(2 * num_ops)],
+        duration=[0] * (2 * num_ops),
+        resource=[NO_RESOURCE] * (2 * num_ops),
+        queue=[-1] * (2 * num_ops),
+        latency=[0] * (2 * num_ops),
+        num_resources=1 + len(program.links),
+    )
+    for op, sort in enumerate(program.sorts):
+        ends = [launch + num_ops for launch in program.waits_for[op]]
+        link(tasks, op, [*dict.fromkeys([*program.preds[op], *ends])])
+        if sort is Sort.COMPUTE:
+            duration = program.duration_ns[op]
+            tasks.duration[op] = duration + program.launch_gap_ns if duration else 0
+            tasks.resource[op] = COMPUTE
+        elif sort is Sort.LAUNCH:
+            node = op + num_ops
+            link(tasks, node, [op])
+            tasks.duration[node] = program.duration_ns[op]
+            tasks.queue[node] = program.queue[op]
+            tasks.resource[node] = 1 + program.queues[program.queue[op]].link
+            tasks.latency[node] = program.latency_ns[op] if merging is Merging.ALLOWED else 0
+    return tasks
+
+
+def link(tasks: Tasks, node: int, preds: list[int]) -> None:
+    tasks.order.append(node)
+    tasks.preds[node] = preds
+    for pred in preds:
+        tasks.succs[pred].append(node)
+
+
+def check_program(program: Program, merging: Merging) -> None:
+    for op, preds in enumerate(program.preds):
+        late = next((pred for pred in (*preds, *program.waits_for[op]) if pred >= op), None)
+        if late is not None:
+            what = f"operation {op} ({program.names[op]}) needs operation {late}, which is not before it"
+            raise BoundError(compose("bounds", what, do="give operations in an order that is legal"))
+    if merging is Merging.EXCLUDED:
+        return
+    if len(program.latency_ns) != len(program.sorts):
+        what = f"{len(program.latency_ns)} latencies for {len(program.sorts)} operations"
+        raise BoundError(compose("bounds", what, do="give latency_ns, or leave merging out"))
+    pairs = zip(program.latency_ns, program.duration_ns, strict=True)
+    wrong = next((op for op, (latency, duration) in enumerate(pairs) if not 0 <= latency <= duration), None)
+    if wrong is not None:
+        found = f"latency {program.latency_ns[wrong]} of {program.duration_ns[wrong]} ns"
+        raise BoundError(compose("bounds", f"operation {wrong} ({program.names[wrong]}) has {found}"))
+
+
+class Machine:
+    """The tasks of one resource as arrays, and how long sets of them keep it busy."""
+
+    def __init__(self, tasks: Tasks, resource: int) -> None:
+        self.nodes = tasks.on(resource)
+        self.position = {node: position for position, node in enumerate(self.nodes)}
+        self.work = column([tasks.duration[node] - tasks.latency[node] for node in self.nodes])
+        self.latency = column([tasks.latency[node] for node in self.nodes])
+        self.queue = column([tasks.queue[node] for node in self.nodes])
+        self.queues = sorted({tasks.queue[node] for node in self.nodes if tasks.latency[node]})
+
+    def spans(self, chosen: Integers) -> Integers:
+        """How long each prefix of some tasks takes at least: their work, and one latency per queue."""
+        spans = np.cumsum(self.work[chosen])
+        for queue in self.queues:
+            latency = np.where(self.queue[chosen] == queue, self.latency[chosen], 0)
+            spans += np.maximum.accumulate(latency)
+        return spans
+
+    def members(self, mask: int) -> Integers:
+        """The positions whose bits are set."""
+        data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+        return np.flatnonzero(np.unpackbits(data, bitorder="little"))
+
+
+def column(values: list[int]) -> Integers:
+    return np.array(values, np.int64)
