@@ -52,8 +52,9 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmark of the graph layer
+bench: $(STAMP) ## Run the benchmarks: the graph layer, and merging side by side with Inductor
 	$(BIN)/python benchmarks/backbone.py
+	$(BIN)/python benchmarks/bucketing.py
 
 check-torch: $(STAMP) ## Check the private torch names that Weft uses against the installed torch
 	$(BIN)/python tools/check_torch.py
