@@ -190,7 +190,7 @@ def _share_text(share: float) -> str:
 
 
 def _count_text(count: float) -> str:
-    return f"{count:.0f}"
+    return f"{count:,.0f}"
 
 
 @dataclass(frozen=True)

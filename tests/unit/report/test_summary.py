@@ -58,8 +58,8 @@ def test_the_plain_table_says_what_changed():
 def test_tokens_and_mfu_are_told_where_the_work_is_given():
     summary = summarize(BEFORE, AFTER, Work(num_tokens=4096, flops_share=0.001))
     assert summary.lines()[-2:] == [
-        "MFU          40.0 %    50.0 %    +10.0 points",
-        "tokens/s     1638400   2048000   +25.0 %",
+        "MFU          40.0 %     50.0 %     +10.0 points",
+        "tokens/s     1,638,400  2,048,000  +25.0 %",
     ]
     assert [row.better for row in summary.rows] == [True, True, None, None, True, True, None, None, True, True]
 

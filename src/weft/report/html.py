@@ -1,0 +1,164 @@
+"""ReportPage: both runs as one self-contained HTML file that a person wants to look at.
+
+Contract: the file asks nothing of the network, and runs no script but its own. Names of nodes, groups and clusters are
+untrusted text: the template escapes what it writes, data is embedded as JSON without `<`, `>` and `&`, and the script
+writes text only. A content security policy allows the script and the style by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from weft.planning.plan import Reason
+from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.summary import SimulatedRun, Summary
+from weft.simulation.timeline import CollectiveSpan
+from weft.version import VERSION
+
+TEMPLATE = Path(__file__).with_name("page.html")
+MAX_HIDDEN_BY = 5
+NOT_IN_MARKUP = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """What the page shows."""
+
+    title: str
+    cluster: str
+    before: SimulatedRun
+    after: SimulatedRun
+    summary: Summary
+    witnesses: tuple[str, ...] = ()
+    """What was called to check the result, each with its outcome."""
+
+    def render(self) -> str:
+        """The page as text."""
+        source = TEMPLATE.read_text(encoding="utf-8")
+        template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+        return template.render(
+            title=self.title,
+            cluster=self.cluster,
+            version=VERSION,
+            rows=self.summary.rows,
+            sentence=headline(self.summary),
+            reasons=_reasons(self.before.records),
+            witnesses=self.witnesses,
+            policy=_policy(source),
+            data=embed(self.data()),
+        )
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page. Half characters, which no file can hold, become question marks."""
+        Path(path).write_text(self.render(), encoding="utf-8", errors="replace")
+
+    def data(self) -> dict[str, Any]:
+        """What the script draws: times in nanoseconds, sizes in bytes."""
+        return {"runs": [_run("before", self.before), _run("after", self.after)]}
+
+
+def embed(data: Any) -> Markup:
+    """Data as JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).translate(NOT_IN_MARKUP))
+
+
+def headline(summary: Summary) -> str:
+    """The summary in one sentence."""
+    step = summary.rows[0]
+    if not step.change:
+        told = f"The step takes {step.after}, as before"
+    else:
+        told = f"The step takes {step.after} instead of {step.before}, {step.change.lstrip('+-')} "
+        told += "less" if step.better else "more"
+    gap = summary.after.gap
+    return f"{told}." if gap is None else f"{told}: {gap * 100:.1f} % above the proved lower bound."
+
+
+def _policy(source: str) -> str:
+    """What the page may load: its own style and script, as they stand in the template."""
+    style, script = (
+        base64.b64encode(hashlib.sha256(_content(source, tag).encode()).digest()).decode()
+        for tag in ("style", "script")
+    )
+    allowed = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _content(source: str, tag: str) -> str:
+    found = re.search(rf"<{tag}>(.*?)</{tag}>", source, re.DOTALL)
+    return found.group(1) if found else ""
+
+
+def _reasons(records: Iterable[CollectiveRecord]) -> list[tuple[str, str, int]]:
+    """Reason, sort of reason and number of collectives, in the order of the list of reasons."""
+    counts = Counter(reason for record in records for reason in {outcome.reason for outcome in record.outcomes})
+    return [(reason.value, _sort(reason), counts[reason]) for reason in Reason if counts[reason]]
+
+
+def _sort(reason: Reason) -> str:
+    return "applied" if reason is Reason.APPLIED else "refused" if reason.is_refusal else "settled"
+
+
+def _run(label: str, run: SimulatedRun) -> dict[str, Any]:
+    timeline = run.timeline
+    critical = set(timeline.critical_path)
+    spans = sorted(timeline.compute, key=lambda span: span.start_ns)
+    return {
+        "label": label,
+        "step": timeline.step_ns,
+        "bound": timeline.lower_bound_ns,
+        "groups": [run.group(queue) for queue in range(run.num_queues)],
+        "compute": {
+            "name": [span.name for span in spans],
+            "start": [span.start_ns for span in spans],
+            "end": [span.end_ns for span in spans],
+            "critical": [int(span.op in critical) for span in spans],
+        },
+        "collectives": [
+            _collective(span, run, critical) for span in sorted(timeline.collectives, key=lambda span: span.start_ns)
+        ],
+        "memory": [list(point) for point in timeline.memory],
+        "peak": timeline.peak_bytes,
+    }
+
+
+def _collective(span: CollectiveSpan, run: SimulatedRun, critical: set[int]) -> dict[str, Any]:
+    record = run.record_of.get(span.name)
+    return {
+        "name": span.name,
+        "queue": span.queue,
+        "group": run.group(span.queue),
+        "start": span.start_ns,
+        "end": span.end_ns,
+        "launched": span.launched_ns,
+        "waited": span.waited_ns,
+        "hidden": span.hidden_ns,
+        "exposed": span.exposed_ns,
+        "hiddenBy": list(span.hidden_by[:MAX_HIDDEN_BY]),
+        "critical": int(span.op in critical),
+        "kind": record.kind if record else "",
+        "ranks": record.num_ranks if record else 0,
+        "bytes": record.num_bytes if record else None,
+        "outcomes": [_outcome(outcome) for outcome in record.outcomes] if record else [],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "pass": outcome.pass_name,
+        "reason": outcome.reason.value,
+        "sort": _sort(outcome.reason),
+        "sentence": outcome.sentence,
+        "blocking": outcome.blocking,
+    }

@@ -1,0 +1,219 @@
+"""The page of a report in a real Chromium: no errors, hover, zoom, filter, hostile names, ten thousand bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.runs import make_page
+from weft.report.html import ReportPage
+
+pytestmark = [pytest.mark.needs_browser, pytest.mark.xdist_group("browser")]
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'`${1}</script><script>alert(2)</script>\u2028{{ 7 * 7 }}"
+FIRST_PAINT_MS, ZOOM_MS = 3000, 200
+LANE_OF_AFTER_GATHERS = 26 + (30 + 8 + 3 * 24 + 8) + 30 + 24 + 8 + 9
+"""Height of the middle of the lane in the drawing: axis, the run before, head, compute stream, half a bar."""
+ZOOM_STEP = """async () => {
+    const canvas = document.getElementById("timeline"), box = canvas.getBoundingClientRect(), steps = [];
+    for (let i = 0; i < 8; i++) {
+        const began = performance.now();
+        const where = { clientX: box.left + box.width / 2, clientY: box.top + 100, deltaY: i < 4 ? -300 : 300 };
+        canvas.dispatchEvent(new WheelEvent("wheel", { ...where, bubbles: true, cancelable: true }));
+        await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+        steps.push(performance.now() - began);
+    }
+    return steps;
+}"""
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page; whatever it complains of, asks of the network or alerts fails the test."""
+    faults: list[str] = []
+    opened: list[Any] = []
+
+    def show_page(report: ReportPage, **options: Any) -> Any:
+        path = tmp_path / "report.html"
+        report.save_html(path)
+        page = browser.new_page(viewport={"width": 1280, "height": 1000}, **options)
+        opened.append(page)
+        page.on("console", lambda message: faults.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: None if request.url == path.as_uri() else faults.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield show_page
+    for page in opened:
+        page.close()
+    assert faults == []
+
+
+def hover_first_gather(page: Any) -> None:
+    page.locator("#timeline").hover(position={"x": 103, "y": LANE_OF_AFTER_GATHERS})
+
+
+def pixels(page: Any) -> str:
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return page.evaluate("document.getElementById('timeline').toDataURL()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_without_a_complaint_and_shows_the_headline(show: Callable[..., Any], scheme: str):
+    report = make_page()
+    page = show(report, color_scheme=scheme)
+    assert page.title() == "llama-8b, FSDP, 64 ranks"
+    cells = page.locator(".headline tbody tr").first.locator("th, td").all_inner_texts()
+    step = report.summary.rows[0]
+    assert cells == ["step", step.before, step.after, step.change]
+    assert page.locator("#rows tr").count() == 64
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_headline_can_be_read_without_scripts(show: Callable[..., Any]):
+    page = show(make_page(), java_script_enabled=False)
+    assert page.locator(".headline tbody tr").count() == 10
+    assert "above the proved lower bound" in page.locator(".sentence").inner_text()
+    assert page.locator("noscript p").is_visible()
+
+
+def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):
+    page = show(make_page())
+    assert page.locator("#tip").is_hidden()
+    before = pixels(page)
+    hover_first_gather(page)
+    assert page.locator("#tip strong").inner_text() == "all_gather_0"
+    names, values = page.locator("#tip dt").all_inner_texts(), page.locator("#tip dd").all_inner_texts()
+    facts = dict(zip(names, values, strict=True))
+    assert facts == {
+        "kind": "all_gather",
+        "group": "fsdp, 64 ranks",
+        "bytes": "218 MiB",
+        "launched": "0.00 ms",
+        "start": "0.00 ms",
+        "end": "1.70 ms",
+        "duration": "1.70 ms",
+        "waited for": "0.00 ms",
+        "hidden": "0",
+        "exposed": "1.70 ms",
+        "applied": "hoist-launches: it is launched one layer earlier",
+    }
+    assert pixels(page) != before
+    page.mouse.move(5, 5)
+    assert page.locator("#tip").is_hidden()
+
+
+def test_wheel_buttons_and_keys_change_the_range_and_fit_brings_it_back(show: Callable[..., Any]):
+    page = show(make_page())
+    label, canvas = page.locator("#range"), page.locator("#timeline")
+    ranges = [label.inner_text()]
+
+    def after(act: Callable[[], Any]) -> str:
+        act()
+        pixels(page)
+        ranges.append(label.inner_text())
+        return ranges[-1]
+
+    canvas.hover(position={"x": 600, "y": 60})
+    acts: list[Callable[[], Any]] = [
+        lambda: page.mouse.wheel(0, -300),
+        lambda: page.get_by_label("Zoom in").click(),
+        lambda: canvas.press("+"),
+        lambda: canvas.press("ArrowRight"),
+    ]
+    for act in acts:
+        after(act)
+    assert len(set(ranges)) == 5
+    spans = [float(end.split()[0]) - float(start.split()[0]) for start, end in (r.split(" – ") for r in ranges)]
+    assert spans[0] > spans[1] > spans[2] > spans[3] == pytest.approx(spans[4], rel=1e-3)
+    assert after(lambda: page.get_by_role("button", name="Fit").click()) == ranges[0]
+
+
+def test_dragging_moves_the_range_and_keeps_its_length(show: Callable[..., Any]):
+    page = show(make_page())
+    page.get_by_label("Zoom in").click()
+    pixels(page)
+    start, end = (float(text.split()[0]) for text in page.locator("#range").inner_text().split(" – "))
+    box = page.locator("#timeline").bounding_box()
+    page.mouse.move(box["x"] + 700, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 600, box["y"] + 60, steps=3)
+    page.mouse.up()
+    pixels(page)
+    new_start, new_end = (float(text.split()[0]) for text in page.locator("#range").inner_text().split(" – "))
+    assert new_start > start
+    assert new_end - new_start == pytest.approx(end - start, rel=1e-2)
+
+
+def test_the_filter_reduces_the_rows_and_dims_the_other_bars(show: Callable[..., Any]):
+    page = show(make_page())
+    before = pixels(page)
+    page.locator("#filter").fill("reduce_scatter_1")
+    names = page.locator("#rows .name").all_inner_texts()
+    assert names == [f"reduce_scatter_{i}" for i in (1, *range(10, 20))]
+    assert page.locator("#count").inner_text() == "11 of 128"
+    assert pixels(page) != before
+    page.locator("#filter").fill("dependency")
+    assert page.locator("#rows tr").count() == 16
+    page.locator("#filter").fill("")
+    page.locator("#only").check()
+    assert page.locator("#rows .name").all_inner_texts() == ["all_gather_0"]
+    page.locator("#which").select_option("")
+    assert page.locator("#rows tr").count() == 33
+
+
+def test_columns_sort_both_ways_and_a_name_leads_to_its_bar(show: Callable[..., Any]):
+    page = show(make_page())
+    head = page.get_by_role("button", name="start")
+    head.click()
+    assert page.locator("#rows .name").first.inner_text() == "reduce_scatter_31"
+    head.press("Enter")
+    assert page.locator("#rows .name").first.inner_text() == "all_gather_0"
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    whole = page.locator("#range").inner_text()
+    page.get_by_role("button", name="all_gather_7").press("Enter")
+    pixels(page)
+    assert page.locator("#range").inner_text() != whole
+    assert page.locator("tr.selected .name").inner_text() == "all_gather_7"
+
+
+def test_a_hostile_name_stays_text_everywhere(show: Callable[..., Any]):
+    page = show(make_page(hostile=HOSTILE, title=HOSTILE))
+    assert page.locator("h1").text_content() == HOSTILE
+    assert page.locator("#rows .name").nth(1).text_content() == HOSTILE
+    page.locator("#timeline").hover(position={"x": 96 + 25, "y": LANE_OF_AFTER_GATHERS})
+    assert page.locator("#tip strong").text_content() == HOSTILE
+    page.locator("#filter").fill("<IMG SRC=X")
+    assert page.locator("#rows tr").count() == 1
+    assert page.locator("img, iframe, object").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_a_script_that_got_in_would_not_run(browser: Any, tmp_path: Path):
+    path = tmp_path / "report.html"
+    injected = "<body><img src=x onerror='window.ran = 1'><script>window.ran = 2</script>"
+    path.write_text(make_page().render().replace("<body>", injected))
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("#rows tr").count() == 64
+    assert page.evaluate("window.ran") is None
+    page.close()
+
+
+def test_ten_thousand_bars_stay_quick(show: Callable[..., Any]):
+    report = make_page(layers=180, ops=26)
+    runs = report.data()["runs"]
+    assert sum(len(run["compute"]["name"]) + len(run["collectives"]) for run in runs) >= 10_000
+    page = show(report)
+    assert float(page.evaluate("document.documentElement.dataset.firstPaintMs")) < FIRST_PAINT_MS
+    steps = page.evaluate(ZOOM_STEP)
+    assert len(steps) == 8
+    assert max(steps) < ZOOM_MS, steps
+    assert page.locator("#rows tr").count() == 100
+    page.get_by_role("button", name="Show more").click()
+    assert page.locator("#rows tr").count() == 360
