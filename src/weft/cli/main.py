@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from weft.cli.demo import demo
 from weft.cli.optimize import explain, optimize
 from weft.cli.passes import passes
+from weft.cli.simulate_command import simulate
 from weft.cli.usage import exit_status, show
 from weft.errors import WeftError
 
@@ -36,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, passes):
+for command in (demo, optimize, explain, simulate, passes):
     app.command()(command)
 
 

@@ -206,7 +206,9 @@ class _Builder:
                 self.flights.launch(base + i, storages[i])
             if sort is Sort.WAIT:
                 sources = [storages[dag.index[source]] for source in input_nodes(dag.nodes[i])]
-                self.waits_for.append(self.flights.wait(s for held in sources for s in held))
+                launches = self.flights.wait(s for held in sources for s in held)
+                self.waits_for.append(launches)
+                self.preds[base + i] = tuple(dict.fromkeys((*self.preds[base + i], *launches)))
             else:
                 self.waits_for.append(())
 

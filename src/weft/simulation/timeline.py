@@ -63,7 +63,6 @@ class Timeline:
     """(time, bytes in use from then on), in order."""
     lower_bound_ns: int = 0
     """A proved lower bound of any order; 0 where none was asked for."""
-
     program: Program | None = field(default=None, repr=False, compare=False)
     """What was simulated."""
 

@@ -1,0 +1,109 @@
+"""`weft simulate`: how long a step takes on a described cluster, and what of its communication is exposed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import usage
+
+if TYPE_CHECKING:
+    from weft.simulation.timeline import CollectiveSpan, Timeline
+
+MAX_COLLECTIVES = 10
+"""That the table shows."""
+
+Sources = Annotated[
+    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one behind the other.")
+]
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file.")
+]
+
+
+def simulate(
+    sources: Sources,
+    cluster: ClusterOption = "h100-8x8",
+    output: usage.OutputOption = None,
+    as_json: usage.JsonOption = False,
+) -> None:
+    """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
+    usage.check_folder(output)
+    with usage.progress("importing torch"):
+        from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
+        from weft.simulation.run import simulate_modules
+
+    described = Cluster.load(cluster)
+    with usage.progress(f"reading {', '.join(sources)}"):
+        modules = [load_source(source) for source in sources]
+    with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
+        timeline = simulate_modules(modules, described)
+    text = json.dumps(_record(timeline, described.name), indent=1) if as_json else "\n".join(_lines(timeline))
+    usage.write(text + "\n", output)
+
+
+def _record(timeline: Timeline, cluster: str) -> dict[str, Any]:
+    names = timeline.program.names if timeline.program is not None else ()
+    return {
+        "cluster": cluster,
+        "step_us": timeline.step_us,
+        "compute_us": timeline.compute_us,
+        "communication_us": timeline.communication_us,
+        "exposed_us": timeline.exposed_us,
+        "hidden_us": timeline.hidden_us,
+        "idle_us": timeline.idle_us,
+        "lower_bound_us": timeline.lower_bound_us if timeline.lower_bound_ns else None,
+        "gap": timeline.gap if timeline.lower_bound_ns else None,
+        "peak_bytes": timeline.peak_bytes,
+        "critical_path": [names[op] for op in timeline.critical_path],
+        "collectives": [_collective(timeline, span) for span in timeline.collectives],
+    }
+
+
+def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "group": _group(timeline, span),
+        "launched_us": span.launched_ns / 1000,
+        "start_us": span.start_ns / 1000,
+        "end_us": span.end_ns / 1000,
+        "waited_us": None if span.waited_ns is None else span.waited_ns / 1000,
+        "exposed_us": span.exposed_ns / 1000,
+        "hidden_us": span.hidden_ns / 1000,
+        "hidden_by": list(span.hidden_by),
+    }
+
+
+def _lines(timeline: Timeline) -> list[str]:
+    from weft.report.plain_text import plain_line
+    from weft.report.report import table
+    from weft.report.summary import duration_text, size_text
+
+    totals = [
+        ("step", duration_text(timeline.step_us)),
+        ("compute", duration_text(timeline.compute_us)),
+        ("communication", duration_text(timeline.communication_us)),
+        ("exposed", duration_text(timeline.exposed_us)),
+        ("hidden", duration_text(timeline.hidden_us)),
+        ("idle", duration_text(timeline.idle_us)),
+        ("peak memory", size_text(timeline.peak_bytes)),
+    ]
+    if timeline.lower_bound_ns:
+        totals.append(("lower bound", f"{duration_text(timeline.lower_bound_us)} (gap {timeline.gap * 100:.1f} %)"))
+    exposed = [span for span in timeline.collectives if span.exposed_ns]
+    if not exposed:
+        return [*table(totals), "", "no collective is exposed" if timeline.collectives else "there are no collectives"]
+    most = sorted(exposed, key=lambda span: (-span.exposed_ns, span.launched_ns, span.op))[:MAX_COLLECTIVES]
+    rows = [("most exposed", "group", "exposed", "hidden", "hidden by")]
+    for span in most:
+        times = [duration_text(ns / 1000) for ns in (span.exposed_ns, span.hidden_ns)]
+        rows.append((span.name, _group(timeline, span), times[0], times[1], ", ".join(span.hidden_by) or "nothing"))
+    rest = len(exposed) - len(most)
+    return [*table(totals), "", *map(plain_line, table(rows)), *([f"... and {rest} more"] if rest else [])]
+
+
+def _group(timeline: Timeline, span: CollectiveSpan) -> str:
+    return timeline.program.queues[span.queue].group if timeline.program is not None else str(span.queue)

@@ -1,0 +1,40 @@
+"""Modules to a timeline: what `weft.simulate` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch.fx import GraphModule
+
+from weft.cost.cluster import Cluster
+from weft.errors import GraphError, compose
+from weft.graph.groups import read_groups
+from weft.simulation.bounds import lower_bound
+from weft.simulation.build import sequence_of
+from weft.simulation.simulator import simulate
+from weft.simulation.timeline import Timeline
+
+DEFAULT_CLUSTER = "h100-8x8"
+
+
+def simulate_modules(
+    modules: GraphModule | Sequence[GraphModule],
+    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
+    *,
+    bound: bool = True,
+) -> Timeline:
+    """When everything of a graph runs on a cluster, or of graphs that run one behind the other.
+
+    What a graph of a sequence takes under the name of an earlier output is held until then. Without `bound` no lower
+    bound is looked for.
+    """
+    given = [modules] if isinstance(modules, GraphModule) else list(modules)
+    if not given:
+        raise GraphError(compose("simulate", "there is no graph to simulate", do="give one graph module or more"))
+    described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    program = sequence_of([(module, read_groups(module, groups)) for module in given], described)
+    timeline = simulate(program)
+    return replace(timeline, lower_bound_ns=lower_bound(program).bound_ns) if bound else timeline
