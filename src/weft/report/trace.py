@@ -99,7 +99,7 @@ class _Process:
     def _rest(self) -> Iterator[Event]:
         """Collectives that nothing waits for can keep the step from ending."""
         timeline = self.run.timeline
-        ends = [span.end_ns for span in timeline.compute]
+        ends = [span.end_ns for span in timeline.compute] + [span.launched_ns for span in timeline.collectives]
         ends += [max(span.waited_ns, span.end_ns) for span in timeline.collectives if span.waited_ns is not None]
         last = max(ends, default=0)
         unwaited = [span.end_ns for span in timeline.collectives if span.waited_ns is None]

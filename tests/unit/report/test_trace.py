@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.unit.simulation.programs import compute, launch, program, wait
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.summary import SimulatedRun, summarize
 from weft.report.trace import save_trace, trace
+from weft.simulation.simulator import simulate
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 BEFORE = Timeline(
@@ -187,6 +189,31 @@ def test_two_collectives_under_one_wait_are_counted_once():
     assert schema_faults(data) == []
     assert overlap_totals(data, "before") == (3000, 2000)
     assert TOGETHER.exposed_us == 3.0
+
+
+def test_totals_agree_for_what_the_simulator_makes_of_gaps_slowdown_and_shared_links():
+    made = simulate(
+        program(
+            launch("ag0", 900),
+            launch("ag1", 700, "tp"),
+            compute("a", 400),
+            wait("ag0 ag1"),
+            compute("b", 500),
+            launch("rs", 800),
+            compute("c", 300),
+            launch("ar", 500, "tp"),
+            links={"dp": "nic", "tp": "nic"},
+            gap_ns=7,
+            slowdown_ppm=189_000,
+        )
+    )
+    run = SimulatedRun(made, ("dp", "tp"))
+    data = trace(run, run)
+    exposed_ns, hidden_ns = overlap_totals(data, "after")
+    assert schema_faults(data) == []
+    assert exposed_ns == sum(span.exposed_ns for span in made.collectives) > 0
+    assert hidden_ns == sum(span.hidden_ns for span in made.collectives) > 0
+    assert made.collectives[-1].waited_ns is None
 
 
 def test_processes_and_threads_are_named_in_order():
