@@ -180,6 +180,7 @@ def test_columns_sort_both_ways_and_a_name_leads_to_its_bar(show: Callable[..., 
     pixels(page)
     assert page.locator("#range").inner_text() != whole
     assert page.locator("tr.selected .name").inner_text() == "all_gather_7"
+    assert page.evaluate("document.getElementById('timeline').getBoundingClientRect().top") > -1
 
 
 def test_a_hostile_name_stays_text_everywhere(show: Callable[..., Any]):
