@@ -12,7 +12,7 @@ from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft import zoo
-    from weft.api import Result, apply, listing, optimize, parse, verify
+    from weft.api import Result, apply, listing, optimize, parse, simulate, verify
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
@@ -48,12 +48,13 @@ __all__ = [
     "optimize",
     "parse",
     "run_report",
+    "simulate",
     "verify",
     "zoo",
 ]
 
 _HOMES = {
-    "weft.api": ("Result", "apply", "listing", "optimize", "parse", "verify"),
+    "weft.api": ("Result", "apply", "listing", "optimize", "parse", "simulate", "verify"),
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),

@@ -18,7 +18,10 @@ from weft.graph.text import digest, parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.planning.plan import Plan
+from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
+from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
+from weft.simulation.timeline import Timeline
 from weft.verification.comparison import Verdict, compare, example_inputs
 from weft.verification.equivalence import Proof, prove
 from weft.verification.real_ranks import RealRanks
@@ -56,10 +59,10 @@ def optimize(
     if verify not in get_args(Witness):
         do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
         raise VerificationError(compose("optimize", f"no witness is called {verify!r}", do=do))
-    named = cluster.name if isinstance(cluster, Cluster) else None if cluster is None else str(cluster)
+    described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     run = chosen.run(
-        module, cluster=cluster, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
+        module, cluster=described, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
     )
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
     if verify == "equivalence":
@@ -69,7 +72,7 @@ def optimize(
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
-    return Result(run.module, run.plan, _report(module, run, named, tuple(witnesses)))
+    return Result(run.module, run.plan, _report(module, run, described, groups, tuple(witnesses)))
 
 
 def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | None) -> Proof:
@@ -87,14 +90,17 @@ def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | N
     return proof
 
 
-def _report(module: GraphModule, run: Run, cluster: str | None, witnesses: tuple[str, ...]) -> Report:
+def _report(
+    module: GraphModule, run: Run, cluster: Cluster | None, groups: Groups | None, witnesses: tuple[str, ...]
+) -> Report:
     return Report(
         before=_record(module, run.before),
         after=_record(run.module, run.after),
         passes=record_passes(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
-        cluster=cluster,
+        cluster=None if cluster is None else cluster.name,
+        comparison=None if cluster is None else Comparison(module, run.module, cluster, groups),
         plan_digest=run.plan.digest,
         witnesses=witnesses,
     )
@@ -148,7 +154,7 @@ def verify(
 
 _verify_modules = verify
 
-__all__ = ["Result", "apply", "listing", "optimize", "parse", "verify"]
+__all__ = ["Result", "apply", "listing", "optimize", "parse", "simulate", "verify"]
 
 
 def _tables(
@@ -182,6 +188,16 @@ def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, 
 def _span(group: Group) -> int:
     """How many ranks one tile of the group covers."""
     return sum(map(len, group.ranks)) if group.ranks is not None else max(group.size * group.stride, 1)
+
+
+def simulate(
+    modules: GraphModule | Sequence[GraphModule],
+    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    *,
+    groups: Groups | None = None,
+) -> Timeline:
+    """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound."""
+    return simulate_modules(modules, cluster, groups)
 
 
 def listing(module: GraphModule) -> str:

@@ -49,6 +49,10 @@ class ReadError(WeftError):
     """A file from elsewhere, such as a trace log, a runnable or an archive, is malformed or does not hold a graph."""
 
 
+class ReportError(WeftError):
+    """A report was asked for what it does not hold."""
+
+
 class VerificationError(WeftError):
     """Two graphs cannot be compared, or running them broke a rule of communication."""
 

@@ -112,7 +112,7 @@ class Session:
             self._add(replace(entry, skipped=str(error).splitlines()[0]), folder)
             self.say(f"a graph is left as it was: {error}")
             return module
-        entry = replace(entry, report=json.loads(result.report.to_json()))
+        entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
         _emit(entry, module, result)
         replay_in_place(module, result.plan, groups=options.groups)
         self._add(entry, folder)

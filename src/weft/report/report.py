@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
 from weft.planning.plan import Decision
 from weft.version import VERSION
+
+if TYPE_CHECKING:
+    from weft.report.comparison import Comparison
 
 MAX_LINES = 20
 """Decisions of each sort that the text shows; all of them are in the data."""
@@ -51,23 +56,54 @@ class Report:
     witnesses: tuple[str, ...] = ()
     """What was called to check the result, each with its outcome."""
     version: str = field(default=VERSION)
+    comparison: Comparison | None = field(default=None, repr=False, compare=False)
+    """What simulates both graphs, where a cluster was given. No part of the JSON but for what it says."""
 
-    def to_json(self) -> str:
-        """The report as JSON."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+    def to_json(self, *, simulate: bool = True) -> str:
+        """The report as JSON; with what a simulation says of both graphs, where a cluster was given."""
+        data = asdict(replace(self, comparison=None))
+        asked = self.comparison if simulate else None
+        data["simulated"] = None if asked is None else asdict(asked.summary(self))
+        del data["comparison"]
+        return json.dumps(data, indent=1, sort_keys=True)
+
+    def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
+        """Write one self-contained page: timelines before and after, collectives with reasons, memory, the bound."""
+        self._simulated().save_html(path, self, title)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write both timelines as a Chrome trace, for Perfetto or chrome://tracing."""
+        self._simulated().save_trace(path, self)
+
+    def _simulated(self) -> Comparison:
+        if self.comparison is None:
+            do = 'give one: weft.optimize(gm, cluster="h100-8x8")'
+            raise ReportError(compose("report", "nothing was simulated, for no cluster was given", do=do))
+        return self.comparison
 
     @property
     def refusals(self) -> tuple[Decision, ...]:
         """The declined decisions for which a rewrite was possible in kind."""
         return tuple(d for d in self.declined if d.reason.is_refusal)
 
-    def __str__(self) -> str:
-        rows = [("pass", "applied", "declined", "ms"), *map(_row, self.passes)]
-        lines = [
+    def summary_lines(self) -> list[str]:
+        """What a simulation says of both graphs, as a table; their sizes where no cluster was given."""
+        if self.comparison is not None:
+            return self.comparison.summary(self).lines()
+        return [
             f"nodes       {self.before.num_nodes} -> {self.after.num_nodes}",
             f"collectives {self.before.num_collectives} -> {self.after.num_collectives}",
+        ]
+
+    def pass_lines(self) -> list[str]:
+        """What each pass did, as a table."""
+        return table([("pass", "applied", "declined", "ms"), *map(_row, self.passes)])
+
+    def __str__(self) -> str:
+        lines = [
+            *self.summary_lines(),
             "",
-            *table(rows),
+            *self.pass_lines(),
             "",
             *_shortened([f"+ {d.pass_name}: {d.sentence}" for d in self.applied], "applied"),
             *_shortened([f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.refusals], "declined"),

@@ -160,11 +160,23 @@ def test_an_unknown_pass_ends_with_2(weft: Weft):
     assert (done.exit_code, done.stderr) == (2, "passes: no pass is called 'sink-wates'\ndid you mean 'sink-waits'?\n")
 
 
-def test_the_demo_checks_what_it_shows(weft: Weft):
-    done = weft("demo", "--json")
+def test_the_demo_checks_and_draws_what_it_shows(weft: Weft, tmp_path: Path):
+    done = weft("demo", "--json", "--layers", 1, "--output", tmp_path / "out")
     assert done.exit_code == 0
-    assert " equal on 4 virtual ranks" in json.loads(done.stdout)["verdict"]
-    assert "the same values on 4 ranks?" in weft("demo").stdout
+    found = json.loads(done.stdout)
+    assert "equal on 4 virtual ranks" in found["values"]
+    assert any(witness.startswith("equivalence: proved equal") for witness in found["report"]["witnesses"])
+    simulated = found["report"]["simulated"]
+    assert simulated["after"]["step_us"] < simulated["before"]["step_us"]
+    assert simulated["after"]["lower_bound_us"] <= simulated["after"]["step_us"]
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+
+
+def test_the_demo_is_told_in_words(weft: Weft, tmp_path: Path):
+    shown = weft("demo", "--layers", 1, "--output", tmp_path).stdout
+    for part in ("llama-8b, 1 layers, FSDP on 64 ranks", "step ", "bound ", "proved equal", 'backend="weft"'):
+        assert part in shown
 
 
 # The terminal.

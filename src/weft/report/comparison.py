@@ -1,0 +1,66 @@
+"""Comparison: both graphs of a report on its cluster, simulated when somebody asks.
+
+The bound of the graph before holds for every order and every merging of it. Passes may also remove work, so the run
+after is held against the smaller one of that bound and its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch.fx import GraphModule
+
+from weft.cost.cluster import Cluster
+from weft.graph.groups import read_groups
+from weft.report.explain import explain
+from weft.report.html import ReportPage
+from weft.report.report import Report
+from weft.report.summary import SimulatedRun, Summary, summarize
+from weft.report.trace import save_trace
+from weft.simulation.bounds import lower_bound
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
+
+
+@dataclass(eq=False)
+class Comparison:
+    """The graphs before and after, and the cluster that they run on."""
+
+    before: GraphModule
+    after: GraphModule
+    cluster: Cluster
+    groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+    _runs: tuple[SimulatedRun, SimulatedRun] | None = field(default=None, repr=False)
+
+    def runs(self, report: Report) -> tuple[SimulatedRun, SimulatedRun]:
+        """Both graphs simulated."""
+        if self._runs is None:
+            self._runs = self._simulate(report)
+        return self._runs
+
+    def _simulate(self, report: Report) -> tuple[SimulatedRun, SimulatedRun]:
+        found: list[SimulatedRun] = []
+        bound_ns: int | None = None
+        for module in (self.before, self.after):
+            program = program_of(module, read_groups(module, self.groups), self.cluster)
+            own_ns = lower_bound(program).bound_ns
+            bound_ns = own_ns if bound_ns is None else min(bound_ns, own_ns)
+            timeline = replace(simulate(program), lower_bound_ns=bound_ns)
+            groups = tuple(queue.group for queue in program.queues)
+            found.append(SimulatedRun(timeline, groups, explain(module, report).collectives))
+        return found[0], found[1]
+
+    def summary(self, report: Report) -> Summary:
+        """Both runs in numbers."""
+        return summarize(*self.runs(report))
+
+    def save_html(self, path: str | Path, report: Report, title: str) -> None:
+        """Write the page."""
+        page = ReportPage(title, self.cluster.name, *self.runs(report), self.summary(report), report.witnesses)
+        page.save_html(path)
+
+    def save_trace(self, path: str | Path, report: Report) -> None:
+        """Write the Chrome trace."""
+        save_trace(path, *self.runs(report), cluster=self.cluster.name)
