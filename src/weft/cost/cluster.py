@@ -7,7 +7,8 @@ innermost level that holds each of its groups. Its time is
 
 where a group of n ranks makes n - 1 steps around a ring (an all-reduce twice as many), each of which costs a hop of the
 level that it crosses, and each rank sends (n - 1) / n of the full tensor (for an all-reduce twice that, for a broadcast
-all of it).
+all of it). A cluster that says what NCCL takes of its GPUs has the gathers, scatters and all-reduces priced by NCCL's
+own model instead (`communication.py`), and a measured table comes before both (`table.py`).
 
 Contract: a cluster is read from a TOML file and nothing else; no device is asked, nothing is executed. All bandwidths
 are bytes that one rank sends per second, in 1e9.
@@ -20,7 +21,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.table import Estimate, Table, find_table
 from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
@@ -49,6 +52,12 @@ class Level:
     link: Link
     overrides: tuple[tuple[Kind, Link], ...] = ()
     """For kinds of collectives that differ from the rest."""
+    wire: str = ""
+    """`nvlink`, `pci` or `network`, for NCCL's model; empty: nvlink within a node, network between nodes."""
+    rails: bool = False
+    """Whether a ring that joins blocks of several ranks uses the links of all of them at once."""
+    min_saturating_bytes: int = 0
+    """Fewer bytes than this never saturate the level, however small the group."""
 
     def link_of(self, kind: Kind) -> Link:
         """The link as collectives of that kind see it."""
@@ -66,6 +75,8 @@ class Cluster:
     """Innermost first; the last one holds all ranks."""
     device: Device = UNDESCRIBED
     """What every rank computes with."""
+    nccl: Nccl | None = None
+    tables: tuple[Table, ...] = ()
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Cluster:
@@ -98,13 +109,31 @@ class Cluster:
 
     def collective_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
         """The time of one collective alone; `num_bytes` are those of the full tensor, gathered or not yet scattered."""
-        if self._size(group) == 1:
-            return 0.0
-        bandwidth = self.level_of(group).link_of(kind).bandwidth_gbps
-        return self.latency_us(kind, group) + num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
+        return self.estimate(kind, group, num_bytes).us
+
+    def estimate(self, kind: Kind, group: Group, num_bytes: int) -> Estimate:
+        """The same, with what it rests on: a measured table, NCCL's model, or the links alone."""
+        size = self._size(group)
+        if size == 1:
+            return Estimate(0.0, "links")
+        level = self.level_of(group)
+        table = find_table(self.tables, kind, size, level.name)
+        if table is not None:
+            return table.at(num_bytes)
+        if self.nccl is not None and kind in KINDS:
+            return Estimate(nccl_us(self.nccl, kind, size, self._crossings(kind, group), num_bytes), "nccl")
+        bandwidth = level.link_of(kind).bandwidth_gbps
+        if level.rails and kind in KINDS:
+            bandwidth = min(each.bandwidth_gbps for each in self._crossings(kind, group))
+        moving = num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
+        return Estimate(self._links_us(kind, group) + moving, "links")
 
     def latency_us(self, kind: Kind, group: Group) -> float:
         """The time of a collective that sends nothing."""
+        return self.estimate(kind, group, 0).us
+
+    def _links_us(self, kind: Kind, group: Group) -> float:
+        """What the links alone take to send nothing."""
         size = self._size(group)
         if size == 1:
             return 0.0
@@ -118,16 +147,34 @@ class Cluster:
             size = outside
         return link.latency_us + hops * (2 if kind is Kind.ALL_REDUCE else 1)
 
+    def _crossings(self, kind: Kind, group: Group) -> tuple[Crossing, ...]:
+        """The levels that a group crosses, innermost first."""
+        found: list[Crossing] = []
+        num_ranks = inside = self._size(group)
+        for level in self.levels:
+            outside = self._num_blocks(group, level)
+            if outside < inside:
+                wire = level.wire or ("nvlink" if level.num_ranks <= self.ranks_per_node else NETWORK)
+                num_rails = num_ranks // inside if level.rails else 1
+                bandwidth = level.link_of(kind).bandwidth_gbps * num_rails
+                found.append(Crossing(wire, inside - outside, -(-inside // outside), bandwidth))
+            inside = outside
+        return tuple(found)
+
     def saturating_bytes(self, kind: Kind, group: Group, share: float = 0.9) -> int:
-        """Bytes of the full tensor with which a collective reaches that share of its bandwidth; 0 for one rank."""
+        """Bytes of the full tensor with which a collective reaches that share of its links' bandwidth; 0 for one rank.
+
+        By the links alone: smaller messages are faster by NCCL's other protocols, and still waste the links.
+        """
         if not 0 < share < 1:
             what = f"a share of {share} of the bandwidth is never reached"
             raise ClusterError(compose(f"cluster {self.name}", what, do="use a share between 0 and 1"))
         wire_share = self._wire_share(kind, group)
         if wire_share == 0:
             return 0
-        bandwidth = self.level_of(group).link_of(kind).bandwidth_gbps
-        return round(self.latency_us(kind, group) * bandwidth * 1e3 * share / (1 - share) / wire_share)
+        level = self.level_of(group)
+        on_wire = self._links_us(kind, group) * level.link_of(kind).bandwidth_gbps * 1e3 * share / (1 - share)
+        return max(round(on_wire / wire_share), level.min_saturating_bytes)
 
     def _size(self, group: Group) -> int:
         """Ranks of the largest of the groups: all, where their size is unknown."""

@@ -10,9 +10,29 @@
     latency_us = 8.4
     hop_us = 3.4                # for each step around a ring; 0 where it is left out
     bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
+    rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
+    min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 
     [levels.all_reduce]         # where a kind of collective differs; what is left out is as above
     bandwidth_gbps = 480.0
+
+    [device]                    # what every rank computes with; all of it may be left out
+    name = "H100 SXM"
+    peak_tflops = { bf16 = 989.0, f32 = 67.0 }
+    memory_gbps = 3350.0
+    memory_bytes = 80_000_000_000
+    launch_gap_us = 2.0         # between two kernels; 0 where it is left out
+    overlap_slowdown = 0.2      # compute takes so much longer beside a collective; 0 where it is left out
+    matmul_efficiency = 0.7     # the share of the peak that large products reach
+
+    [[tables]]                  # measured times come before all of the above
+    kind = "all_gather"
+    num_ranks = 8
+    input_bytes = [4096, 4194304]        # what one rank passes
+    us = [30.0, 120.0]
+    level = "nvlink"            # where it was measured; may be left out
+
+Presets have a section `[nccl]` besides: what NCCL's model of its collectives takes of a GPU (`communication.py`).
 
 Contract: a file is data, nothing in it is executed. Every fault is told at once, with its path, as a ClusterError.
 """
@@ -30,11 +50,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.communication import Nccl
+from weft.cost.device import MATMUL_EFFICIENCY, Device
+from weft.cost.table import Table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
 
 MAX_BYTES = 1 << 20
-PRESET = re.compile(r"([a-z0-9]{1,40})-(?:(\d{1,6})x)?(\d{1,6})")
+PRESET = re.compile(r"([a-z0-9]{1,40}(?:-[a-z][a-z0-9]{0,40})?)-(?:(\d{1,6})x)?(\d{1,6})")
 PRESET_NODES = (1, 8, 32)
 """The numbers of nodes that a list of presets shows; any other is accepted too."""
 
@@ -42,7 +65,19 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.-]*$")]
 Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Gbps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
+Tflops = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ByNodes = Annotated[list[Gbps], Field(min_length=3, max_length=3)]
+KindName = Literal[
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "send",
+    "recv",
+    "batch_p2p",
+    "barrier",
+]
 
 EXPECTED = {
     "name": "expected up to 80 letters, digits, dots and dashes",
@@ -69,6 +104,9 @@ class LevelTable(_Table):
 
     name: Name
     spans: Literal["node", "cluster"] | Count
+    wire: Literal["nvlink", "pci", "network"] | None = None
+    rails: bool = False
+    min_saturating_bytes: Annotated[int, Field(ge=0)] = 0
     latency_us: Microseconds
     hop_us: Microseconds = 0.0
     bandwidth_gbps: Gbps
@@ -83,6 +121,52 @@ class LevelTable(_Table):
     barrier: OverrideTable | None = None
 
 
+class PeakTable(_Table):
+    """Dense peaks of a device by dtype."""
+
+    bf16: Tflops | None = None
+    f16: Tflops | None = None
+    f32: Tflops | None = None
+    tf32: Tflops | None = None
+    f64: Tflops | None = None
+    fp8: Tflops | None = None
+    int8: Tflops | None = None
+
+
+class DeviceTable(_Table):
+    """What every rank computes with."""
+
+    name: Annotated[str, Field(max_length=80)] = ""
+    peak_tflops: PeakTable = PeakTable()
+    memory_gbps: Gbps | None = None
+    memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    launch_gap_us: Microseconds = 0.0
+    overlap_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
+    matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
+    shared: bool = False
+    """The ranks of a node share one device: each has its part of peaks, bandwidth and memory."""
+
+
+class NcclTable(_Table):
+    """What NCCL's model takes of a GPU."""
+
+    num_channels: Count
+    ll_gbps: ByNodes
+    ring_ll128_gbps: ByNodes
+    tree_ll128_gbps: ByNodes
+    tree_simple_gbps: ByNodes
+
+
+class MeasuredTable(_Table):
+    """Measured times of one kind of collective among so many ranks."""
+
+    kind: KindName
+    num_ranks: Annotated[int, Field(ge=2, le=1_000_000)]
+    input_bytes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    us: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    level: Name | None = None
+
+
 class ClusterTable(_Table):
     """A whole file."""
 
@@ -90,10 +174,20 @@ class ClusterTable(_Table):
     num_nodes: Count
     ranks_per_node: Count
     levels: list[LevelTable]
+    device: DeviceTable = DeviceTable()
+    nccl: NcclTable | None = None
+    tables: list[MeasuredTable] = []
 
 
-_TABLES: Mapping[int, type[_Table]] = {1: ClusterTable, 3: LevelTable, 4: OverrideTable}
-"""Which table a key stands in, by the length of its path."""
+_TABLES: Mapping[tuple[str, int], type[_Table]] = {
+    ("levels", 3): LevelTable,
+    ("levels", 4): OverrideTable,
+    ("device", 2): DeviceTable,
+    ("device", 3): PeakTable,
+    ("nccl", 2): NcclTable,
+    ("tables", 3): MeasuredTable,
+}
+"""Which table a key stands in, by the start and the length of its path; else the whole file."""
 
 
 def load(name_or_path: str | Path) -> Cluster:
@@ -111,7 +205,26 @@ def read(who: str, content: bytes) -> Cluster:
 
 def presets() -> list[str]:
     """The presets that are worth a place in a list."""
-    return [f"{device}-{nodes}x8" for device in _devices() for nodes in PRESET_NODES]
+    return [name for names in _presets().values() for name in names]
+
+
+def _presets() -> dict[str, list[str]]:
+    """Those names by device: several numbers of nodes, or of ranks where there are no links between nodes."""
+    found: dict[str, list[str]] = {}
+    for device, content in _devices().items():
+        table = _parse(device, content)
+        full = table["ranks_per_node"]
+        if any(level["spans"] == "cluster" for level in table["levels"]):
+            found[device] = [f"{device}-{nodes}x{full}" for nodes in PRESET_NODES]
+        else:
+            sizes = {measured["num_ranks"] for measured in table.get("tables", [])} | {full}
+            found[device] = [f"{device}-1x{size}" for size in sorted(sizes)]
+    return found
+
+
+def _listed() -> str:
+    """One name for each device, for errors."""
+    return ", ".join(names[min(1, len(names) - 1)] for names in _presets().values())
 
 
 def _content(path: Path) -> bytes:
@@ -119,7 +232,7 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        do = f"give a TOML file, or one of the presets {', '.join(presets())}"
+        do = f"give a TOML file, or a preset: {_listed()}, with any number of nodes"
         raise ClusterError(compose(f"cluster {path}", f"it cannot be read: {error.strerror}", do=do)) from None
     if len(content) > MAX_BYTES:
         raise ClusterError(compose(f"cluster {path}", f"it has more than {MAX_BYTES} bytes, which no cluster needs"))
@@ -144,9 +257,7 @@ def _preset(name: str) -> Cluster:
     devices, found = _devices(), PRESET.fullmatch(name)
     if found is None or found[1] not in devices:
         known = [*presets(), *(f"{device}-8" for device in devices)]
-        do = "\n".join(
-            filter(None, [nearest(name, known), f"presets: {', '.join(presets())}, with any number of nodes"])
-        )
+        do = "\n".join(filter(None, [nearest(name, known), f"presets: {_listed()}, with any number of nodes"]))
         raise ClusterError(compose("cluster", f"no cluster is called {name!r}", do=do))
     device, num_nodes, ranks_per_node = found[1], int(found[2] or 1), int(found[3])
     table = _parse(device, devices[device])
@@ -165,19 +276,63 @@ def _build(who: str, table: Mapping[str, Any]) -> Cluster:
         raise _refused(who, dict.fromkeys(faults)) from None
     num_ranks = {"node": made.ranks_per_node, "cluster": made.num_nodes * made.ranks_per_node}
     sizes = [level.spans if isinstance(level.spans, int) else num_ranks[level.spans] for level in made.levels]
-    if faults := _wrong_sizes(sizes, num_ranks["cluster"]):
+    if faults := [*_wrong_sizes(sizes, num_ranks["cluster"]), *_wrong_tables(made)]:
         raise _refused(who, faults)
     levels = [_level(level, size) for level, size in zip(made.levels, sizes, strict=True)]
     # Where there is one node only, the links between nodes join nothing.
     used = tuple(level for i, level in enumerate(levels) if i == 0 or level.num_ranks > sizes[i - 1])
-    return Cluster(made.name, made.num_nodes, made.ranks_per_node, used)
+    nccl = Nccl(**_tuples(made.nccl.model_dump())) if made.nccl is not None else None
+    tables = tuple(_measured(table) for table in made.tables)
+    device = _device(made.device, made.ranks_per_node if made.device.shared else 1)
+    return Cluster(made.name, made.num_nodes, made.ranks_per_node, used, device, nccl, tables)
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _device(table: DeviceTable, num_sharing: int) -> Device:
+    peaks = sorted(table.peak_tflops.model_dump(exclude_none=True).items())
+    return Device(
+        table.name,
+        tuple((dtype, peak / num_sharing) for dtype, peak in peaks),
+        None if table.memory_gbps is None else table.memory_gbps / num_sharing,
+        None if table.memory_bytes is None else table.memory_bytes // num_sharing,
+        table.launch_gap_us,
+        table.overlap_slowdown,
+        table.matmul_efficiency,
+    )
+
+
+def _measured(table: MeasuredTable) -> Table:
+    kind = Kind(table.kind)
+    times = table.num_ranks if kind is Kind.ALL_GATHER else 1  # tables count the bytes of the full tensor
+    points = ((size * times, us) for size, us in zip(table.input_bytes, table.us, strict=True))
+    return Table(kind, table.num_ranks, tuple(points), table.level or "")
+
+
+def _wrong_tables(made: ClusterTable) -> list[str]:
+    faults: list[str] = []
+    known = [level.name for level in made.levels]
+    seen: dict[tuple[str, int, str | None], int] = {}
+    for i, table in enumerate(made.tables):
+        if len(table.us) != len(table.input_bytes):
+            faults.append(f"tables[{i}].us: expected {len(table.input_bytes)} times, found {len(table.us)}")
+        if any(later <= size for size, later in itertools.pairwise(table.input_bytes)):
+            faults.append(f"tables[{i}].input_bytes: expected sizes in ascending order")
+        if table.level is not None and table.level not in known:
+            faults.append(f"tables[{i}].level: no level is called {table.level!r}; use one of {', '.join(known)}")
+        first = seen.setdefault((table.kind, table.num_ranks, table.level), i)
+        if first != i:
+            faults.append(f"tables[{i}]: tables[{first}] has the same kind, num_ranks and level")
+    return faults
 
 
 def _level(table: LevelTable, num_ranks: int) -> Level:
     link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps)
     tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
     overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
-    return Level(table.name, num_ranks, link, overrides)
+    return Level(table.name, num_ranks, link, overrides, table.wire or "", table.rails, table.min_saturating_bytes)
 
 
 def _override(link: Link, table: OverrideTable) -> Link:
@@ -216,7 +371,7 @@ def _fault(error: Any) -> str:
     if kind == "missing":
         return f"{path}: it is missing"
     if kind == "extra_forbidden":
-        known = _TABLES[len(place)].model_fields
+        known = _TABLES.get((str(place[0]), len(place)), ClusterTable).model_fields
         return f"{path}: no key is called {name!r}; {nearest(name, known) or 'use one of ' + ', '.join(known)}"
     what = EXPECTED.get(name, str(error["msg"]).replace("Input should be", "expected"))
     found = repr(error["input"])

@@ -11,6 +11,7 @@ from math import ceil
 
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
+from weft.cost.table import Estimate
 from weft.errors import ClusterError, compose, nearest
 from weft.graph import ops
 from weft.graph.collective import Collective
@@ -79,7 +80,7 @@ class _Launches:
         self.sources: dict[int, str] = {}
         self.extrapolated: set[int] = set()
         self.unknown: set[int] = set()
-        self.known: dict[tuple[Kind, str, int], tuple[int, str]] = {}
+        self.known: dict[tuple[Kind, str, int], tuple[Estimate, str]] = {}
 
     def add(self, dag: Dag, i: int) -> None:
         node = dag.nodes[i]
@@ -95,10 +96,11 @@ class _Launches:
             self.unknown.add(i)
         key = (kind, group.name, num_bytes or 0)
         if key not in self.known:
-            us = self.cluster.collective_us(kind, group, num_bytes or 0)
-            self.known[key] = ceil(us * 1000), self.cluster.level_of(group).name
-        self.ns[i], self.levels[i] = self.known[key]
-        self.sources[i] = "links"
+            self.known[key] = self.cluster.estimate(kind, group, num_bytes or 0), self.cluster.level_of(group).name
+        estimate, self.levels[i] = self.known[key]
+        self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
+        if estimate.extrapolated:
+            self.extrapolated.add(i)
 
 
 def full_bytes(collective: Collective) -> int | None:

@@ -51,6 +51,10 @@ latency_us = 30.0
 hop_us = 0.0
 """
 BOXES = read("boxes.toml", TEXT.encode())
+LISTED = (
+    "a100-8x8, b200-8x8, ethernet-h100-8x8, gloo-1x4, h100-8x8, h200-8x8, loopback-1x4, mi300x-8x8, pcie-h100-1x8, "
+    "with any number of nodes"
+)
 WIRED = [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.BROADCAST]
 
 
@@ -137,8 +141,7 @@ def test_a_file_that_is_no_cluster_is_refused(text: str, message: str):
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
     missing, large = tmp_path / "missing.toml", tmp_path / "large"
     assert unknown(str(missing)) == (
-        f"cluster {missing}: it cannot be read: No such file or directory\n"
-        "give a TOML file, or one of the presets h100-1x8, h100-8x8, h100-32x8"
+        f"cluster {missing}: it cannot be read: No such file or directory\ngive a TOML file, or a preset: {LISTED}"
     )
     large.write_bytes(b"#" * (1 << 20) + b"\n")
     assert unknown(large) == f"cluster {large}: it has more than 1048576 bytes, which no cluster needs"
@@ -172,26 +175,41 @@ def test_every_preset_of_the_list_loads():
     assert [Cluster.load(name).name for name in presets()] == presets()
 
 
+def test_presets_of_one_node_only_have_as_many_ranks_as_were_measured():
+    assert {"loopback-1x2", "loopback-1x4", "gloo-1x4", "pcie-h100-1x8"} <= set(presets())
+    assert unknown("loopback-2x4") == (
+        "cluster 'loopback-2x4': it describes no cluster\n"
+        "    levels[0].spans: the last level spans 4 ranks, the cluster has 8"
+    )
+
+
 def test_every_constant_of_a_preset_cites_its_source():
     for file in resources.files("weft.cost").joinpath("clusters").iterdir():
         lines = file.read_text().splitlines()
-        constants = [i for i, line in enumerate(lines) if line.startswith(("latency_us", "hop_us", "bandwidth_gbps"))]
-        assert constants
+        described = (
+            "name",
+            "num_nodes",
+            "ranks_per_node",
+            "spans",
+            "wire",
+            "kind",
+            "num_ranks",
+            "input_bytes",
+            "[",
+            "#",
+        )
+        constants = [i for i, line in enumerate(lines) if line and not line.startswith(described)]
+        assert len(constants) >= 5
         assert [lines[i] for i in constants if "#" not in lines[i] and not lines[i - 1].startswith("#")] == []
 
 
 @pytest.mark.parametrize(("name", "near"), [("h10-8x8", "h100-8x8"), ("h100", "h100-8"), ("h100-8x8x8", "h100-8x8")])
 def test_an_unknown_preset_gets_the_nearest_one_and_the_list(name: str, near: str):
-    assert unknown(name) == (
-        f"cluster: no cluster is called {name!r}\ndid you mean {near!r}?\n"
-        "presets: h100-1x8, h100-8x8, h100-32x8, with any number of nodes"
-    )
+    assert unknown(name) == (f"cluster: no cluster is called {name!r}\ndid you mean {near!r}?\npresets: {LISTED}")
 
 
 def test_a_preset_without_a_near_one_gets_the_list():
-    assert unknown("tpu") == (
-        "cluster: no cluster is called 'tpu'\npresets: h100-1x8, h100-8x8, h100-32x8, with any number of nodes"
-    )
+    assert unknown("tpu") == f"cluster: no cluster is called 'tpu'\npresets: {LISTED}"
 
 
 def test_a_preset_with_more_ranks_than_a_node_has_is_refused():
@@ -207,7 +225,7 @@ def test_a_preset_without_nodes_is_refused():
 
 
 def test_the_digest_tells_clusters_apart():
-    assert Cluster.load("h100-8").digest == Cluster.load("h100-1x8").digest == "a3939b25fc79226a1f44067f86ef39d1"
+    assert Cluster.load("h100-8").digest == Cluster.load("h100-1x8").digest == "6d0d7dac34395ec2d60a8a68b9d76c41"
     others = [Cluster.load("h100-8x8"), BOXES, replace(BOXES, levels=BOXES.levels[:2]), replace(BOXES, name="boxes")]
     assert len({cluster.digest for cluster in others}) == 4
     assert hash(BOXES) == hash(read("other.toml", TEXT.encode()))

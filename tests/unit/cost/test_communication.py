@@ -1,0 +1,90 @@
+"""NCCL's model of its collectives, by hand; what many network adapters do; that every preset answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cost.cluster import Cluster
+from weft.cost.cluster_file import presets
+from weft.graph.groups import Group
+from weft.graph.ops import Kind
+
+NODE, NODES = Cluster.load("h100-8"), Cluster.load("h100-8x8")
+ALL = Group("all", 64)
+ACROSS = Group("dp", 8, 8)
+"""One rank of each node."""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "group", "num_bytes", "microseconds"),
+    [
+        # Ring, LL: 6.6 + 7 hops of 0.6.
+        (NODE, Kind.ALL_GATHER, Group("tp", 8), 0, 6.6 + 7 * 0.6),
+        # Ring, LL128: 14.0 + 7 hops of 1.9, 120/128 of 370 GB/s, and 7/8 of the bytes.
+        (NODE, Kind.ALL_GATHER, Group("tp", 8), 8_000_000, 14 + 7 * 1.9 + 7000 / (370 * 120 / 128)),
+        # Ring, Simple: 8.4 + 7 hops of 3.4, all of the bandwidth.
+        (NODE, Kind.REDUCE_SCATTER, Group("tp", 8), 8 * 10**9, 8.4 + 7 * 3.4 + 7 * 10**6 / 370),
+        (NODE, Kind.ALL_REDUCE, Group("tp", 8), 8 * 10**9, 8.4 + 14 * 3.4 + 14 * 10**6 / 370),
+        # Tree, LL: 6.8 + twice 7 hops of 0.6 within a node and 3 of 5.0 between eight.
+        (NODES, Kind.ALL_REDUCE, ALL, 0, 6.8 + 2 * (7 * 0.6 + 3 * 5.0)),
+        # Ring, Simple, between nodes: 56 hops of 3.4, 7 of 14.0; the eight adapters of a node outdo its NVLinks.
+        (NODES, Kind.ALL_GATHER, ALL, 64 * 10**9, 8.4 + 56 * 3.4 + 7 * 14 + 63 * 10**6 / 370),
+        # One rank of each node has one adapter.
+        (NODES, Kind.ALL_GATHER, ACROSS, 8 * 10**9, 8.4 + 7 * 14 + 7 * 10**6 / 50),
+    ],
+)
+def test_a_collective_takes_the_fastest_algorithm_and_protocol(
+    cluster: Cluster, kind: Kind, group: Group, num_bytes: int, microseconds: float
+):
+    assert cluster.estimate(kind, group, num_bytes).source == "nccl"
+    assert cluster.collective_us(kind, group, num_bytes) == pytest.approx(microseconds)
+
+
+def test_the_latency_is_the_time_of_no_bytes():
+    for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL):
+        assert NODES.latency_us(kind, ALL) == NODES.collective_us(kind, ALL, 0)
+
+
+def test_kinds_that_nccl_does_not_model_take_the_links():
+    assert NODES.estimate(Kind.ALL_TO_ALL, ALL, 10**6).source == "links"
+    assert NODES.estimate(Kind.BROADCAST, ALL, 10**6).source == "links"
+
+
+def test_rails_multiply_the_links_of_a_plain_cluster_too():
+    plain = replace(NODES, nccl=None)
+    alone = replace(plain, levels=tuple(replace(level, rails=False) for level in plain.levels))
+    num_bytes = 64 * 10**9
+    latency = plain.latency_us(Kind.ALL_GATHER, ALL)
+    assert plain.collective_us(Kind.ALL_GATHER, ALL, num_bytes) == pytest.approx(latency + 63 * 10**6 / 370)
+    assert alone.collective_us(Kind.ALL_GATHER, ALL, num_bytes) == pytest.approx(latency + 63 * 10**6 / 50)
+    assert plain.collective_us(Kind.ALL_TO_ALL, ALL, num_bytes) == alone.collective_us(Kind.ALL_TO_ALL, ALL, num_bytes)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_has_a_time_for_every_kind(name: str):
+    cluster = Cluster.load(name)
+    group = Group("all", cluster.num_ranks)
+    for kind in Kind:
+        assert cluster.collective_us(kind, group, 1 << 20) > 0
+    assert cluster.device.traffic_ns(1 << 30)
+
+
+@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE])
+def test_saturating_bytes_grow_with_the_group(name: str, kind: Kind):
+    cluster = Cluster.load(name)
+    sizes = [size for size in (1, 2, 4, 8) if size <= cluster.ranks_per_node]
+    found = [cluster.saturating_bytes(kind, Group("a", size)) for size in sizes]
+    assert found[0] == 0
+    if kind is Kind.ALL_REDUCE and cluster.levels[0].link.hop_us == 0:  # the same latency, more bytes on the wire
+        return
+    on_wire = [num * (size - 1) / size for num, size in zip(found, sizes, strict=True)]
+    assert on_wire == sorted(on_wire)
+
+
+def test_a_network_is_not_saturated_by_less_than_its_floor():
+    pair = Group("dp", 2, 8)
+    assert NODES.saturating_bytes(Kind.ALL_GATHER, pair) == 100 << 20
+    assert Cluster.load("a100-8x8").saturating_bytes(Kind.ALL_GATHER, pair) == 75 << 20

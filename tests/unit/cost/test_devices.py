@@ -1,0 +1,150 @@
+"""Devices, measured tables and NCCL's constants in cluster files; what a device takes for flops and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weft.cost.cluster import Cluster
+from weft.cost.cluster_file import PeakTable, read
+from weft.cost.device import DTYPES, MATMUL_EFFICIENCY, UNDESCRIBED, Device
+from weft.cost.table import Table
+from weft.errors import ClusterError
+from weft.graph.ops import Kind
+
+LINKS = """
+name = "box"
+num_nodes = 1
+ranks_per_node = 4
+
+[[levels]]
+name = "nvlink"
+spans = "node"
+latency_us = 10.0
+bandwidth_gbps = 100.0
+"""
+DEVICE = """
+[device]
+name = "some GPU"
+peak_tflops = { bf16 = 1000.0, f32 = 60 }
+memory_gbps = 2000.0
+memory_bytes = 80_000_000_000
+launch_gap_us = 2.5
+overlap_slowdown = 0.2
+matmul_efficiency = 0.5
+"""
+TABLES = """
+[[tables]]
+kind = "all_gather"
+num_ranks = 4
+input_bytes = [1000, 4000]
+us = [10.0, 20.0]
+level = "nvlink"
+
+[[tables]]
+kind = "all_reduce"
+num_ranks = 2
+input_bytes = [1000]
+us = [5]
+"""
+
+
+def refusal(text: str) -> list[str]:
+    with pytest.raises(ClusterError) as error:
+        read("box.toml", text.encode())
+    return str(error.value).splitlines()
+
+
+def test_a_file_describes_a_device():
+    device = read("box.toml", (LINKS + DEVICE).encode()).device
+    assert device == Device(
+        "some GPU", (("bf16", 1000.0), ("f32", 60.0)), 2000.0, 80_000_000_000, 2.5, 0.2, matmul_efficiency=0.5
+    )
+
+
+def test_a_file_without_a_device_says_nothing_of_compute():
+    device = read("box.toml", LINKS.encode()).device
+    assert device == UNDESCRIBED
+    assert (device.launch_gap_us, device.overlap_slowdown, device.matmul_efficiency) == (0.0, 0.0, MATMUL_EFFICIENCY)
+    assert device.product_ns(10**12, torch.bfloat16) is None
+    assert device.traffic_ns(10**9) is None
+
+
+def test_products_take_their_flops_at_the_stated_share_of_the_peak_of_their_dtype():
+    device = read("box.toml", (LINKS + DEVICE).encode()).device
+    assert device.product_ns(10**12, torch.bfloat16) == 2_000_000
+    assert device.product_ns(3 * 10**10, torch.float32) == 1_000_000
+    assert device.product_ns(10**12, torch.float16) is None
+    assert device.traffic_ns(4 * 10**9) == 2_000_000
+    assert device.traffic_ns(1) == 1
+
+
+def test_ranks_that_share_a_device_have_a_part_of_it_each():
+    two, four = Cluster.load("loopback-1x2").device, Cluster.load("loopback-1x4").device
+    assert two.peak_of(torch.bfloat16) == pytest.approx(989.5 / 2)
+    assert (two.memory_gbps, four.memory_gbps) == (2400.0, 1200.0)
+    assert (two.memory_bytes, four.memory_bytes) == (70_500_000_000, 35_250_000_000)
+
+
+def test_every_dtype_of_a_product_has_a_key_for_its_peak():
+    assert set(DTYPES.values()) | {"tf32"} == set(PeakTable.model_fields)
+
+
+def test_a_file_holds_measured_tables():
+    made = read("box.toml", (LINKS + TABLES).encode())
+    assert made.tables == (
+        Table(Kind.ALL_GATHER, 4, ((4000, 10.0), (16000, 20.0)), "nvlink"),
+        Table(Kind.ALL_REDUCE, 2, ((1000, 5.0),)),
+    )
+
+
+def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
+    text = DEVICE.replace("f32 = 60", "fp32 = 60").replace("launch_gap_us = 2.5", "launch_gap = 2.5")
+    text = text.replace("0.2", "-0.2").replace("0.5", "1.5").replace("memory_gbps = 2000.0", "memory_gbps = 0")
+    tables = TABLES.replace("1000, 4000", "1000, 0").replace('"all_reduce"', '"all_reduces"').replace("[5]", "[]")
+    nccl = "[nccl]\nnum_channels = 16\nll_gbps = [1.0, 2.0]\nring_ll128_gbps = [1.0, 2.0, 3.0]\nrails = true\n"
+    assert refusal(LINKS + text + nccl + tables) == [
+        "cluster box.toml: it describes no cluster",
+        "    device.peak_tflops.fp32: no key is called 'fp32'; did you mean 'f32'?",
+        "    device.memory_gbps: expected greater than 0, found 0",
+        "    device.overlap_slowdown: expected greater than or equal to 0, found -0.2",
+        "    device.matmul_efficiency: expected less than or equal to 1, found 1.5",
+        "    device.launch_gap: no key is called 'launch_gap'; did you mean 'launch_gap_us'?",
+        "    nccl.ll_gbps: List should have at least 3 items after validation, not 2, found [1.0, 2.0]",
+        "    nccl.tree_ll128_gbps: it is missing",
+        "    nccl.tree_simple_gbps: it is missing",
+        "    nccl.rails: no key is called 'rails'; use one of num_channels, ll_gbps, ring_ll128_gbps, tree_ll128_gbps, "
+        "tree_simple_gbps",
+        "    tables[0].input_bytes[1]: expected greater than or equal to 1, found 0",
+        "    tables[1].kind: expected 'all_gather', 'reduce_scatter', 'all_reduce', 'all_to_all', 'broadcast', 'send', "
+        "'recv', 'batch_p2p' or 'barrier', found 'all_reduces'",
+        "    tables[1].us: List should have at least 1 item after validation, not 0, found []",
+    ]
+
+
+def test_tables_that_contradict_themselves_are_refused_with_the_levels_that_do_not_nest():
+    text = LINKS.replace('"node"', "2") + TABLES.replace("[1000, 4000]", "[4000, 1000, 2000]")
+    text = text.replace("num_ranks = 2", "num_ranks = 4").replace('level = "nvlink"', 'level = "nvlinks"')
+    again = TABLES[TABLES.index('[[tables]]\nkind = "all_reduce"') :].replace("num_ranks = 2", "num_ranks = 4")
+    assert refusal(text + again) == [
+        "cluster box.toml: it describes no cluster",
+        "    levels[0].spans: the last level spans 2 ranks, the cluster has 4",
+        "    tables[0].us: expected 3 times, found 2",
+        "    tables[0].input_bytes: expected sizes in ascending order",
+        "    tables[0].level: no level is called 'nvlinks'; use one of nvlink",
+        "    tables[2]: tables[1] has the same kind, num_ranks and level",
+    ]
+
+
+def test_the_digest_tells_devices_and_tables_apart():
+    box = read("box.toml", (LINKS + DEVICE + TABLES).encode())
+    others = [
+        replace(box, device=UNDESCRIBED),
+        replace(box, device=replace(box.device, overlap_slowdown=0.3)),
+        replace(box, tables=()),
+        replace(box, nccl=Cluster.load("h100-8").nccl),
+    ]
+    assert len({cluster.digest for cluster in (box, *others)}) == 5
+    assert hash(box) == hash(read("other.toml", (LINKS + DEVICE + TABLES).encode()))
