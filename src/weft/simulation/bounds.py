@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from weft.graph.dag import collector_paused
 from weft.simulation.certificates import Certificate, certificate_of, cut_claim, machine_claim, task_claim
-from weft.simulation.cuts import Cut, best_cut
+from weft.simulation.cuts import Cut, Side, best_cut
 from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.machines import OneMachine, Slowdown, machines_of, one_machine
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Machine, Merging, Tasks, tasks_of
+from weft.simulation.tasks import COMPUTE, Merging, Tasks, tasks_of
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Candidate:
     claim: dict[str, object]
     heads: Heads
     tails: Heads
-    nodes: tuple[int, ...]
-    """Whose heads and tails it rests on."""
+    head_levels: dict[int, int]
+    """By node, the head that it needs."""
+    tail_levels: dict[int, int]
 
 
 def lower_bound(program: Program, merging: Merging | None = None) -> Bound:
@@ -72,7 +73,7 @@ def lower_bound(program: Program, merging: Merging | None = None) -> Bound:
         found = list(candidates(program, tasks, backwards))
         best = max(found, key=lambda candidate: candidate.value)
         bound_ns = max(0, best.value - program.launch_gap_ns)
-        heads, tails = (tasks, best.heads, best.nodes), (backwards, best.tails, best.nodes)
+        heads, tails = (tasks, best.heads, best.head_levels), (backwards, best.tails, best.tail_levels)
         return Bound(
             bound_ns,
             best.name,
@@ -101,7 +102,7 @@ def candidates(program: Program, tasks: Tasks, backwards: Tasks) -> Iterator[Can
             yield of_machine(name, one_machine(machine, resource, heads, tails, slowdown), heads, tails)
     cut = best_cut((tasks, heads), (backwards, tails), machines[COMPUTE], slowdown)
     if cut is not None:
-        yield of_cut(program, machines[COMPUTE], cut, heads, tails)
+        yield of_cut(program, tasks, cut, heads, tails)
 
 
 def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> Candidate:
@@ -110,7 +111,8 @@ def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> Candid
     busy = one.value - lead - trail
     text = f"{len(one.nodes)} tasks take {ms(busy)} there, {ms(lead)} must be before them and {ms(trail)} behind"
     claim = machine_claim(one.resource, one.head, one.tail)
-    return Candidate(name, one.value, text, claim, heads, tails, one.nodes)
+    levels = dict.fromkeys(one.nodes, one.head), dict.fromkeys(one.nodes, one.tail)
+    return Candidate(name, one.value, text, claim, heads, tails, *levels)
 
 
 def of_task(name: str, program: Program, tasks: Tasks, heads: Heads, tails: Heads) -> Candidate:
@@ -119,20 +121,33 @@ def of_task(name: str, program: Program, tasks: Tasks, heads: Heads, tails: Head
 
     node = max(tasks.order, key=through, default=None)
     if node is None:
-        return Candidate(name, 0, "nothing takes time", task_claim(None), heads, tails, ())
+        return Candidate(name, 0, "nothing takes time", task_claim(None), heads, tails, {}, {})
     text = f"{ms(heads.start[node])} before {name_of(program, node)}, {ms(tails.start[node])} behind it"
-    return Candidate(name, through(node), text, task_claim(node), heads, tails, (node,))
+    levels = {node: heads.start[node]}, {node: tails.start[node]}
+    return Candidate(name, through(node), text, task_claim(node), heads, tails, *levels)
 
 
-def of_cut(program: Program, compute: Machine, cut: Cut, heads: Heads, tails: Heads) -> Candidate:
+def of_cut(program: Program, tasks: Tasks, cut: Cut, heads: Heads, tails: Heads) -> Candidate:
     ends = [side.node if side else None for side in (cut.first, cut.last)]
     shown = [f"{word} {name_of(program, node)}" for word, node in zip(("after", "before"), ends, strict=True) if node]
     text = f"all compute {' and '.join(shown)}, or others beside them on their queues"
-    nodes = (*(node for node in ends if node is not None), *(tasks for tasks in compute.nodes))
-    queues = {program.queue[node - len(program.sorts)] for node in ends if node is not None}
-    beside = (op + len(program.sorts) for op, queue in enumerate(program.queue) if queue in queues)
     claim = cut_claim(ends[0], cut.first_drag, ends[1], cut.last_drag)
-    return Candidate("idle cut", cut.value, text, claim, heads, tails, (*nodes, *beside))
+    head_levels, tail_levels = levels_of(tasks, heads, cut, cut.first), levels_of(tasks, tails, cut, cut.last)
+    return Candidate("idle cut", cut.value, text, claim, heads, tails, head_levels, tail_levels)
+
+
+def levels_of(tasks: Tasks, heads: Heads, cut: Cut, side: Side | None) -> dict[int, int]:
+    """The heads that a cut needs: of its ends, of all compute, and of what is beside its end on the queue."""
+    levels = {each.node: heads.start[each.node] for each in (cut.first, cut.last) if each is not None}
+    compute = [node for node, resource in enumerate(tasks.resource) if resource == COMPUTE and tasks.duration[node]]
+    levels |= dict.fromkeys(compute, min(heads.start[node] for node in compute))
+    if side is not None:
+        drag = cut.value - side.reach
+        beside = [node for node in tasks.order if tasks.queue[node] == tasks.queue[side.node] and node not in levels]
+        levels |= {
+            node: drag - tasks.duration[node] for node in beside if heads.start[node] + tasks.duration[node] >= drag
+        }
+    return levels
 
 
 def name_of(program: Program, node: int) -> str:

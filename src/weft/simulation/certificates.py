@@ -19,14 +19,15 @@ A certificate holds no number that is believed. Sets and thresholds only say whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from weft.simulation.heads import Heads, arguments_for
 from weft.simulation.tasks import Merging, Tasks
 
 Certificate = dict[str, object]
 
 FORMAT = "weft-bound-1"
+
+Rests = tuple[Tasks, Heads, dict[int, int]]
+"""One direction of time, its heads, and the levels that the heads of some nodes must reach."""
 
 
 def task_claim(node: int | None) -> dict[str, object]:
@@ -42,26 +43,19 @@ def cut_claim(first: int | None, first_drag: int, last: int | None, last_drag: i
 
 
 def certificate_of(
-    claim: dict[str, object],
-    bound_ns: int,
-    merging: Merging,
-    heads: tuple[Tasks, Heads, Iterable[int]] | None = None,
-    tails: tuple[Tasks, Heads, Iterable[int]] | None = None,
+    claim: dict[str, object], bound_ns: int, merging: Merging, heads: Rests, tails: Rests
 ) -> Certificate:
-    """A claim with the sets that the heads and tails of some nodes rest on."""
+    """A claim with the sets that its heads and tails rest on."""
     return {
         "format": FORMAT,
         "bound_ns": bound_ns,
         "merging": merging.value,
-        "heads": sets_of(heads),
-        "tails": sets_of(tails),
+        "heads": sets_of(*heads),
+        "tails": sets_of(*tails),
         "claim": claim,
     }
 
 
-def sets_of(found: tuple[Tasks, Heads, Iterable[int]] | None) -> list[list[int]]:
-    if found is None:
-        return []
-    tasks, heads, nodes = found
-    sets = arguments_for(tasks, heads, list(nodes))
+def sets_of(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[list[int]]:
+    sets = arguments_for(tasks, heads, levels)
     return [[argument.node, argument.resource, argument.threshold] for argument in sets]

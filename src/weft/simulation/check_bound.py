@@ -8,6 +8,7 @@ where the certificate claims more, or is no certificate. This module shares no c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,26 +38,26 @@ class Proof:
     """Nodes and edges in one direction of time: all that a bound may use."""
 
     def __init__(self, program: Program, is_merging: bool) -> None:
-        num = len(program.sorts)
-        self.program, self.is_merging = program, is_merging
-        self.order: list[int] = []
-        self.preds: dict[int, list[int]] = {}
-        self.duration: dict[int, int] = {}
-        self.resource: dict[int, int] = {}
-        self.latency: dict[int, int] = {}
+        self.program, self.is_merging, num = program, is_merging, len(program.sorts)
+        self.order, self.preds = list[int](), dict[int, list[int]]()
+        kernels = Counter(program.kernel)
+        self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
+        self.duration, self.resource, self.latency = dict[int, int](), dict[int, int](), dict[int, int]()
         for op, sort in enumerate(program.sorts):
             self.preds[op] = [*program.preds[op], *(launch + num for launch in program.waits_for[op])]
             self.order.append(op)
             if any(pred not in self.preds for pred in self.preds[op]):
                 raise ValueError(f"operation {op} needs a later one")
             if sort is Sort.COMPUTE and program.duration_ns[op]:
-                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + program.launch_gap_ns
+                gap = 0 if op in self.part_of else program.launch_gap_ns
+                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + gap
             elif sort is Sort.LAUNCH:
                 self.preds[op + num] = [op]
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
                 self.duration[op + num] = program.duration_ns[op]
                 self.latency[op + num] = program.latency_ns[op] if is_merging else 0
+        self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
         if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
             raise ValueError("a latency is negative or longer than its collective")
 
@@ -77,28 +78,28 @@ class Proof:
             heads[node] = max((heads[pred] + self.duration.get(pred, 0) for pred in self.preds[node]), default=0)
             if node in named:
                 resource, threshold = named[node]
-                chosen = [n for n in self.before(node) if self.resource.get(n) == resource and heads[n] >= threshold]
+                chosen = [n for n in self.before(node, heads, threshold) if self.resource.get(n) == resource]
                 if chosen:
                     heads[node] = max(heads[node], min(heads[n] for n in chosen) + self.busy(chosen))
         return heads
 
-    def before(self, node: int) -> set[int]:
-        """What has ended when a node starts."""
-        found, stack = set[int](), [*self.preds[node]]
+    def before(self, node: int, heads: dict[int, int], threshold: int = 0) -> set[int]:
+        """What has ended when a node starts and has a head at the threshold or above; heads never fall along edges."""
+        found, stack = set[int](), [node]
         while stack:
-            pred = stack.pop()
-            if pred not in found:
-                found.add(pred)
-                stack += self.preds[pred]
+            new = {pred for pred in self.preds[stack.pop()] if heads[pred] >= threshold} - found
+            found |= new
+            stack += new
         return found
 
     def busy(self, nodes: Iterable[int]) -> int:
-        """How long tasks keep their resource busy: merged, each queue pays one latency for all of them."""
-        nodes = list(nodes)
-        once: dict[int, int] = {}
+        """How long tasks keep their resource busy. Merged, each queue pays one latency; kernels have gaps between."""
+        nodes, once = list(nodes), dict[int, int]()
         for node in nodes:
             once[self.queue(node)] = max(once.get(self.queue(node), 0), self.latency.get(node, 0))
-        return sum(self.duration[node] - self.latency.get(node, 0) for node in nodes) + sum(once.values())
+        gaps = max(0, len({self.part_of[node] for node in nodes if node in self.part_of}) - 1)
+        work = sum(self.duration[node] - self.latency.get(node, 0) for node in nodes)
+        return work + sum(once.values()) + gaps * self.program.launch_gap_ns
 
     def queue(self, node: int) -> int:
         return self.program.queue[node - len(self.program.sorts)] if node in self.latency else -1
@@ -118,18 +119,17 @@ class Proof:
     def slowed(self, compute: list[int], outside: int) -> int:
         """What overlap costs compute at least: a link runs outside of its time, in its gaps, or slows it."""
         links = set(self.resource.values()) - {0}
-        busiest = max((self.busy(n for n in self.latency if self.resource[n] == link) for link in links), default=0)
+        busiest = max((self.busy(n for n in self.latency if self.resource.get(n) == link) for link in links), default=0)
         inside = max(0, busiest - outside - len(compute) * self.program.launch_gap_ns)
         return inside * self.program.slowdown_ppm // (MILLION + self.program.slowdown_ppm)
 
     def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """Compute between two collectives, or one of them has another before or behind it on its queue."""
         inside = [node for node, resource in self.resource.items() if resource == 0]
-        cases: list[int] = []
-        ends: dict[str, int] = {}
+        cases, ends = list[int](), dict[str, int]()
         for side, proof, start, after in (("last", self, heads, tails), ("first", self.reversed(), tails, heads)):
             if (node := claim[side]) is not None:
-                drags, own = proof.drags(node, after), proof.before(node)
+                drags, own = proof.drags(node, after), proof.before(node, start)
                 inside = [n for n in inside if n in own or drags.get(n, -1) >= int(claim[f"{side}_drag"])]
                 dragged = [drags[n] for n in inside if n not in own]
                 cases += [start[node] + self.duration[node] + min(dragged)] if dragged else []

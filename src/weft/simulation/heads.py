@@ -116,37 +116,35 @@ class Sweep:
             self.done[node] |= 1 << position
 
 
-def ancestors(tasks: Tasks, node: int) -> set[int]:
-    """All nodes that end before a node starts."""
-    found: set[int] = set()
-    stack = list(tasks.preds[node])
-    while stack:
-        pred = stack.pop()
-        if pred not in found:
-            found.add(pred)
-            stack.extend(tasks.preds[pred])
-    return found
-
-
-def arguments_for(tasks: Tasks, heads: Heads, nodes: list[int]) -> list[SetArgument]:
-    """The set arguments that the heads of some nodes rest on, in the order in which they can be checked."""
-    needed: dict[int, SetArgument] = {}
-    seen: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in seen:
+def arguments_for(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[SetArgument]:
+    """The sets that prove that the heads of some nodes reach some levels, in the order in which they can be checked."""
+    by_path = path_heads(tasks).start
+    wanted = dict(levels)
+    needed: list[SetArgument] = []
+    for node in reversed(tasks.order):
+        level = wanted.get(node, 0)
+        if level <= by_path[node]:
             continue
-        seen.add(node)
         argument = heads.arguments.get(node)
-        if argument is None:
-            start = heads.start[node]
-            stack.extend([pred for pred in tasks.preds[node] if heads.start[pred] + tasks.duration[pred] == start][:1])
-            continue
-        needed[node] = argument
-        stack.extend(
-            member
-            for member in ancestors(tasks, node)
-            if tasks.resource[member] == argument.resource and heads.start[member] >= argument.threshold
-        )
-    return [needed[node] for node in tasks.order if node in needed]
+        if argument is not None:
+            needed.append(argument)
+            nodes = members(tasks, heads, argument)
+            level = argument.threshold
+        else:
+            nodes = [next(p for p in tasks.preds[node] if heads.start[p] + tasks.duration[p] >= level)]
+            level -= tasks.duration[nodes[0]]
+        for other in nodes:
+            wanted[other] = max(level, wanted.get(other, 0))
+    return needed[::-1]
+
+
+def members(tasks: Tasks, heads: Heads, argument: SetArgument) -> list[int]:
+    """The tasks of a set. Heads never fall along an edge, so what is below the threshold has nothing behind it."""
+    found: set[int] = set()
+    stack = [argument.node]
+    while stack:
+        for pred in tasks.preds[stack.pop()]:
+            if pred not in found and heads.start[pred] >= argument.threshold:
+                found.add(pred)
+                stack.append(pred)
+    return [node for node in found if tasks.resource[node] == argument.resource and tasks.duration[node]]

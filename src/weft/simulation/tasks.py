@@ -6,11 +6,13 @@ waits. What works on a resource has one: the compute stream is `COMPUTE`, link `
 of their own: what they run, their link carries, and a link carries no more than one second of it in a second.
 
 The launch gap belongs to the compute before it: what is issued next comes no earlier. So all bounds are bounds of the
-step and one gap. The gaps behind launches are left out (their collectives do not wait for them).
+step and one gap. Gaps behind launches are left out: their collectives do not wait for them. Kernels in several parts
+have at least the gaps between them, whatever the order.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,6 +23,7 @@ from weft.errors import WeftError, compose
 from weft.simulation.program import Program, Sort
 
 NO_RESOURCE = -1
+NO_KERNEL = -1
 COMPUTE = 0
 
 Integers = NDArray[np.int64]
@@ -51,7 +54,11 @@ class Tasks:
     """Of a collective; else -1."""
     latency: list[int]
     """Of a collective, what merging may save of it; else 0."""
+    kernel: list[int]
+    """Of compute that is a part of a kernel in several parts; else NO_KERNEL."""
     num_resources: int
+    gap: int
+    """Between two kernels."""
 
     def reversed(self) -> Tasks:
         """The same with time running backwards: heads there are tails here."""
@@ -63,7 +70,9 @@ class Tasks:
             self.resource,
             self.queue,
             self.latency,
+            self.kernel,
             self.num_resources,
+            self.gap,
         )
 
     def on(self, resource: int) -> list[int]:
@@ -82,14 +91,21 @@ def tasks_of(program: Program, merging: Merging) -> Tasks:
         resource=[NO_RESOURCE] * (2 * num_ops),
         queue=[-1] * (2 * num_ops),
         latency=[0] * (2 * num_ops),
+        kernel=[NO_KERNEL] * (2 * num_ops),
         num_resources=1 + len(program.links),
+        gap=program.launch_gap_ns,
     )
+    kernels = Counter(program.kernel)
     for op, sort in enumerate(program.sorts):
         ends = [launch + num_ops for launch in program.waits_for[op]]
         link(tasks, op, [*dict.fromkeys([*program.preds[op], *ends])])
         if sort is Sort.COMPUTE:
-            duration = program.duration_ns[op]
-            tasks.duration[op] = duration + program.launch_gap_ns if duration else 0
+            kernel = program.kernel[op] if program.kernel else NO_KERNEL
+            is_whole = kernel == NO_KERNEL or kernels[kernel] == 1
+            tasks.kernel[op] = NO_KERNEL if is_whole else kernel
+            tasks.duration[op] = program.duration_ns[op]
+            if program.duration_ns[op] and is_whole:
+                tasks.duration[op] += program.launch_gap_ns
             tasks.resource[op] = COMPUTE
         elif sort is Sort.LAUNCH:
             node = op + num_ops
@@ -135,15 +151,25 @@ class Machine:
         self.work = column([tasks.duration[node] - tasks.latency[node] for node in self.nodes])
         self.latency = column([tasks.latency[node] for node in self.nodes])
         self.queue = column([tasks.queue[node] for node in self.nodes])
+        self.kernel = column([tasks.kernel[node] for node in self.nodes])
+        self.gap = tasks.gap
         self.queues = sorted({tasks.queue[node] for node in self.nodes if tasks.latency[node]})
 
     def spans(self, chosen: Integers) -> Integers:
-        """How long each prefix of some tasks takes at least: their work, and one latency per queue."""
+        """How long each prefix of some tasks takes at least: work, one latency per queue, gaps between kernels."""
         spans = np.cumsum(self.work[chosen])
         for queue in self.queues:
             latency = np.where(self.queue[chosen] == queue, self.latency[chosen], 0)
             spans += np.maximum.accumulate(latency)
-        return spans
+        return spans + self.gaps(chosen) if self.gap else spans
+
+    def gaps(self, chosen: Integers) -> Integers:
+        """For each prefix the gaps between kernels in several parts."""
+        parts = np.flatnonzero(self.kernel[chosen] != NO_KERNEL)
+        _, firsts = np.unique(self.kernel[chosen[parts]], return_index=True)
+        is_first = np.zeros(len(chosen), np.int64)
+        is_first[parts[firsts]] = 1
+        return self.gap * np.maximum(0, np.cumsum(is_first) - 1)
 
     def members(self, mask: int) -> Integers:
         """The positions whose bits are set."""
