@@ -188,11 +188,34 @@ def test_the_text_of_the_report_holds_the_table_and_the_decisions():
 def test_the_report_as_json_is_complete():
     report = weft.optimize(module_of(), cluster="h100-8").report
     data = json.loads(report.to_json())
-    assert data["cluster"] == "h100-8"
+    assert data["cluster"] == "h100-1x8"
+    assert data["simulated"]["after"]["step_us"] <= data["simulated"]["before"]["step_us"]
+    assert json.loads(report.to_json(simulate=False))["simulated"] is None
     assert data["version"] == weft.__version__
     assert [entry["spec"] for entry in data["passes"]] == [record.spec for record in report.passes]
     assert len(data["applied"]) == len(report.applied)
     assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").plan.digest
+
+
+def test_a_report_with_a_cluster_is_drawn_and_one_without_says_what_to_do(tmp_path: Path):
+    report = weft.optimize(module_of(), cluster="h100-8").report
+    report.save_html(tmp_path / "report.html")
+    report.save_trace(tmp_path / "trace.json")
+    assert "h100-1x8" in (tmp_path / "report.html").read_text()
+    assert str(report).splitlines()[0].split() == ["before", "after", "change"]
+    with pytest.raises(WeftError) as error:
+        weft.optimize(module_of()).report.save_html(tmp_path / "none.html")
+    assert str(error.value) == (
+        'report: nothing was simulated, for no cluster was given\ngive one: weft.optimize(gm, cluster="h100-8x8")'
+    )
+
+
+def test_a_step_is_simulated_and_held_against_a_bound():
+    timeline = weft.simulate(module_of(), cluster="h100-8")
+    assert 0 < timeline.lower_bound_us <= timeline.step_us
+    assert timeline.compute_us + timeline.exposed_us <= timeline.step_us
+    both = weft.simulate([module_of(), module_of()], cluster="h100-8")
+    assert both.step_us > timeline.step_us
 
 
 # apply

@@ -64,7 +64,7 @@ def test_optimize_as_json_holds_the_report_and_the_listing(weft: Weft, listing: 
     data = json.loads(done.stdout)
     assert (done.exit_code, done.stderr) == (0, "")
     assert data["listing"] == OPTIMIZED
-    assert data["report"]["cluster"] == "h100-8"
+    assert data["report"]["cluster"] == "h100-1x8"
     data = json.loads(weft(*arguments, "-o", tmp_path / "out.txt").stdout)
     assert list(data) == ["report"]
     assert (tmp_path / "out.txt").read_text() == OPTIMIZED
@@ -94,7 +94,8 @@ def test_a_refusal_under_strict_ends_with_1_and_writes_nothing(weft: Weft, tmp_p
         (
             ["--cluster", "h10-8"],
             "cluster: no cluster is called 'h10-8'\ndid you mean 'h100-8'?\n"
-            "presets: h100-1x8, h100-8x8, h100-32x8, with any number of nodes\n",
+            "presets: a100-8x8, b200-8x8, ethernet-h100-8x8, gloo-1x4, h100-8x8, h200-8x8, loopback-1x4, mi300x-8x8, "
+            "pcie-h100-1x8, with any number of nodes\n",
         ),
         (
             ["-o", "missing/out.txt"],
