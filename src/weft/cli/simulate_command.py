@@ -40,7 +40,7 @@ def simulate(
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
-        timeline = simulate_modules(modules, described)
+        timeline = simulate_modules(modules, described, bound=True)
     text = json.dumps(_record(timeline, described.name), indent=1) if as_json else "\n".join(_lines(timeline))
     usage.write(text + "\n", output)
 

@@ -14,6 +14,7 @@ output that a later graph takes is free behind its last use there; every other o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -247,30 +248,42 @@ class _Flights:
 def _sort_of(node: Node) -> Sort:
     if node.op in ("placeholder", "get_attr", "output"):
         return Sort.NOTHING
-    target = node.target
     if node.op != "call_function":
         return Sort.COMPUTE
+    sort = _sort_of_target(node.target)
+    return Sort.NOTHING if sort is Sort.COMPUTE and is_alias(node) else sort
+
+
+@functools.cache
+def _sort_of_target(target: Any) -> Sort:
     if ops.launch_form(target) is not None:
         return Sort.LAUNCH
     if ops.is_wait(target):
         return Sort.WAIT
     if not isinstance(target, OpOverload):
         return Sort.COMPUTE if isinstance(target, HigherOrderOperator) else Sort.NOTHING
-    return Sort.NOTHING if is_alias(node) or not ops.reads_data(target) else Sort.COMPUTE
+    return Sort.COMPUTE if ops.reads_data(target) else Sort.NOTHING
 
 
 def _is_read_on_host(node: Node) -> bool:
     """`.item()`, sizes that depend on data, and copies of device data to the host."""
-    target = node.target
-    if not isinstance(target, OpOverload):
+    if node.op != "call_function" or not _may_read_on_host(node.target):
         return False
-    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+    if node.target is not torch.ops.aten._to_copy.default:
         return True
-    if target.name() != "aten::_to_copy" or node.kwargs.get("non_blocking"):
+    if node.kwargs.get("non_blocking"):
         return False
     value, source = ops.value_of(node), ops.value_of(next(iter(input_nodes(node)), node))
     tensors = isinstance(value, Tensor) and isinstance(source, Tensor)
     return tensors and value.device.type == "cpu" and source.device.type != "cpu"
+
+
+@functools.cache
+def _may_read_on_host(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+    return target is torch.ops.aten._to_copy.default or any(tag in target.tags for tag in by_data)
 
 
 def _type_of(node: Node) -> tuple[Any, ...]:
@@ -292,11 +305,8 @@ def _span_of(node: Node, item: int | None) -> int:
 def _span(value: Any) -> int:
     if not isinstance(value, Tensor):
         return 0
-    sizes = [hint_of(size) for size in value.shape]
-    strides = [hint_of(stride) for stride in value.stride()]
-    offset = hint_of(value.storage_offset())
-    last = 0 if offset is None else offset
-    for size, stride in zip(sizes, strides, strict=True):
+    last = hint_of(value.storage_offset()) or 0
+    for size, stride in zip(map(hint_of, value.shape), map(hint_of, value.stride()), strict=True):
         if not size or stride is None:
             return 0
         last += (size - 1) * stride

@@ -24,12 +24,12 @@ def simulate_modules(
     cluster: str | Path | Cluster = DEFAULT_CLUSTER,
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
     *,
-    bound: bool = True,
+    bound: bool = False,
 ) -> Timeline:
     """When everything of a graph runs on a cluster, or of graphs that run one behind the other.
 
-    What a graph of a sequence takes under the name of an earlier output is held until then. Without `bound` no lower
-    bound is looked for.
+    What a graph of a sequence takes under the name of an earlier output is held until then. With `bound` the lower
+    bound is found now and stands in the timeline, else when it is first asked for.
     """
     given = [modules] if isinstance(modules, GraphModule) else list(modules)
     if not given:

@@ -62,7 +62,7 @@ class Timeline:
     memory: tuple[tuple[int, int], ...] = ()
     """(time, bytes in use from then on), in order."""
     lower_bound_ns: int = 0
-    """A proved lower bound of any order; 0 where none was asked for."""
+    """A proved lower bound of any order; 0 where none was asked for before: `lower_bound_us` and `gap` find it."""
     program: Program | None = field(default=None, repr=False, compare=False)
     """What was simulated."""
 
@@ -98,12 +98,21 @@ class Timeline:
 
     @property
     def lower_bound_us(self) -> float:
-        return self.lower_bound_ns / NS_PER_US
+        return self._bound_ns / NS_PER_US
 
     @property
     def gap(self) -> float:
         """How far the step is above the bound, as a share of the bound; infinite without a bound."""
-        return self.step_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else float("inf")
+        return self.step_ns / self._bound_ns - 1 if self._bound_ns else float("inf")
+
+    @cached_property
+    def _bound_ns(self) -> int:
+        """The bound that was given, else one that is found now: that takes longer than to simulate."""
+        if self.lower_bound_ns or self.program is None:
+            return self.lower_bound_ns
+        from weft.simulation.bounds import lower_bound
+
+        return lower_bound(self.program).bound_ns
 
 
 class Coverage:
