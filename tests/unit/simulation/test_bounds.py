@@ -1,0 +1,199 @@
+"""Bounds of programs small enough to see why nothing can be shorter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from weft.errors import VerificationError
+from weft.simulation.bounds import NO_MERGING, lower_bound
+from weft.simulation.check_bound import check
+from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.simulator import simulate
+from weft.simulation.tasks import BoundError, Merging
+
+
+def program(text: str, links: tuple[int, ...] = (0, 1), **fields: Any) -> Program:
+    """A program from lines such as `a: compute 5 x y`, `g: launch 10/3 on 0 a`, `w: wait g`; 3 is g's latency."""
+    names: list[str] = []
+    rows: list[tuple[Sort, int, int, int, list[str]]] = []
+    for line in text.strip().splitlines():
+        name, sort, *words = line.replace(":", "").split()
+        names.append(name)
+        if sort == "compute":
+            rows.append((Sort.COMPUTE, int(words[0]), 0, -1, words[1:]))
+        elif sort == "launch":
+            duration, _, latency = words[0].partition("/")
+            rows.append((Sort.LAUNCH, int(duration), int(latency or 0), int(words[2]), words[3:]))
+        else:
+            rows.append((Sort.WAIT if sort == "wait" else Sort.NOTHING, 0, 0, -1, words))
+    needs = [tuple(names.index(word) for word in words) for *_, words in rows]
+    is_merging = "/" in text
+    return Program(
+        names=tuple(names),
+        sorts=tuple(sort for sort, *_ in rows),
+        duration_ns=tuple(duration for _, duration, *_ in rows),
+        preds=tuple(needs),
+        queue=tuple(queue for _, _, _, queue, _ in rows),
+        waits_for=tuple(need if row[0] is Sort.WAIT else () for need, row in zip(needs, rows, strict=True)),
+        queues=tuple(Queue(f"g{number}", link) for number, link in enumerate(links)),
+        links=tuple(f"link{link}" for link in sorted(set(links))),
+        drains=(False,) * len(rows),
+        latency_ns=tuple(latency for _, _, latency, _, _ in rows) if is_merging else (),
+        **fields,
+    )
+
+
+def test_compute_takes_its_time():
+    bound = lower_bound(program("a: compute 5\nb: compute 7"))
+    assert (bound.bound_ns, bound.name) == (12, "compute")
+
+
+def test_a_path_takes_its_collectives_too():
+    given = program("a: compute 5\ng: launch 10 on 0 a\nw: wait g\nb: compute 7 w")
+    bound = lower_bound(given)
+    assert (bound.bound_ns, bound.name) == (22, "critical path")
+    assert simulate(given).step_ns == 22
+
+
+def test_what_comes_behind_a_launch_does_not_wait_for_its_end():
+    given = program("g: launch 10 on 0\nb: compute 7 g")
+    assert lower_bound(given).bound_ns == simulate(given).step_ns == 10
+
+
+def test_queues_that_share_a_link_take_turns():
+    given = program("g: launch 10 on 0\nh: launch 9 on 1", links=(0, 0))
+    bound = lower_bound(given)
+    assert (bound.bound_ns, bound.name) == (19, "communication: link0")
+    assert lower_bound(replace(given, queues=(Queue("g0", 0), Queue("g1", 1)), links=("a", "b"))).bound_ns == 10
+
+
+def test_two_gathers_before_one_matmul_are_one_behind_the_other():
+    given = program("g: launch 10 on 0\nh: launch 9 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
+    bound = lower_bound(given)
+    assert (bound.bound_ns, bound.name) == (26, "heads and tails")
+    assert bound.certificate["heads"] == [[4, 1, 0]]
+
+
+def test_heads_rest_on_heads():
+    """The first matmul starts at 19, so the second scatter starts at 24; both scatters are before the last matmul."""
+    gathers = "g: launch 10 on 0\nh: launch 9 on 0\nv: wait g\nw: wait h\na: compute 5 v w"
+    scatters = "r: launch 8 on 1 a\ns: launch 8 on 1 a\nx: wait r\ny: wait s\nb: compute 3 x y"
+    given = program(f"{gathers}\n{scatters}")
+    assert lower_bound(given).bound_ns == 10 + 9 + 5 + 8 + 8 + 3 == simulate(given).step_ns
+
+
+def test_merging_saves_latencies_but_one():
+    given = program("g: launch 10/4 on 0\nh: launch 9/4 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
+    assert lower_bound(given).bound_ns == 26 - 4
+    assert lower_bound(given, Merging.EXCLUDED).bound_ns == 26
+
+
+def test_a_member_of_a_bucket_takes_no_less_than_alone():
+    assert lower_bound(program("g: launch 10/10 on 0\nw: wait g\na: compute 7 w")).bound_ns == 17
+
+
+def test_a_bound_without_latencies_says_that_it_leaves_merging_out():
+    assert NO_MERGING in lower_bound(program("g: launch 10 on 0")).leaves_out
+    assert NO_MERGING not in lower_bound(program("g: launch 10/2 on 0")).leaves_out
+
+
+def test_one_machine_adds_the_least_before_and_behind_its_tasks():
+    """Each gradient takes 5 before its reduction; the last reduction has an update behind it, whichever it is."""
+    grads = "\n".join(
+        f"a{i}: compute 5\ng{i}: launch 10 on 0 a{i}\nw{i}: wait g{i}\nu{i}: compute 2 w{i}" for i in "012"
+    )
+    assert lower_bound(program(grads)).bound_ns == 5 + 30 + 2
+
+
+def test_compute_that_has_its_own_collective_cannot_hide_the_last_one():
+    """One gradient at a time: whichever comes last, its reduction is behind all compute."""
+    given = program("a: compute 20\ng: launch 8 on 0 a\nb: compute 20\nh: launch 8 on 0 b")
+    bound = lower_bound(given)
+    assert bound.bound_ns == 48 == simulate(given).step_ns
+    deeper = program("a: compute 20\ng: launch 8 on 0 a\nb: compute 20\nh: launch 3 on 0 b")
+    assert lower_bound(deeper).bound_ns == 43
+
+
+def test_cuts_at_both_ends_add_up():
+    text = """
+        p: launch 6 on 0
+        q: launch 6 on 0
+        v: wait p
+        w: wait q
+        a: compute 20 v
+        b: compute 20 w
+        g: launch 8 on 1 a
+        h: launch 8 on 1 b
+    """
+    bound = lower_bound(program(text))
+    assert bound.bound_ns == 6 + 40 + 8
+
+
+def test_overlap_slows_compute_for_as_long_as_collectives_run_at_least():
+    given = program("g: launch 12 on 0\na: compute 100", slowdown_ppm=500_000)
+    assert lower_bound(given).bound_ns == 100 + 12 // 3 == simulate(given).step_ns
+
+
+def test_gaps_pass_between_kernels_but_not_between_parts_of_one():
+    given = program("a: compute 5\nb: compute 5\nc: compute 5\nd: compute 5", launch_gap_ns=3)
+    assert lower_bound(given).bound_ns == 20 + 3 * 3 == simulate(given).step_ns
+    parts = replace(given, kernel=(0, 0, 2, 3))
+    assert simulate(parts).step_ns == 20 + 2 * 3
+    assert lower_bound(parts).bound_ns == 20 + 3  # one gap is left out: who has parts may be the last or not
+
+
+@pytest.mark.parametrize("text", ["x: nothing", "w: nothing\nx: nothing w", "a: compute 0"])
+def test_what_takes_no_time_has_no_bound(text: str):
+    bound = lower_bound(program(text))
+    assert bound.bound_ns == 0
+    assert check(program(text), bound.certificate) == 0
+
+
+def test_an_empty_program_takes_no_time():
+    empty = program("")
+    assert lower_bound(empty).bound_ns == check(empty, lower_bound(empty).certificate) == 0
+
+
+def test_a_program_out_of_order_is_refused():
+    given = replace(program("a: compute 5\nb: compute 5"), preds=((1,), ()))
+    with pytest.raises(BoundError, match=r"operation 0 \(a\) needs operation 1, which is not before it"):
+        lower_bound(given)
+
+
+def test_latencies_that_do_not_fit_are_refused():
+    given = program("a: compute 5\ng: launch 10/4 on 0 a")
+    with pytest.raises(BoundError, match="1 latencies for 2 operations"):
+        lower_bound(replace(given, latency_ns=(4,)))
+    with pytest.raises(BoundError, match=r"operation 1 \(g\) has latency 11 of 10 ns"):
+        lower_bound(replace(given, latency_ns=(0, 11)))
+
+
+def test_a_certificate_is_plain_data_and_checked_from_the_program_alone():
+    given = program("g: launch 10 on 0\nh: launch 9 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
+    certificate = json.loads(json.dumps(lower_bound(given).certificate))
+    assert check(given, certificate) == 26
+    shorter = replace(given, duration_ns=(10, 9, 0, 0, 6))
+    with pytest.raises(VerificationError, match="claims 26 ns and proves 25 ns"):
+        check(shorter, certificate)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"claim": {"kind": "task", "node": 99}},
+        {"claim": {"kind": "guess"}},
+        {"claim": {"kind": "cut", "first": 5, "first_drag": 0, "last": 6, "last_drag": 0}},
+        {"heads": [[4, 1]]},
+        {"tails": None},
+        {"merging": "allowed"},
+        {"bound_ns": "many"},
+    ],
+)
+def test_what_is_no_certificate_is_refused(change: dict[str, Any]):
+    given = program("g: launch 10 on 0\nh: launch 9 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
+    with pytest.raises(VerificationError, match="check bound: this is no certificate of this program"):
+        check(given, lower_bound(given).certificate | change)
