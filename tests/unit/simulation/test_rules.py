@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
@@ -276,3 +278,21 @@ def test_an_order_that_is_not_legal_is_refused(order: list[int], message: str):
     with pytest.raises(GraphError) as refused:
         simulate(made, order)
     assert str(refused.value) == message
+
+
+# Speed.
+
+
+def test_a_hundred_thousand_operations_take_seconds_at_most():
+    # 20 000 rounds: two launches that share a link, compute beside both, a wait for both. About a second where it was
+    # measured; the limit leaves room for machines that do something else besides.
+    names = ("dp", "tp")
+    ops: list[Op] = []
+    for k in range(20_000):
+        ops += [launch(f"{queue}{k}", 100 + k % 7, queue) for queue in names]
+        ops += [compute(f"a{k}", 150 + k % 11), compute(f"b{k}", 0), wait(f"dp{k} tp{k}")]
+    made = program(*ops, links=SHARED, gap_ns=2, slowdown_ppm=189_000)
+    began = time.perf_counter()
+    found = simulate(made)
+    assert time.perf_counter() - began < 10
+    assert (len(found.compute), len(found.collectives)) == (20_000, 40_000)
