@@ -1,7 +1,7 @@
 """The events of a Chrome trace, one after the other: a file of any size takes the memory of its largest event.
 
 Contract: the text is an object with an array `traceEvents`, or that array alone. Nothing in it is executed. What is no
-JSON raises a JsonFault with the line.
+JSON raises a JsonError with the line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 CHUNK = 1 << 20
 MAX_VALUE = 1 << 26
@@ -18,7 +18,7 @@ MAX_VALUE = 1 << 26
 SPACE = re.compile(r"[ \t\n\r]*")
 
 
-class JsonFault(ValueError):
+class JsonError(ValueError):
     """What is wrong with a text, and in which line."""
 
     def __init__(self, line: int, what: str) -> None:
@@ -35,7 +35,7 @@ class EventStream:
         self.beside: dict[str, Any] = {}
         """Those values of the object that were asked for."""
         self.num_arrays = 0
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         self._scan = json.JSONDecoder().raw_decode
         self._text, self._at, self._is_end = "", 0, False
         self._line, self._counted = 1, 0
@@ -141,5 +141,5 @@ class EventStream:
         self._counted = self._at
         return self._line
 
-    def _fail(self, what: str) -> Any:
-        raise JsonFault(self._line_here(), what)
+    def _fail(self, what: str) -> NoReturn:
+        raise JsonError(self._line_here(), what)

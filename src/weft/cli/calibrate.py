@@ -1,0 +1,139 @@
+"""`weft calibrate`: fit a cluster to what was measured on one."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import usage
+from weft.errors import compose
+
+if TYPE_CHECKING:
+    from weft.cost.calibrate import Fit, Line
+
+
+class KindOption(StrEnum):
+    """Kinds that nccl-tests measures and Weft prices."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...", help="Chrome traces of torch.profiler, one per rank of a run, and tables of nccl-tests."
+    ),
+]
+PerNode = Annotated[
+    int | None, typer.Option("--ranks-per-node", min=1, max=1_000_000, help="Which groups are inside of a node.")
+]
+NameOption = Annotated[str, typer.Option("--name", help="Of the cluster.")]
+Kinds = Annotated[KindOption | None, typer.Option("--kind", help="Of tables that do not say it.")]
+
+
+def calibrate(
+    files: Files,
+    output: usage.OutputOption = None,
+    ranks_per_node: PerNode = None,
+    name: NameOption = "calibrated",
+    kind: Kinds = None,
+    as_json: usage.JsonOption = False,
+) -> None:
+    """Fit a cluster to measured collectives: its TOML goes to stdout, the fit and its residuals to stderr.
+
+    With --json stdout gets one object with the fit, and with the TOML unless -o takes it.
+    """
+    usage.check_folder(output)
+    if missing := [str(path) for path in files if not path.is_file()]:
+        where = [f"{path}: there is no such file" for path in missing]
+        raise usage.UsageError(compose("calibrate", "nothing can be fitted", where=where))
+    with usage.progress("importing torch"):
+        from weft.cost.calibrate import fit, read_measurements
+        from weft.cost.calibrated_file import cluster_text
+        from weft.graph.ops import Kind
+
+    with usage.progress(f"reading {', '.join(path.name for path in files)}"):
+        found = read_measurements(files, Kind(kind.value) if kind is not None else None)
+    with usage.progress(f"fitting {len(found.samples)} samples"):
+        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name)
+        text = cluster_text(fitted, [path.name for path in files])
+    notes = [*found.notes, *fitted.notes]
+    if output is not None or not as_json:
+        usage.write(text, output)
+    if not as_json:
+        usage.show("\n".join([*_table(fitted), *notes]), err=True)
+        return
+    told = _record(fitted, notes) | ({"toml": text} if output is None else {})
+    usage.write(json.dumps(told, indent=1) + "\n", None)
+
+
+def _record(fitted: Fit, notes: list[str]) -> dict[str, Any]:
+    cluster = fitted.cluster
+    return {
+        "name": cluster.name,
+        "num_nodes": cluster.num_nodes,
+        "ranks_per_node": cluster.ranks_per_node,
+        "lines": [_line(line) for line in fitted.lines],
+        "notes": notes,
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "kind": line.kind.value,
+        "num_ranks": line.group.size,
+        "level": line.level,
+        "latency_us": line.latency_us,
+        "bandwidth_gbps": line.bandwidth_gbps,
+        "num_samples": line.num_samples,
+        "min_bytes": line.min_bytes,
+        "max_bytes": line.max_bytes,
+        "residuals": [
+            {
+                "num_bytes": each.num_bytes,
+                "measured_us": each.measured_us,
+                "fitted_us": each.fitted_us,
+                "error": each.error,
+            }
+            for each in line.residuals
+        ],
+    }
+
+
+def _table(fitted: Fit) -> list[str]:
+    from weft.report.report import table
+
+    lines: list[str] = []
+    for line in fitted.lines:
+        lines += [_title(line), *(f"  {row}" for row in table(_rows(line))), ""]
+    return lines
+
+
+def _title(line: Line) -> str:
+    title = f"{line.kind.value} of {line.group.size} ranks, {line.level}"
+    if line.latency_us is None:
+        return f"{title}: no line"
+    speed = "no bandwidth to be told" if line.bandwidth_gbps is None else f"{line.bandwidth_gbps:.4g} GB/s on the wire"
+    return f"{title}: {line.latency_us:.4g} us + {speed}, from {line.min_bytes} to {line.max_bytes} bytes"
+
+
+def _rows(line: Line) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("bytes", "measured us", "fitted us", "off by")]
+    fitted = {each.num_bytes: each for each in line.residuals}
+    for size, us in line.table.points:
+        each = fitted.get(size)
+        told = ("-", "-") if each is None else (_us(each.fitted_us), f"{each.error * 100:+.1f} %")
+        rows.append((str(size), _us(us), *told))
+    return rows
+
+
+def _us(us: float) -> str:
+    return f"{us:.0f}" if us >= 1000 else f"{us:.4g}"
