@@ -44,7 +44,7 @@ def compute(dag: Dag, device: Device, fuse: bool = True) -> Compute:
         so_far[region] = after = before + (moved or 0)
         # Differences of running sums: what the nodes of a region take is what the region takes, to the nanosecond.
         ends, starts = device.traffic_ns(after), device.traffic_ns(before)
-        if moved is None or ends is None or starts is None:
+        if moved is None or traffic.values[i] is None or ends is None or starts is None:
             unknown.add(i)
         else:
             ns[i] = ends - starts

@@ -1,9 +1,9 @@
 """Measured tables: how long a kind of collective took for some sizes, and what that says of others.
 
 Between two measured sizes the time is a latency and a bandwidth that fit both: a straight line. (On logarithmic axes a
-straight line takes small messages for twice as slow as they are, where sizes lie far apart.) Below the smallest size the
-answer is the smallest measured time, above the largest it grows with the bytes at the bandwidth of the last point; both
-are said to be extrapolated. A table is for one kind and one number of ranks, and for one level where it names one.
+straight line takes small messages for twice as slow as they are, where sizes lie far apart.) Below the smallest size
+the answer is the smallest measured time, above the largest it grows with the bytes at the bandwidth of the last point;
+both are said to be extrapolated. A table is for one kind and one number of ranks, and for one level where it names one.
 """
 
 from __future__ import annotations
