@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
 
-TEMPLATE = Path(__file__).with_name("page.html")
+PAGE = Path(__file__).with_name("page.html")
+"""The template; `page.css` and `page.js` beside it are put into it as they are."""
 MAX_HIDDEN_BY = 5
 NOT_IN_MARKUP = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -45,8 +45,10 @@ class ReportPage:
 
     def render(self) -> str:
         """The page as text."""
-        source = TEMPLATE.read_text(encoding="utf-8")
-        template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+        page, style, script = (
+            PAGE.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".html", ".css", ".js")
+        )
+        template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page)
         return template.render(
             title=self.title,
             cluster=self.cluster,
@@ -55,7 +57,9 @@ class ReportPage:
             sentence=headline(self.summary),
             reasons=_reasons(self.before.records),
             witnesses=self.witnesses,
-            policy=_policy(source),
+            policy=_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
             data=embed(self.data()),
         )
 
@@ -85,19 +89,14 @@ def headline(summary: Summary) -> str:
     return f"{told}." if gap is None else f"{told}: {gap * 100:.1f} % above the proved lower bound."
 
 
-def _policy(source: str) -> str:
-    """What the page may load: its own style and script, as they stand in the template."""
-    style, script = (
-        base64.b64encode(hashlib.sha256(_content(source, tag).encode()).digest()).decode()
-        for tag in ("style", "script")
-    )
-    allowed = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
+def _policy(style: str, script: str) -> str:
+    """What the page may load: its own style and script, whole."""
+    allowed = f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _content(source: str, tag: str) -> str:
-    found = re.search(rf"<{tag}>(.*?)</{tag}>", source, re.DOTALL)
-    return found.group(1) if found else ""
+def _digest(content: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _reasons(records: Iterable[CollectiveRecord]) -> list[tuple[str, str, int]]:
