@@ -12,12 +12,10 @@ from typer.core import TyperGroup
 
 from weft.cli.calibrate import calibrate
 from weft.cli.demo import demo
-from weft.cli.explain_command import explain
-from weft.cli.optimize import optimize
+from weft.cli.optimize import explain, optimize
 from weft.cli.passes import passes
 from weft.cli.simulate_command import simulate
 from weft.cli.usage import exit_status, show
-from weft.cli.verify_command import verify
 from weft.errors import WeftError
 
 
