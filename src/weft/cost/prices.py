@@ -37,7 +37,7 @@ class Prices:
     extrapolated: frozenset[int] = frozenset()
     """Launches outside the range of the measured table that prices them."""
     unknown: frozenset[int] = frozenset()
-    """Nodes priced 0, or too low, since their sizes, their operator or the device are not known well enough."""
+    """Nodes priced too low: 0, or a launch its latency, a product its traffic, where more is not known."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
     """What priced a launch: `links`, `nccl`, `table` or `override`."""
 
@@ -84,9 +84,6 @@ class _Launches:
 
     def add(self, dag: Dag, i: int) -> None:
         node = dag.nodes[i]
-        if node.op != "call_function" or not ops.is_communication(node.target):
-            self.unknown.add(i)  # a nested graph that communicates
-            return
         argument = group_argument(node)
         group = self.groups.group(argument) if argument is not None else Group("", 0)
         kind, num_bytes = ops.kind_of(node.target) or Kind.BARRIER, None

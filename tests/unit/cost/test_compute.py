@@ -56,6 +56,10 @@ def bf16(*shape: int) -> tuple[tuple[int, ...], torch.dtype]:
     return shape, torch.bfloat16
 
 
+def fp8(*shape: int) -> tuple[tuple[int, ...], torch.dtype]:
+    return shape, torch.float8_e4m3fn
+
+
 # Flops.
 
 CONV = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -97,6 +101,12 @@ FORWARD = 2 * 2 * 3 * 8 * 8 * (16 + 16)
             [*[bf16(2, 3, 8, 16)] * 5, f32(2, 3, 8), 0.0, False],
             FORWARD * 5 // 2,
         ),
+        (
+            aten._efficient_attention_forward.default,
+            [bf16(2, 8, 3, 16), bf16(2, 8, 3, 16), bf16(2, 8, 3, 16), None, None, None, None, None, 0.0, 1],
+            FORWARD // 2,  # positions before heads, and the mask is causal
+        ),
+        (aten._scaled_mm.default, [fp8(32, 16), fp8(16, 64), f32(1), f32(1)], 2 * 32 * 16 * 64),
         (aten.relu.default, [f32(100)], 0),
     ],
 )
