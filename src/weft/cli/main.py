@@ -12,10 +12,12 @@ from typer.core import TyperGroup
 
 from weft.cli.calibrate import calibrate
 from weft.cli.demo import demo
-from weft.cli.optimize import explain, optimize
+from weft.cli.explain_command import explain
+from weft.cli.optimize import optimize
 from weft.cli.passes import passes
 from weft.cli.simulate_command import simulate
 from weft.cli.usage import exit_status, show
+from weft.cli.verify_command import verify
 from weft.errors import WeftError
 
 
@@ -38,7 +40,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, passes, calibrate):
+for command in (demo, optimize, explain, simulate, verify, passes, calibrate):
     app.command()(command)
 
 

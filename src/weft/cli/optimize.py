@@ -1,17 +1,28 @@
-"""`weft optimize` and `weft explain`: run a pipeline on a source, for its result or for its reasons."""
+"""`weft optimize`: run a pipeline on a source, for its result."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from weft.cli import usage
+from weft.cli.optimized import optimize_source, save_plan
+from weft.errors import compose
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from weft.report.report import Report
 
-    from weft.api import Result
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Draw both timelines on one page. Needs --cluster."),
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Save both timelines as a Chrome trace. Needs --cluster."),
+]
 
 
 def optimize(
@@ -22,17 +33,25 @@ def optimize(
     strict: usage.StrictOption = False,
     output: usage.OutputOption = None,
     plan: usage.PlanOption = None,
+    html: HtmlOption = None,
+    trace: TraceOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
     """Optimize a graph: its new listing goes to stdout, the report to stderr.
 
     With --json stdout gets one object with the report, and with the listing unless -o takes it.
     """
+    for option, path in (("--html", html), ("--trace", trace)):
+        if path is not None and cluster is None:
+            what = f"{option} draws a simulation, and no cluster is given"
+            raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
+    _, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan, html, trace))
+
     from weft.graph.text import render
 
-    _, result = _run(source, cluster, pipeline, verify, strict, (output, plan))
     listing = render(result.module)
-    _save(result, plan)
+    save_plan(result, plan)
+    _draw(result.report, source, html, trace)
     if output is not None or not as_json:
         usage.write(listing, output)
     if not as_json:
@@ -44,47 +63,10 @@ def optimize(
     usage.write(json.dumps(told, indent=1, sort_keys=True) + "\n", None)
 
 
-def explain(
-    source: usage.Source,
-    cluster: usage.ClusterOption = None,
-    pipeline: usage.PipelineOption = "auto",
-    verify: usage.VerifyOption = usage.Witness.STRUCTURE,
-    strict: usage.StrictOption = False,
-    output: usage.OutputOption = None,
-    plan: usage.PlanOption = None,
-    as_json: usage.JsonOption = False,
-) -> None:
-    """Say what became of every collective of a graph: what was done to it, what was declined, and why."""
-    from weft.report.explain import explain as tell
-    from weft.report.explain_text import text_of
-
-    module, result = _run(source, cluster, pipeline, verify, strict, (output, plan))
-    explanation = tell(module, result.report)
-    _save(result, plan)
-    usage.write((explanation.to_json() if as_json else text_of(explanation)) + "\n", output)
-
-
-def _run(
-    source: str, cluster: str | None, pipeline: str, verify: usage.Witness, strict: bool, files: tuple[Path | None, ...]
-) -> tuple[GraphModule, Result]:
-    """The graph as it was and what became of it. What is cheap to check is checked before the graph is made."""
-    for path in files:
-        usage.check_folder(path)
-    with usage.progress("importing torch"):
-        from weft.api import optimize as run
-        from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
-        from weft.passes.pipeline import Pipeline
-
-    passes = Pipeline.parse(pipeline)
-    if cluster is not None:
-        Cluster.load(cluster)
-    with usage.progress(f"reading {source}"):
-        module = load_source(source)
-    with usage.progress(f"optimizing {len(module.graph.nodes)} nodes"):
-        return module, run(module, cluster, pipeline=passes, strict=strict, verify=verify.value)
-
-
-def _save(result: Result, plan: Path | None) -> None:
-    if plan is not None:
-        usage.write(result.plan.to_json() + "\n", plan)
+def _draw(report: Report, source: str, html: Path | None, trace: Path | None) -> None:
+    if html is not None:
+        with usage.progress("drawing both timelines"), usage.writing(html):
+            report.save_html(html, title=source)
+    if trace is not None:
+        with usage.progress("tracing both timelines"), usage.writing(trace):
+            report.save_trace(trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -55,13 +55,29 @@ def check_folder(path: Path | None) -> None:
         raise UsageError(compose(str(path), what, do="give a file in a folder that exists"))
 
 
+def check_files(paths: Iterable[Path | None]) -> None:
+    """The same for several, each of which must be another file."""
+    given = [path for path in paths if path is not None]
+    for i, path in enumerate(given):
+        check_folder(path)
+        if path.resolve() in (other.resolve() for other in given[:i]):
+            raise UsageError(compose(str(path), "two artifacts would go there", do="give each its own file"))
+
+
 def write(text: str, path: Path | None) -> None:
     """Put an artifact into a file, or on stdout where none is given."""
     if path is None:
         show(text) if sys.stdout.isatty() else sys.stdout.write(text)
         return
-    try:
+    with writing(path):
         path.write_text(text)
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None, None, None]:
+    """Say which file cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(compose(str(path), f"it cannot be written: {error.strerror}")) from None
 

@@ -1,0 +1,153 @@
+"""`weft explain`: what became of the collectives of a source, or of one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import usage
+from weft.cli.optimized import optimize_source, save_plan
+from weft.errors import compose, nearest
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from weft.report.explain import CollectiveRecord, Explanation
+    from weft.report.report import Report
+    from weft.report.summary import SimulatedRun
+
+CollectiveArgument = Annotated[
+    str | None, typer.Argument(metavar="[COLLECTIVE]", help="Explain only this one: the name of its launch or a wait.")
+]
+
+
+def explain(
+    source: usage.Source,
+    collective: CollectiveArgument = None,
+    cluster: usage.ClusterOption = None,
+    pipeline: usage.PipelineOption = "auto",
+    verify: usage.VerifyOption = usage.Witness.STRUCTURE,
+    strict: usage.StrictOption = False,
+    output: usage.OutputOption = None,
+    plan: usage.PlanOption = None,
+    as_json: usage.JsonOption = False,
+) -> None:
+    """Say what became of every collective of a graph: what was done to it, what was declined, and why.
+
+    Of one collective, and with --cluster, also when it ran and what hid it, before and after.
+    """
+
+    def check(module: GraphModule) -> None:
+        if collective is not None:
+            launch_of(module, collective)
+
+    module, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan), check)
+
+    from weft.report.explain import explain as tell
+    from weft.report.explain_text import text_of
+
+    explanation = tell(module, result.report)
+    save_plan(result, plan)
+    if collective is None:
+        text = explanation.to_json() if as_json else text_of(explanation)
+    else:
+        text = _one(explanation, launch_of(module, collective), result.module, result.report, as_json)
+    usage.write(text + "\n", output)
+
+
+def launch_of(module: GraphModule, name: str) -> str:
+    """The launch of the collective that has a node of that name."""
+    from weft.graph.collective import collectives
+
+    launches = {
+        node.name: found.launch.name for found in collectives(module.graph) for node in (found.launch, *found.waits)
+    }
+    if name not in launches:
+        do = nearest(name, launches) or "`weft explain SOURCE` lists the collectives"
+        raise usage.UsageError(compose("explain", f"no collective is called {name!r}", do=do))
+    return launches[name]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One collective of a simulated run."""
+
+    name: str
+    launched_us: float
+    start_us: float
+    end_us: float
+    exposed_us: float
+    hidden_us: float
+    hidden_by: tuple[str, ...]
+    is_critical: bool
+    """Whether it is on the critical path."""
+
+
+def _one(explanation: Explanation, launch: str, after: GraphModule, report: Report, as_json: bool) -> str:
+    from weft.report.explain_text import text_of
+
+    record = next(record for record in explanation.collectives if record.name == launch)
+    runs = report.comparison.runs(report) if report.comparison is not None else None
+    was, now = ([], []) if runs is None else (_figures(runs[0], [launch]), _figures(runs[1], _heirs(record, after)))
+    if as_json:
+        simulated = None
+        if runs is not None:
+            simulated = {"cluster": report.cluster, "before": [*map(asdict, was)], "after": [*map(asdict, now)]}
+        return json.dumps({"collective": asdict(record), "simulated": simulated}, indent=1, sort_keys=True)
+    alone = type(explanation)((record,), (), ())
+    told = text_of(alone).partition("\n\n")[0]
+    return told if runs is None else "\n".join([told, "", *_table(str(report.cluster), was, now)])
+
+
+def _heirs(record: CollectiveRecord, after: GraphModule) -> list[str]:
+    """The launches that do its work afterwards: itself, or those that the decisions about it have put in its place."""
+    from weft.graph.collective import collectives
+
+    found = list(collectives(after.graph))
+    if any(each.launch.name == record.name for each in found):
+        return [record.name]
+    named = {name for outcome in record.outcomes if outcome.applied for name in outcome.nodes}
+    return [each.launch.name for each in found if named & {node.name for node in (each.launch, *each.waits)}]
+
+
+def _figures(run: SimulatedRun, names: list[str]) -> list[Figures]:
+    critical = set(run.timeline.critical_path)
+    return [
+        Figures(
+            span.name,
+            span.launched_ns / 1000,
+            span.start_ns / 1000,
+            span.end_ns / 1000,
+            span.exposed_ns / 1000,
+            span.hidden_ns / 1000,
+            span.hidden_by,
+            span.op in critical,
+        )
+        for span in run.timeline.collectives
+        if span.name in names
+    ]
+
+
+def _table(cluster: str, before: list[Figures], after: list[Figures]) -> list[str]:
+    """One column for each collective; `-` where it is gone."""
+    from weft.report.plain_text import plain_line
+    from weft.report.report import table
+
+    columns = [*_columns("before", before), *_columns("after", after)]
+    heads = (f"on {cluster}", "launch", "launched", "start", "end", "exposed", "hidden", "hidden by", "critical path")
+    return [plain_line(line) for line in table(list(zip(heads, *columns, strict=True)))]
+
+
+def _columns(label: str, found: list[Figures]) -> Iterator[list[str]]:
+    from weft.report.summary import duration_text
+
+    for each in found:
+        times = (each.launched_us, each.start_us, each.end_us, each.exposed_us, each.hidden_us)
+        hidden_by = ", ".join(each.hidden_by) or "nothing"
+        yield [label, each.name, *map(duration_text, times), hidden_by, "yes" if each.is_critical else "no"]
+    if not found:
+        yield [label, "gone", *["-"] * 7]

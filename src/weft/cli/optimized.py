@@ -1,0 +1,47 @@
+"""What `weft optimize` and `weft explain` share: a pipeline run on a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.cli import usage
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from weft.api import Result
+
+
+def optimize_source(
+    source: str,
+    cluster: str | None,
+    pipeline: str,
+    verify: usage.Witness,
+    strict: bool,
+    files: tuple[Path | None, ...],
+    check: Callable[[GraphModule], object] | None = None,
+) -> tuple[GraphModule, Result]:
+    """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
+    usage.check_files(files)
+    with usage.progress("importing torch"):
+        from weft.api import optimize as run
+        from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
+        from weft.passes.pipeline import Pipeline
+
+    passes = Pipeline.parse(pipeline)
+    described = Cluster.load(cluster) if cluster is not None else None
+    with usage.progress(f"reading {source}"):
+        module = load_source(source)
+    if check is not None:
+        check(module)
+    with usage.progress(f"optimizing {len(module.graph.nodes)} nodes"):
+        return module, run(module, described, pipeline=passes, strict=strict, verify=verify.value)
+
+
+def save_plan(result: Result, plan: Path | None) -> None:
+    """Write the plan, where a file is given."""
+    if plan is not None:
+        usage.write(result.plan.to_json() + "\n", plan)
