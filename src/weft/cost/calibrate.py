@@ -11,6 +11,7 @@ kernel ran, not how many operations it did.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -122,7 +123,7 @@ def _is_trace(path: Path) -> bool:
     try:
         with open_measurements(path) as file:
             head = file.read(1 << 12).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except Exception:  # whatever a broken gzip file raises, it raises again in the reader
+    except (OSError, EOFError, ValueError, zlib.error):
         return True
     return head.startswith(b"{") or (head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"]"))
 

@@ -2,7 +2,8 @@
 
 A rank that arrives early waits within its kernel, so that the kernel's time is more than the collective's. The last
 rank to arrive waits for nobody: of one collective, the shortest time over the ranks is the true one. Ranks are matched
-by group and sequence number (where a trace has none: by group, kind, size and order).
+by group and sequence number (where a trace has none, as those of torch 2.11: by group, kind, size and order). A rank
+whose part ends early, such as the root of a broadcast, makes that time too short.
 
 Contract: nothing is executed. Events that are no kernels of collectives are not looked at; those that have no price
 (point-to-point, one rank, no bytes) are counted; a kernel of a collective that lacks what it needs is a fault.
@@ -221,9 +222,8 @@ class _Fields:
                 return ()
             value = [int(part) if part.strip().isdecimal() and len(part) < 10 else part for part in text.split(",")]
         ranks = _ranks(value)
-        if ranks is None or (ranks and len(ranks) != num_ranks):
-            expected = f"{num_ranks} different ranks" if num_ranks else "different ranks"
-            self._wrong("Process Group Ranks", expected)
+        if ranks is None or (ranks and num_ranks and len(ranks) != num_ranks):
+            self._wrong("Process Group Ranks", f"{num_ranks or 'some'} different ranks")
             return ()
         return ranks
 
