@@ -1,4 +1,7 @@
-"""Bounds are below the optimum of small random programs, the optimum is below every order; no certificate lies."""
+"""Bounds are below the optimum of small random programs, the optimum is below every order; no certificate lies.
+
+`make test` runs a few hundred programs; `make test-full` (WEFT_FUZZ=full) runs thousands.
+"""
 
 from __future__ import annotations
 

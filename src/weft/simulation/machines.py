@@ -65,7 +65,7 @@ def value_of(
     value = lead + int(machine.spans(chosen)[-1]) + trail
     if resource == COMPUTE:
         value += slowdown.cost(len(chosen), lead + trail)
-    return OneMachine(value, resource, head, tail, tuple(machine.nodes[position] for position in chosen.tolist()))
+    return OneMachine(value, resource, lead, trail, tuple(machine.nodes[position] for position in chosen.tolist()))
 
 
 def critical(machine: Machine, starts: Integers, afters: Integers) -> tuple[int, int]:
