@@ -23,7 +23,7 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
     lines = [
         f"# Fitted by `weft calibrate` to {', '.join(map(json.dumps, sources)) or 'samples'}.",
         "# Tables are medians of what was measured; links are fitted to them, for what the tables do not hold.",
-        "# [device] is left out: measured collectives say nothing of compute.",
+        "# [device] is left out: measured collectives say nothing of compute. Without it compute takes no time.",
         "",
         f"name = {json.dumps(cluster.name)}",
         f"num_nodes = {cluster.num_nodes}",

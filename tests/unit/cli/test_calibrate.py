@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,16 @@ from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import read
 
 Weft = Callable[..., Result]
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom weft.cli.main import app\n"
+        "done = CliRunner().invoke(app, ['calibrate', '--help'])\n"
+        "print(done.exit_code, 'Usage:' in done.stdout, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True False\n"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import weft
 from tests.unit.cost.measured import (
     KB,
     LOOPBACK,
@@ -33,9 +35,11 @@ from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import read
 from weft.cost.json_stream import CHUNK
 from weft.cost.nccl_tests import read_nccl_tests
+from weft.cost.prices import price
 from weft.cost.samples import MeasurementError, Sample
 from weft.errors import WeftError
-from weft.graph.groups import Group
+from weft.graph.dag import Dag
+from weft.graph.groups import Group, read_groups
 from weft.graph.ops import Kind
 
 DATA = Path(__file__).parents[2] / "data"
@@ -372,6 +376,19 @@ def test_a_packed_trace_is_read_and_events_may_cross_the_pieces_that_are_read(tm
     assert len(read_chrome_trace(path).kernels) == 3000
 
 
+def test_a_large_trace_takes_the_memory_of_its_pieces(tmp_path: Path):
+    other = {"cat": "cpu_op", "name": "x", "args": {"Input Dims": [[4096] * 100]}}
+    path = write_trace(tmp_path / "t.json", [*[other] * 20_000, event("all_reduce", 8, PAIR, 9.0)])
+    assert path.stat().st_size > 20 * CHUNK
+    tracemalloc.start()
+    try:
+        assert len(read_chrome_trace(path).kernels) == 1
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 * CHUNK
+
+
 def test_a_file_that_did_not_change_is_read_once(tmp_path: Path):
     chrome_trace._read.cache_clear()
     path = write_trace(tmp_path / "t.json", [event("all_reduce", 8, PAIR, 9.0)])
@@ -414,6 +431,31 @@ def test_groups_of_one_mesh_axis_share_a_price_and_ambiguous_tables_give_none(tm
     assert cluster.estimate(Kind.ALL_REDUCE, other, 1024).source == "table"
     twice = Cluster(cluster.name, 1, cluster.num_ranks, cluster.levels, tables=(*cluster.tables, *cluster.tables))
     assert twice.estimate(Kind.ALL_REDUCE, other, 1024).source == "links"
+
+
+def test_a_profile_prices_out_variants_coalesced_forms_and_zero_dimensional_inputs(tmp_path: Path):
+    events = [event("all_gather", n, PAIR, us) for n, us in ((8, 20.0), (16, 40.0))]
+    events += [event("all_reduce", n, PAIR, us, dtype="Float") for n, us in ((1, 7.0), (8, 9.0))]
+    cluster = fit(read_measurements([write_trace(tmp_path / "t.json", events)]).samples).cluster
+    module = weft.parse(
+        "group('dp', size=2)\n\n"
+        "def graph(x: bf16[8], y: bf16[16], s: f32[()]):\n"
+        "    out: bf16[16] = all_gather_out(x, 2, 'dp', out=y)\n"
+        "    w0: bf16[16] = wait(out)\n"
+        "    many = all_gather_coalesced([x, x], 2, 'dp')\n"
+        "    m0: bf16[16] = operator.getitem(many, 0)\n"
+        "    m1: bf16[16] = operator.getitem(many, 1)\n"
+        "    w1: bf16[16] = wait(m0)\n"
+        "    w2: bf16[16] = wait(m1)\n"
+        "    ar: f32[()] = all_reduce(s, 'sum', 'dp')\n"
+        "    w3: f32[()] = wait(ar)\n"
+        "    return [w0, w1, w2, w3]\n"
+    )
+    dag = Dag(module.graph)
+    prices = price(dag, read_groups(module), cluster)
+    told = {dag.nodes[i].name: (ns / 1000, prices.sources[i]) for i, ns in prices.collective_ns.items()}
+    assert told == {"out": (20.0, "table"), "many": (40.0, "table"), "ar": (7.0, "table")}
+    assert not prices.extrapolated
 
 
 # Tables of nccl-tests.
@@ -597,6 +639,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 def only_errors_of_weft(path: Path) -> None:
+    chrome_trace._read.cache_clear()  # two files within one tick of the clock look alike
     with contextlib.suppress(WeftError):
         text = cluster_text(fit(read_measurements([path]).samples, ranks_per_node=2))
         assert read("c.toml", text.encode()).tables
