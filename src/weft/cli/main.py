@@ -16,6 +16,7 @@ from weft.cli.explain_command import explain
 from weft.cli.optimize import optimize
 from weft.cli.passes import passes
 from weft.cli.simulate_command import simulate
+from weft.cli.sweep_command import sweep
 from weft.cli.usage import exit_status, show
 from weft.cli.verify_command import verify
 from weft.errors import WeftError
@@ -40,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, verify, passes, calibrate):
+for command in (demo, optimize, explain, simulate, verify, sweep, passes, calibrate):
     app.command()(command)
 
 

@@ -22,7 +22,7 @@ Weft = Callable[..., Result]
 # Help.
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["optimize"], ["explain"], ["verify"], ["passes"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["optimize"], ["explain"], ["verify"], ["sweep"], ["passes"]])
 def test_help_answers_without_torch(command: list[str]):
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom weft.cli.main import app\n"

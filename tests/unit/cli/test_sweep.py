@@ -1,0 +1,168 @@
+"""`weft sweep`: tables, shards, merging, the plot, and how they end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import Result
+
+from tests.unit.cli.conftest import LISTING
+
+Weft = Callable[..., Result]
+
+GRID = ("--cluster", "h100-8", "--cluster", "a100-8x8", "--pipeline", "none", "--pipeline", "hoist-launches,sink-waits")
+FIELDS = {"sweep", "index", "num_cells", "cluster", "pipeline", "before", "after", "pass_seconds", "error"}
+
+
+def cells(text: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in text.splitlines()]
+    return [{key: value for key, value in each.items() if key != "pass_seconds"} for each in found]
+
+
+def test_every_cell_is_a_row_of_the_table(weft: Weft, listing: Path):
+    done = weft("sweep", listing, *GRID)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    heads = ["cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes"]
+    assert re.split(" {2,}", lines[0]) == heads
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["h100-8", "none"],
+        ["h100-8", "hoist-launches,sink-waits"],
+        ["a100-8x8", "none"],
+        ["a100-8x8", "hoist-launches,sink-waits"],
+    ]
+
+
+def test_as_json_every_cell_is_a_line(weft: Weft, listing: Path, tmp_path: Path):
+    out = tmp_path / "cells.jsonl"
+    done = weft("sweep", listing, "--cluster", "h100-8", "--json", "-o", out)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert out.read_text() == done.stdout
+    (found,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert set(found) == FIELDS
+    assert (found["cluster"], found["pipeline"], found["error"]) == ("h100-8", "auto", None)
+    assert found["after"]["lower_bound_us"] <= found["after"]["step_us"] <= found["before"]["step_us"]
+
+
+def test_shards_are_merged_into_the_whole(weft: Weft, listing: Path, tmp_path: Path):
+    shards = [tmp_path / f"{i}.jsonl" for i in (1, 2, 3)]
+    for i, shard in enumerate(shards, 1):
+        assert weft("sweep", listing, *GRID, "--shard", f"{i}/3", "-o", shard).exit_code == 0
+    whole = weft("sweep", listing, *GRID, "--json")
+    merged = weft("sweep", "--merge", *reversed(shards), "--json")
+    assert (merged.exit_code, merged.stderr) == (0, "")
+    assert cells(merged.stdout) == cells(whole.stdout)
+    assert weft("sweep", "--merge", *shards).stdout.startswith("cluster ")
+
+
+def test_a_shard_with_no_cell_is_empty(weft: Weft, listing: Path, tmp_path: Path):
+    out = tmp_path / "cells.jsonl"
+    done = weft("sweep", listing, "--cluster", "h100-8", "--shard", "2/2", "-o", out)
+    assert (done.exit_code, done.stdout, out.read_text()) == (0, "there are no cells\n", "")
+
+
+@pytest.mark.slow
+def test_several_jobs_give_the_same_cells(weft: Weft, listing: Path):
+    done = weft("sweep", listing, *GRID, "--json", "--jobs", 2)
+    assert cells(done.stdout) == cells(weft("sweep", listing, *GRID, "--json").stdout)
+
+
+def test_a_gap_and_a_duplicate_end_with_1_and_write_nothing(weft: Weft, listing: Path, tmp_path: Path):
+    shard, out = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
+    weft("sweep", listing, *GRID, "--shard", "1/4", "-o", shard)
+    done = weft("sweep", "--merge", shard, shard, "-o", out)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "merge: the files are not one sweep",
+        f"    {shard}:1: cell 0 is in {shard}:1 already",
+        "    3 of 4 cells are missing: 1, 2, 3",
+        "give the files of all shards of one sweep, each once",
+    ]
+    assert not out.exists()
+
+
+def test_a_cell_that_fails_is_a_row_and_the_status_is_1(weft: Weft, listing: Path, tmp_path: Path):
+    out = tmp_path / "cells.jsonl"
+    done = weft("sweep", listing, "--cluster", "loopback-1x1", "--cluster", "h100-8", "-o", out)
+    assert (done.exit_code, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["loopback-1x1", "auto", "failed", *"------"]
+    assert lines[3:] == [
+        "",
+        "loopback-1x1, auto:",
+        "    cluster loopback-1x1: it has 1 ranks, group 'dp' needs 2",
+        "    use a cluster with more nodes",
+    ]
+    assert [each["error"] is None for each in cells(out.read_text())] == [False, True]
+    assert weft("sweep", "--merge", out).exit_code == 1
+
+
+def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, tmp_path: Path):
+    shard, svg = tmp_path / "cells.jsonl", tmp_path / "plot.svg"
+    weft("sweep", listing, "--cluster", "h100-8", "-o", shard)
+    shard.write_text(shard.read_text().replace('"h100-8"', '"<script>alert(1)</script>\\u001b[2J"'))
+    done = weft("sweep", "--merge", shard, "--plot", svg)
+    assert done.exit_code == 0
+    assert "\x1b" not in done.stdout
+    root = ElementTree.fromstring(svg.read_text())
+    assert "<script>alert(1)</script>[2J" in [each.text for each in root.iter()]
+    assert not [each for each in root.iter() if each.tag.endswith("script")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["g.txt"], "sweep: no cluster is given\ngive one or more: --cluster h100-8x8\n"),
+        (["g.txt", "h.txt", "--cluster", "h100-8"], "sweep: 2 sources are given\ngive one, or --merge\n"),
+        (
+            ["g.txt", "--cluster", "h100-8", "--cluster", "h100-8"],
+            "sweep: --cluster h100-8 is given twice\ngive it once\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--pipeline", "auto", "--pipeline", "auto"],
+            "sweep: --pipeline auto is given twice\ngive it once\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--pipeline", "sink-wates"],
+            "pipeline: no pass is called 'sink-wates'\ndid you mean 'sink-waits'?\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--plot", "no/plot.svg"],
+            "no/plot.svg: its folder does not exist\ngive a file in a folder that exists\n",
+        ),
+        (
+            ["a.jsonl", "--merge", "--cluster", "h100-8", "--shard", "1/2"],
+            "sweep: --merge runs nothing, and --cluster and --shard are given\nleave --cluster and --shard off\n",
+        ),
+    ],
+)
+def test_wrong_arguments_end_with_2_before_the_source_is_read(weft: Weft, arguments: list[str], message: str):
+    done = weft("sweep", *arguments)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/", "a/b", "1/2/3", "-1/2", "1/٣"])
+def test_a_shard_that_is_none_ends_with_2(weft: Weft, shard: str):
+    done = weft("sweep", "g.txt", "--cluster", "h100-8", f"--shard={shard}")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"sweep: {shard!r} is no shard\nwrite I/N with I from 1 to N: --shard 1/4\n"
+
+
+def test_an_unknown_cluster_ends_with_2_and_the_nearest_one(weft: Weft, listing: Path):
+    done = weft("sweep", listing, "--cluster", "h10-8")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("cluster: no cluster is called 'h10-8'\ndid you mean 'h100-8'?\n")
+
+
+def test_the_graph_of_a_listing_is_swept_as_it_is(weft: Weft, tmp_path: Path):
+    source = tmp_path / "graph.txt"
+    source.write_text(LISTING.replace("f32", "bf16"))
+    (found,) = cells(weft("sweep", source, "--cluster", "h100-8", "--pipeline", "none", "--json").stdout)
+    assert found["before"] == found["after"]
+    assert found["before"]["num_bytes"] == 32

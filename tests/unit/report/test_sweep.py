@@ -1,0 +1,329 @@
+"""Sweeps: cells by any executor, shards and their merging, the table and the plot."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from torch.fx import GraphModule
+
+from weft.api import optimize
+from weft.cost.cluster import Cluster
+from weft.errors import ClusterError, PipelineError, ReadError, ReportError
+from weft.graph.text import parse
+from weft.passes.pipeline import Pipeline
+from weft.report.summary import Totals
+from weft.report.sweep import Cell, merge, sweep, sweep_text
+from weft.report.sweep_plot import plot
+
+LISTING = """group('dp', size=2)
+
+def graph(x: f32[64, 64], p: f32[32, 64], q: f32[32, 64]):
+    a: f32[64, 64] = mm(x, x)
+    ag0: f32[64, 64] = all_gather(p, 2, 'dp')
+    w0: f32[64, 64] = wait(ag0)
+    ag1: f32[64, 64] = all_gather(q, 2, 'dp')
+    w1: f32[64, 64] = wait(ag1)
+    b: f32[64, 64] = relu(a)
+    r: f32[64, 64] = add(b, w0)
+    s: f32[64, 64] = add(r, w1)
+    return [s]
+"""
+CLUSTERS = ["h100-8", "ethernet-h100-8x8"]
+PIPELINES = ["none", "auto"]
+TOTALS = Totals(10.0, 4.0, 5.0, 1.0, 8.0, 0.25, 1024, 2, 128)
+HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[2J\x00\u202e\ud800]]>"
+
+
+@pytest.fixture(scope="module")
+def module() -> GraphModule:
+    return parse(LISTING)
+
+
+@pytest.fixture(scope="module")
+def cells(module: GraphModule) -> list[Cell]:
+    return sweep(module, CLUSTERS, PIPELINES)
+
+
+def timeless(cells: list[Cell]) -> list[Cell]:
+    """Without what differs from run to run."""
+    return [replace(cell, pass_seconds=None) for cell in cells]
+
+
+def cell(index: int = 0, num_cells: int = 1, **rest: Any) -> Cell:
+    named: dict[str, Any] = {"cluster": "c", "pipeline": "p", "before": TOTALS, "after": TOTALS, "pass_seconds": 0.5}
+    return Cell("digest", index, num_cells, **(named | rest))
+
+
+# Cells.
+
+
+def test_cells_are_numbered_by_cluster_then_by_pipeline(cells: list[Cell]):
+    assert [(each.index, each.num_cells, each.cluster, each.pipeline) for each in cells] == [
+        (0, 4, "h100-8", "none"),
+        (1, 4, "h100-8", "auto"),
+        (2, 4, "ethernet-h100-8x8", "none"),
+        (3, 4, "ethernet-h100-8x8", "auto"),
+    ]
+    assert len({each.sweep for each in cells}) == 1
+
+
+def test_a_cell_says_what_optimize_says(module: GraphModule, cells: list[Cell]):
+    report = optimize(module, "h100-8").report
+    simulated = json.loads(report.to_json())["simulated"]
+    found = json.loads(cells[1].to_json())
+    assert (found["before"], found["after"]) == (simulated["before"], simulated["after"])
+    assert (found["before"]["num_collectives"], found["after"]["num_collectives"]) == (2, 1)
+    assert found["pass_seconds"] > 0
+    assert found["error"] is None
+
+
+def test_clusters_and_pipelines_may_be_values(module: GraphModule):
+    (found,) = sweep(module, [Cluster.load("h100-8")], [Pipeline.parse("hoist-launches,sink-waits")])
+    assert (found.cluster, found.pipeline) == ("h100-1x8", "hoist-launches,sink-waits")
+
+
+def test_a_cell_that_fails_holds_its_error_and_the_others_run(module: GraphModule):
+    good, bad = sweep(module, ["h100-8", "loopback-1x1"], ["auto"])
+    assert good.error is None
+    assert bad.error == ("cluster loopback-1x1: it has 1 ranks, group 'dp' needs 2\nuse a cluster with more nodes")
+    assert (bad.before, bad.after, bad.pass_seconds) == (None, None, None)
+
+
+def test_a_fault_inside_a_cell_is_a_row_too(module: GraphModule, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(Pipeline, "run", fail)
+    assert [each.error for each in sweep(module, ["h100-8"], ["auto"])] == ["ZeroDivisionError: by nothing"]
+
+
+@pytest.mark.parametrize(
+    ("clusters", "pipelines", "error", "message"),
+    [
+        (["h10-8"], ["auto"], ClusterError, "no cluster is called 'h10-8'"),
+        (["h100-8"], ["sink-wates"], PipelineError, "no pass is called 'sink-wates'"),
+        (["h100-8", "h100-8"], ["auto"], ReportError, "sweep: cluster 'h100-8' is given 2 times\ngive it once"),
+        (["h100-8"], ["auto", "auto"], ReportError, "sweep: pipeline 'auto' is given 2 times\ngive it once"),
+    ],
+)
+def test_what_names_nothing_or_comes_twice_is_refused(
+    module: GraphModule, clusters: list[str], pipelines: list[str], error: type[Exception], message: str
+):
+    with pytest.raises(error) as caught:
+        sweep(module, clusters, pipelines)
+    assert message in str(caught.value)
+
+
+# Executors.
+
+
+def test_threads_give_the_same_cells(module: GraphModule, cells: list[Cell]):
+    with ThreadPoolExecutor(3) as pool:
+        assert timeless(sweep(module, CLUSTERS, PIPELINES, pool)) == timeless(cells)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_cells(module: GraphModule, cells: list[Cell]):
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        assert timeless(sweep(module, CLUSTERS, PIPELINES, pool)) == timeless(cells)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_cells(module: GraphModule, cells: list[Cell]):
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as local, distributed.Client(local) as client:
+        assert timeless(sweep(module, CLUSTERS, PIPELINES, client.get_executor())) == timeless(cells)
+
+
+class Dying(Executor):
+    """Loses every second task, as a pool does whose worker is killed."""
+
+    count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.count += 1
+        if self.count % 2:
+            future.set_result(fn(*args, **kwargs))
+        else:
+            future.set_exception(OSError("the worker died"))
+        return future
+
+
+def test_a_worker_that_dies_is_a_row(module: GraphModule):
+    found = sweep(module, ["h100-8"], ["none", "auto"], Dying())
+    assert [each.error for each in found] == [None, "OSError: the worker died"]
+
+
+def kill(_: Any) -> None:
+    os._exit(1)
+
+
+@pytest.mark.slow
+def test_a_pool_whose_process_was_killed_gives_rows(module: GraphModule):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(kill, None).exception()
+        errors = [each.error or "" for each in sweep(module, ["h100-8"], ["none", "auto"], pool)]
+    assert [error.partition(":")[0] for error in errors] == ["BrokenProcessPool"] * 2
+
+
+# Shards.
+
+
+def save(path: Path, cells: list[Cell]) -> Path:
+    path.write_text("".join(f"{each.to_json()}\n" for each in cells))
+    return path
+
+
+def test_shards_take_every_nth_cell_and_merge_to_the_whole(module: GraphModule, cells: list[Cell], tmp_path: Path):
+    shards = [sweep(module, CLUSTERS, PIPELINES, shard=(i, 3)) for i in (1, 2, 3)]
+    assert [[each.index for each in shard] for shard in shards] == [[0, 3], [1], [2]]
+    paths = [save(tmp_path / f"{i}.jsonl", shard) for i, shard in enumerate(shards)]
+    assert timeless(merge(paths[::-1])) == timeless(cells)
+
+
+def test_a_shard_may_be_empty(module: GraphModule):
+    assert sweep(module, ["h100-8"], ["none"], shard=(2, 2)) == []
+
+
+@pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0)])
+def test_a_shard_that_is_not_there_is_refused(module: GraphModule, shard: tuple[int, int]):
+    with pytest.raises(ReportError, match=f"there is no shard {shard[0]} of {shard[1]}\ncount from 1"):
+        sweep(module, ["h100-8"], ["none"], shard=shard)
+
+
+def merge_error(*paths: Path) -> list[str]:
+    with pytest.raises(ReadError) as caught:
+        merge(paths)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "merge: the files are not one sweep"
+    assert lines[-1] == "give the files of all shards of one sweep, each once"
+    return [line.strip() for line in lines[1:-1]]
+
+
+def test_duplicates_gaps_and_other_sweeps_are_told_at_once(tmp_path: Path):
+    path = save(
+        tmp_path / "a",
+        [cell(0, 4), cell(1, 4), cell(0, 4), cell(9, 4), replace(cell(2, 4), sweep="other"), cell(2, 5)],
+    )
+    assert merge_error(path) == [
+        f"{path}:3: cell 0 is in {path}:1 already",
+        f"{path}:4: cell 9 of 4, counted from 0",
+        f"{path}:5: it is of another sweep than {path}:1",
+        f"{path}:6: it is of another sweep than {path}:1",
+        "2 of 4 cells are missing: 2, 3",
+    ]
+
+
+def test_lines_that_are_no_cells_are_told_at_once(tmp_path: Path):
+    good = cell().to_json()
+    path, latin = tmp_path / "a", tmp_path / "b"
+    path.write_text(
+        "\n".join(
+            [
+                good,
+                "{",
+                "[]",
+                good.replace('"index": 0', '"index": "0"'),
+                good.replace('"index": 0', '"index": -1'),
+                good.replace('"step_us": 10.0', '"step_us": NaN'),
+                good.replace('"gap": 0.25', '"gap": 1e999'),
+                good.replace('"error": null', '"error": "x"'),
+                good.replace('"pass_seconds": 0.5', '"pass_seconds": null'),
+                "[" * 100_000,
+            ]
+        )
+    )
+    latin.write_bytes(b"\xff\xfe")
+    found = merge_error(path, latin, tmp_path / "missing")
+    assert [line.partition(": ")[0] for line in found[:-2]] == [f"{path}:{number}" for number in range(2, 11)]
+    assert found[1] == f"{path}:3: the line: Input should be an object"
+    assert found[2] == f"{path}:4: index: Input should be a valid integer"
+    assert {line.partition(": ")[2] for line in found[3:6]} == {"a number is negative or not finite"}
+    assert {line.partition(": ")[2] for line in found[6:8]} == {"a cell has either numbers or an error"}
+    assert found[-2:] == [
+        f"{latin}: it cannot be read: it is no text",
+        f"{tmp_path}/missing: it cannot be read: No such file or directory",
+    ]
+
+
+def test_many_missing_cells_are_counted_and_an_empty_file_has_none(tmp_path: Path):
+    (told,) = merge_error(save(tmp_path / "a", [cell(0, 10**12)]))
+    assert told.startswith("999999999999 of 1000000000000 cells are missing: 1, 2, 3, ")
+    assert told.endswith(", 20 and 999999999979 more")
+    assert merge_error(save(tmp_path / "b", [])) == ["there are no cells"]
+
+
+def test_a_line_holds_whatever_a_name_holds(tmp_path: Path):
+    hostile = cell(cluster=HOSTILE, pipeline="a\nb")
+    assert "\n" not in hostile.to_json()
+    assert merge([save(tmp_path / "a", [replace(hostile, cluster="\u2028")])])[0].pipeline == "a\nb"
+
+
+# The table and the plot.
+
+
+def test_the_table_shows_every_cell_and_the_errors_under_it():
+    failed = cell(1, 2, pipeline="q", before=None, after=None, pass_seconds=None, error="who: what\ndo")
+    assert sweep_text([cell(0, 2), failed]).splitlines() == [
+        "cluster  pipeline  step                exposed             bound    gap     peak memory  collectives  passes",
+        "c        p         10.0 us -> 10.0 us  5.00 us -> 5.00 us  8.00 us  25.0 %  1.00 KiB     2 -> 2       500 ms",
+        "c        q         failed              -                   -        -       -            -            -",
+        "",
+        "c, q:",
+        "    who: what",
+        "    do",
+    ]
+    assert sweep_text([]) == "there are no cells"
+
+
+def test_a_hostile_name_stays_one_line_of_text_in_the_table():
+    lines = sweep_text([cell(cluster=HOSTILE, pipeline="a\nb")]).splitlines()
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
+def test_the_plot_has_a_bar_for_each_cell_on_one_scale():
+    quick = replace(TOTALS, step_us=5.0, exposed_us=1.0, lower_bound_us=4.0)
+    root = ElementTree.fromstring(plot([cell(0, 2, after=quick), cell(1, 2, cluster="d")]))
+    bars = [(each.get("class"), each.get("x"), each.get("width")) for each in root.iter() if each.get("height") == "16"]
+    assert bars == [
+        ("was", "266.0", "480.0"),
+        ("covered", "266.0", "192.0"),
+        ("exposed", "458.0", "48.0"),
+        ("was", "266.0", "480.0"),
+        ("covered", "266.0", "240.0"),
+        ("exposed", "506.0", "240.0"),
+    ]
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[4:] == [
+        *("c", "before", "10.0 us", "p", "5.00 us, gap 25.0 %"),
+        *("d", "before", "10.0 us", "p", "10.0 us, gap 25.0 %"),
+    ]
+
+
+def test_a_failed_cell_is_named_in_the_plot_and_an_empty_sweep_has_one():
+    failed = cell(before=None, after=None, pass_seconds=None, error="e")
+    root = ElementTree.fromstring(plot([failed]))
+    assert [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")][-3:] == ["c", "p", "failed"]
+    ElementTree.fromstring(plot([]))
+
+
+def test_a_hostile_name_stays_text_in_the_plot():
+    text = plot([cell(cluster=HOSTILE, pipeline=HOSTILE + "long" * 20)])
+    assert text.isascii()
+    root = ElementTree.fromstring(text)
+    assert {each.tag.rpartition("}")[2] for each in root.iter()} == {"svg", "title", "style", "rect", "text", "line"}
+    shown = "".join(root.itertext())
+    assert "<img src=x onerror=alert(1)>\"'&[2J]]>" in shown
+    assert not any(part in text for part in ("<img", "<script", "http://cdn", "href"))
