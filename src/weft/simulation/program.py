@@ -67,8 +67,9 @@ class Program:
     given: frozenset[int] = frozenset()
     """Storages that are there before the first operation: of inputs and constants. Each is kept too."""
     latency_ns: tuple[int, ...] = ()
-    """For each launch the part of its duration that a bucket pays once for all its members, else 0: a bucket takes at
-    least the longest latency of its members and the rest of each. Empty: not known, and bounds leave merging out."""
+    """For each launch the most that merging saves of it, else 0: a bucket takes at least the longest of these and the
+    rest of each member. Where larger ones have more bandwidth that is more than the time of sending nothing: all but
+    the bytes at the highest bandwidth. Empty: not known, and bounds leave merging out."""
     kernel: tuple[int, ...] = ()
     """The kernel that each operation is part of, -1 for none: no gap passes between two parts of one kernel where
     nothing is issued between them. Empty: each one is a kernel of its own."""
