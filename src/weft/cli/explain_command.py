@@ -88,6 +88,7 @@ class Figures:
 
 
 def _one(explanation: Explanation, launch: str, after: GraphModule, report: Report, as_json: bool) -> str:
+    from weft.report.explain import Explanation
     from weft.report.explain_text import text_of
 
     record = next(record for record in explanation.collectives if record.name == launch)
@@ -98,8 +99,7 @@ def _one(explanation: Explanation, launch: str, after: GraphModule, report: Repo
         if runs is not None:
             simulated = {"cluster": report.cluster, "before": [*map(asdict, was)], "after": [*map(asdict, now)]}
         return json.dumps({"collective": asdict(record), "simulated": simulated}, indent=1, sort_keys=True)
-    alone = type(explanation)((record,), (), ())
-    told = text_of(alone).partition("\n\n")[0]
+    told = text_of(Explanation((record,), (), ())).partition("\n\n")[0]  # without the totals
     return told if runs is None else "\n".join([told, "", *_table(str(report.cluster), was, now)])
 
 

@@ -120,3 +120,12 @@ def test_an_unknown_name_ends_with_2_and_the_nearest_one(
     done = weft("explain", two, name, "-o", out)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
     assert not out.exists()
+
+
+def test_a_hostile_group_stays_one_line_of_text(weft: Weft, tmp_path: Path):
+    source = tmp_path / "hostile.txt"
+    source.write_text(TWO.replace("'dp'", "'d\\x1b[2J\\n<b>p'"))
+    done = weft("explain", source, "ag1", "--cluster", "h100-8")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == "ag1: all_gather of 64 bytes over d[2J<b>p (2 ranks)"
+    assert all(line.isprintable() for line in done.stdout.splitlines())
