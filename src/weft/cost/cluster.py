@@ -28,6 +28,9 @@ from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
 
+LARGE_BYTES = 1 << 38
+"""More than any collective sends."""
+
 _SHARED = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
 """Kinds of which every rank keeps its own part of the full tensor to itself."""
 
@@ -127,6 +130,15 @@ class Cluster:
             bandwidth = min(each.bandwidth_gbps for each in self._crossings(kind, group))
         moving = num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
         return Estimate(self._links_us(kind, group) + moving, "links")
+
+    def least_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
+        """What so many bytes add at least to a collective of any size: they may travel at the highest bandwidth."""
+        size = self._size(group)
+        table = find_table(self.tables, kind, size, self.level_of(group).name) if size > 1 else None
+        if table is not None:
+            return table.least_us_per_byte * num_bytes
+        # Times are the least of several lines, so that bytes take the least time where there are the most.
+        return self.estimate(kind, group, LARGE_BYTES + num_bytes).us - self.estimate(kind, group, LARGE_BYTES).us
 
     def latency_us(self, kind: Kind, group: Group) -> float:
         """The time of a collective that sends nothing."""

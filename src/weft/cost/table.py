@@ -12,6 +12,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.graph.ops import Kind
 
@@ -59,6 +60,13 @@ class Table:
             return Estimate(us * num_bytes / size, "table", extrapolated=True)
         (low, fast), (high, slow) = self.points[i - 1], self.points[i]
         return Estimate(fast + (slow - fast) * (num_bytes - low) / (high - low), "table")
+
+    @property
+    def least_us_per_byte(self) -> float:
+        """The slope of the flattest part: no byte takes less in any collective."""
+        slopes = [(slow - fast) / (high - low) for (low, fast), (high, slow) in pairwise(self.points)]
+        size, us = self.points[-1]
+        return max(min([*slopes, us / size]), 0.0)
 
 
 def find_table(tables: Sequence[Table], kind: Kind, num_ranks: int, level: str) -> Table | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from weft.compat import HigherOrderOperator, OpOverload, hint_of, input_nodes
 from weft.cost.cluster import Cluster
-from weft.cost.prices import Prices, price
+from weft.cost.prices import Prices, full_bytes, price
 from weft.graph import ops
+from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
-from weft.graph.ops import attribute
+from weft.graph.ops import Kind, attribute
 from weft.graph.profiles import is_alias
 from weft.simulation.program import Program, Queue, Sort
 
@@ -143,11 +145,15 @@ class _Builder:
         return list(self.queues).index(group)
 
     def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
+        """The most that merging saves of a collective: all but what its bytes take in the largest bucket."""
         kind = ops.kind_of(node.target)
         if kind is None:
             return 0
-        latency_us = self.cluster.latency_us(kind, groups.group(group_argument(node)))
-        return min(duration_ns, round(latency_us * 1000))
+        num_bytes = full_bytes(Collective(node)) if kind is not Kind.BARRIER else None
+        if num_bytes is None:
+            return duration_ns
+        least_us = self.cluster.least_us(kind, groups.group(group_argument(node)), num_bytes)
+        return min(max(duration_ns - floor(least_us * 1000), 0), duration_ns)
 
     def _add_memory(self, dag: Dag, base: int) -> list[tuple[int, ...]]:
         """Allocations and uses; returns the storages that each node holds, as the program numbers them."""
