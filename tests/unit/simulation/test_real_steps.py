@@ -1,0 +1,34 @@
+"""Steps of the zoo: the bound of a captured graph lies below whatever merging and moving make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.graph.groups import read_groups
+from weft.simulation.bounds import lower_bound
+from weft.simulation.build import program_of
+from weft.simulation.check_bound import check
+from weft.simulation.simulator import simulate
+
+MERGED = "bucket-all-gathers,bucket-reduce-scatters,bucket-all-reduces,hoist-launches,sink-waits"
+
+
+@pytest.mark.parametrize("cluster", ["h100-8x8", "ethernet-h100-8x8"])
+@pytest.mark.parametrize(
+    ("parallel", "mesh"),
+    [("fsdp", {"dp": 64}), ("fsdp-tp", {"dp": 8, "tp": 8}), ("tp", {"tp": 8}), ("ddp", {"dp": 64})],
+)
+def test_the_bound_of_a_step_lies_below_what_merging_and_moving_reach(
+    parallel: str, mesh: dict[str, int], cluster: str
+):
+    described = Cluster.load(cluster)
+    before = weft.zoo.load("llama-8b", parallel, mesh=mesh, layers=1)
+    program = program_of(before, read_groups(before), described)
+    bound = lower_bound(program)
+    assert check(program, bound.certificate) >= bound.bound_ns
+    for pipeline in ("none", "exact", MERGED, f"bucket-all-gathers{{max-bytes=100000000000}},{MERGED}"):
+        after = weft.optimize(before, pipeline=pipeline).module
+        step_ns = simulate(program_of(after, read_groups(after), described)).step_ns
+        assert bound.bound_ns <= step_ns, pipeline
