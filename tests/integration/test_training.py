@@ -35,7 +35,11 @@ ON_FOUR = {
 }
 
 
-EXACT = {"weft.pipeline": "exact"}
+EXACT = {
+    "weft_eager": {"weft.pipeline": "exact"},
+    # Inductor chooses kernels by the strides it sees: with merged gathers it may multiply in another order.
+    "weft": {"weft.pipeline": "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits"},
+}
 IN_SHORT = "fsdp"
 """The one that `make test` runs too."""
 
@@ -50,7 +54,7 @@ def check(
 ) -> None:
     found, expected, eager = (
         world.run(train, parallel=parallel, mesh=mesh, backend=name, model=model, options=options)
-        for name, options in ((backend, EXACT), (reference, None), ("eager", None))
+        for name, options in ((backend, EXACT[backend]), (reference, None), ("eager", None))
     )
     for rank in range(world.num_ranks):
         assert same(found[rank], expected[rank])

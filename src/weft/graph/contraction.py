@@ -30,7 +30,8 @@ class Contraction:
         self.dag = dag
         self._nodes = list(dag.bits)
         self._blocks: dict[int, Block] = {}
-        self._merged: list[Block] = []
+        self._merged = 0
+        """Mask of all members of blocks."""
 
     def block(self, i: int) -> Block:
         """The block of a registered node."""
@@ -62,25 +63,17 @@ class Contraction:
             merged.before |= block.before
         for i in ids:
             self._blocks[i] = merged
+        self._merged |= merged.members
         for block in known[1:]:
-            self._merged.remove(block)
             self._blocks |= {i: merged for i, other in self._blocks.items() if other is block}
-        if not known:
-            self._merged.append(merged)
 
     def _closure(self, members: int, before: int) -> int:
         """What is needed by way of other blocks: a block that is touched is needed with all that it needs."""
         mask = before
-        waiting = [block for block in self._merged if not block.members & members] if mask else []
-        grown = True
-        while grown and waiting:
-            grown = False
-            rest: list[Block] = []
-            for block in waiting:
-                if not block.members & mask:
-                    rest.append(block)
-                elif (block.members | block.before) & ~mask:
-                    mask |= block.members | block.before
-                    grown = True
-            waiting = rest
+        touched = mask & self._merged & ~members
+        while touched:  # the latest first: it needs most of the others
+            block = self._blocks[self._nodes[touched.bit_length() - 1]]
+            reached = (block.members | block.before) & ~mask
+            mask |= reached
+            touched = (touched | reached & self._merged & ~members) & ~block.members
         return mask

@@ -15,6 +15,7 @@ import re
 import textwrap
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import entry_points
@@ -103,21 +104,21 @@ class Pass(ABC):
 
     def apply(self, edit: Edit, step: Step) -> None:
         """Carry a step out. The actions of plans are carried out here; a pass that builds nodes adds its own."""
-        nodes = {node.name: node for node in edit.graph.nodes}
+        nodes = NamedNodes(edit.graph.nodes)
         merges = [action for action in step.actions if isinstance(action, Merge)]
         if any(action.together for action in merges):  # all of them: what moves for one may come between others
-            edit.bring_together([[_node(nodes, name) for name in action.launches] for action in merges])
+            edit.bring_together([[nodes[name] for name in action.launches] for action in merges])
         heirs: dict[Node, Node] = {}
         for action in step.actions:
             match action:
                 case Move(names, anchor, side):
                     move = edit.move_before if side == "before" else edit.move_after
-                    move([_node(nodes, name) for name in names], _node(nodes, anchor))
+                    move([nodes[name] for name in names], nodes[anchor])
                 case Replace(name, by):
-                    edit.replace(_node(nodes, name), _node(nodes, by))
+                    edit.replace(nodes[name], nodes[by])
                 case Erase(names):
                     for name in names:
-                        edit.erase(_node(nodes, name))
+                        edit.erase(nodes[name])
                 case Merge():
                     heirs |= merge(edit, nodes, action)
                 case _:
@@ -141,6 +142,16 @@ class Pass(ABC):
         with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
             self.apply(edit, step)
         return step, edit.changed
+
+
+class NamedNodes(dict[str, Node]):
+    """The nodes of a graph by name; one that a plan names and the graph has not is an error that says so."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        super().__init__((node.name, node) for node in nodes)
+
+    def __missing__(self, name: str) -> Node:
+        raise PlanError(compose("plan", f"the graph has no node {name!r}", do=nearest(name, self)))
 
 
 @dataclass(frozen=True)
@@ -243,9 +254,3 @@ def _show(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(str, value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _node(nodes: dict[str, Any], name: str) -> Any:
-    if name not in nodes:
-        raise PlanError(compose("plan", f"the graph has no node {name!r}", do=nearest(name, nodes)))
-    return nodes[name]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import FakeTensor, fake_tensor, fake_view
+from weft.errors import PlanError, compose
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
@@ -43,6 +44,9 @@ class Pieces:
 
     def __init__(self, edit: Edit, nodes: Mapping[str, Node], action: Merge) -> None:
         self.edit, self.nodes, self.action = edit, nodes, action
+        for name in action.launches:
+            if ops.launch_form(nodes[name].target) is None:
+                raise PlanError(compose("plan", f"{name} is to be merged, but is no launch of a known kind"))
         self.members = [Collective(nodes[name]) for name in action.launches]
         self.launches = [member.launch for member in self.members]
         self.kind, self.place = self.members[0].kind, self.launches[-1]

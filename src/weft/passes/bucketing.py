@@ -15,6 +15,7 @@ from typing import ClassVar
 from torch.fx import Graph, Node
 
 from weft.errors import PipelineError, compose, nearest
+from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
@@ -71,9 +72,23 @@ class BucketPass(Pass):
             defer,
         )
 
+    def __post_init__(self) -> None:
+        pins = [name for names in self.pinned for name in names.split("+")]
+        twice = next((name for name in (*pins, *self.forbidden) if (*pins, *self.forbidden).count(name) > 1), None)
+        numbers = {"max-bytes": (self.max_bytes, 1)}
+        numbers |= {name: ((getattr(self, name),), 0) for name in ("prefetch", "defer") if hasattr(self, name)}
+        faults = [f"{twice} is pinned or forbidden twice"] if twice is not None else []
+        faults += [f"{names} pins one launch, a bucket has two" for names in self.pinned if "+" not in names]
+        faults += [
+            f"{name} is {n}, expected {low} or more" for name, (ns, low) in numbers.items() for n in ns if n < low
+        ]
+        if faults:
+            raise PipelineError(compose(self.name(), "its options do not fit", where=faults))
+
     def _check_names(self, nodes: Iterable[Node]) -> None:
-        known = {name for node in nodes for name in (node.name, *node.meta.get(MEMBERS_KEY, ()))}
+        launches = [node for node in nodes if node.op == "call_function" and ops.launch_form(node.target) is not None]
+        known = {name for node in launches for name in (node.name, *node.meta.get(MEMBERS_KEY, ()))}
         for name in (*self.forbidden, *(name for names in self.pinned for name in names.split("+"))):
             if name not in known:
                 do = nearest(name, known) or "name launches as the listing does"
-                raise PipelineError(compose(self.name(), f"the graph has no node {name!r}", do=do))
+                raise PipelineError(compose(self.name(), f"the graph has no launch {name!r}", do=do))

@@ -227,7 +227,18 @@ class _Builder(Pieces):
                 heirs[wait] = result
             elif self._is_view_of(waited, piece.part.results):
                 heirs[wait] = waited
+            self._inherit(wait, heirs)
         return heirs
+
+    def _inherit(self, wait: Node, heirs: dict[Node, Node]) -> None:
+        """Waits for what was waited for are not needed any more either."""
+        stack = [wait] if wait in heirs else []
+        while stack:
+            node = stack.pop()
+            for again in [user for user in node.users if ops.is_wait(user.target) and len(user.all_input_nodes) == 1]:
+                heirs[again] = heirs[wait]
+                self.edit.erase(again)
+                stack.append(again)
 
     def _is_view_of(self, node: Any, results: Sequence[Node]) -> bool:
         while isinstance(node, Node) and node not in results:

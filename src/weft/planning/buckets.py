@@ -24,6 +24,7 @@ from weft.planning.members import (
     Refusal,
     Strategy,
     Touches,
+    depends_on_place,
     is_bucket,
     parts_of,
     read_member,
@@ -237,7 +238,11 @@ class Bucketing:
         effects = self.dag.effects
         held = {s for node in part.results for s in effects.held(self.dag.index[node])}
         returned = not self.alias_outputs and not held.isdisjoint(effects.held_by_outputs)
-        return returned or any(self.touches.is_overwritten(node, collective.launch) for node in part.results)
+        return (
+            returned
+            or depends_on_place(part.results)
+            or any(self.touches.is_overwritten(node, collective.launch) for node in part.results)
+        )
 
     def _note(self, index: int, refusal: Refusal, *launches: str) -> None:
         self.decisions.append(

@@ -95,8 +95,9 @@ def parts_of(collective: Collective) -> list[Part]:
     if not collective.form.coalesced:
         return [Part(collective.inputs[0], (collective.launch,))]
     items = [user for user in collective.launch.users if user.target is getitem]
+    count = len(collective.inputs)
     return [
-        Part(source, tuple(item for item in items if item.args[1] == number))
+        Part(source, tuple(item for item in items if item.args[1] in (number, number - count)))
         for number, source in enumerate(collective.inputs)
     ]
 
@@ -181,6 +182,11 @@ def _why_not_by_waits(collective: Collective) -> Refusal | None:
     if several is not None:
         sentence = f"{collective.launch.name} stays: {several.name} waits for several launches at once"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence, several.name)
+    items = [user for user in collective.launch.users if user.target is getitem] if collective.form.coalesced else []
+    computed = next((item for item in items if not isinstance(item.args[1], int)), None)
+    if computed is not None:
+        sentence = f"{collective.launch.name} stays: {computed.name} takes an item of it by a computed number"
+        return Refusal(Reason.UNSUPPORTED_FORM, sentence, computed.name)
     if not waits:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{collective.launch.name} stays: nothing waits for it")
     return None
@@ -194,6 +200,34 @@ def _has_equal_splits(collective: Collective) -> bool:
     bound = ops.bind(collective.launch)
     splits: list[Any] = [*bound["input_split_sizes"], *bound["output_split_sizes"]]
     return all(isinstance(split, int) for split in splits) and len(set(splits)) == 1
+
+
+# Views that depend on where in its storage a tensor begins: a part of a buffer begins elsewhere than an own tensor.
+_PLACE_SENSITIVE = frozenset(
+    {
+        "aten::as_strided",
+        "aten::as_strided_",
+        "aten::set_.source_Tensor",
+        "aten::sym_storage_offset",
+        "aten::view.dtype",
+        "aten::view_as_complex",
+        "inductor::_reinterpret_tensor",
+    }
+)
+
+
+def depends_on_place(results: Iterable[Node]) -> bool:
+    """Whether a result, or a view of it, is seen through a view that depends on its place in a storage."""
+    seen = dict.fromkeys(results)
+    stack = list(seen)
+    while stack:
+        for user in stack.pop().users:
+            if isinstance(user.target, OpOverload) and user.target.name() in _PLACE_SENSITIVE:
+                return True
+            if user not in seen and is_alias(user):
+                seen[user] = None
+                stack.append(user)
+    return False
 
 
 class Touches:

@@ -133,3 +133,29 @@ def test_the_plan_is_the_same_for_every_hash_seed():
         done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=True)
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_buckets_that_each_need_the_one_before_take_little_time():
+    """Two groups in turn, a bucket of two in each: a question about the last one leads through all of them."""
+    lines: list[str] = []
+    for i in range(600):
+        group, source = ("dp", "tp")[i % 2], f"wp{i - 1}" if i else "x"
+        lines += [f"p{i} = all_reduce(x, 'sum', '{group}')", f"wp{i} = wait(p{i})"]
+        lines += [f"q{i} = all_reduce({source}, 'sum', '{group}')", f"wq{i} = wait(q{i})"]
+    text = "\n".join(
+        ["group('dp', size=2, stride=2)", "group('tp', size=2)", "", "def graph(x: f32[2]):"]
+        + [f"    {line}" for line in lines]
+        + [f"    return [{', '.join(f'wq{i}' for i in range(600))}]", ""]
+    )
+    done = run(weft.parse(text), "bucket-all-reduces{max-bytes=32}")
+    assert done.log[0].seconds < 10  # 1 s on an idle machine; it was a minute when blocks were followed one by one
+
+
+def test_long_chains_of_additions_are_folded():
+    lines = ["w0 = wait(r0)", *(f"s{i} = add({f's{i - 1}' if i > 1 else 'w0'}, w{i})" for i in range(1, 1500))]
+    launches = ["r0 = reduce_scatter(x, 'sum', 2, 'dp')"]
+    for i in range(1, 1500):
+        launches += [f"r{i} = reduce_scatter(x, 'sum', 2, 'dp')", f"w{i} = wait(r{i})"]
+    module = graph("x: f32[4]", *launches, *lines, returns="s1499")
+    done = run(module, "dedupe-reduce-scatters").module
+    assert weft.listing(done).count("reduce_scatter(") == 1

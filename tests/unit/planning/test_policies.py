@@ -147,7 +147,7 @@ def test_a_launch_without_modules_takes_those_of_its_input():
 def test_an_unknown_name_is_an_error_with_the_nearest_one():
     with pytest.raises(PipelineError) as error:
         run(gathers(2), "bucket-all-gathers{pinned=ag0+ag11}")
-    assert str(error.value) == "bucket-all-gathers: the graph has no node 'ag11'\ndid you mean 'ag1'?"
+    assert str(error.value) == "bucket-all-gathers: the graph has no launch 'ag11'\ndid you mean 'ag1'?"
 
 
 def test_names_of_launches_that_a_bucket_took_are_known_in_a_second_run():

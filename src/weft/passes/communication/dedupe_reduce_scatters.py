@@ -31,13 +31,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from weft.graph import metadata, ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, NamedNodes, Numerics, Pass
 from weft.planning.members import Refusal, Touches
 from weft.planning.plan import Decision, Fold, Reason, Step
 
@@ -55,7 +56,7 @@ class DedupeReduceScatters(Pass):
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
         touches = Touches(dag)
-        trees: dict[Node, tuple[Node, ...]] = {}
+        trees: dict[Node, list[Node]] = {}
         decisions: list[Decision] = []
         for node in dag.nodes:
             launches = [launch for source in _addends(node) if (launch := _first_launch(source, trees)) is not None]
@@ -67,14 +68,15 @@ class DedupeReduceScatters(Pass):
                 sentence = f"{node.name} adds what {names[0]} and {names[1]} reduce: {refusal.sentence}"
                 decisions.append(self.decision(refusal.reason, sentence, *names, blocking=refusal.blocking))
                 continue
-            inner = [trees.pop(source, ()) for source in _addends(node)]
-            trees[node] = (*inner[0], *inner[1], node)
+            first, second = (trees.pop(source, []) for source in _addends(node))
+            first += [*second, node]  # in place: long chains of additions grow by one
+            trees[node] = first
             sentence = f"what {names[0]} and {names[1]} reduce is added before, not by {node.name} behind"
             decisions.append(self.decision(Reason.APPLIED, sentence, *names))
         return self.step((Fold(tuple(n.name for n in tree)) for tree in trees.values()), decisions)
 
     def apply(self, edit: Edit, step: Step) -> None:
-        nodes = {node.name: node for node in edit.graph.nodes}
+        nodes = NamedNodes(edit.graph.nodes)
         position = {node: i for i, node in enumerate(edit.graph.nodes)}
         heirs: dict[Node, Node] = {}
         for action in step.actions:
@@ -90,7 +92,7 @@ def _addends(node: Node) -> list[Node]:
     return found if len(found) == 2 else []
 
 
-def _first_launch(node: Node, trees: dict[Node, tuple[Node, ...]]) -> Node | None:
+def _first_launch(node: Node, trees: dict[Node, list[Node]]) -> Node | None:
     """The launch of a reduction that a node waits for; of a sum of such, its first one."""
     if node in trees:
         return _first_launch(_addends(trees[node][0])[0], {})
@@ -99,12 +101,11 @@ def _first_launch(node: Node, trees: dict[Node, tuple[Node, ...]]) -> Node | Non
     return launch if form is not None and form.kind in ops.REDUCTIONS and isinstance(launch, Node) else None
 
 
-def _why_not(
-    node: Node, first: Node, second: Node, touches: Touches, trees: dict[Node, tuple[Node, ...]]
-) -> Refusal | None:
+def _why_not(node: Node, first: Node, second: Node, touches: Touches, trees: dict[Node, list[Node]]) -> Refusal | None:
     values = [ops.value_of(n) for n in (node, *_addends(node))]
     keys = [_key(first), _key(second)]
-    if keys[0] != keys[1] or keys[0][1] not in ADDITIVE:
+    exact_sums = keys[0][1] == "sum" or (isinstance(values[0], Tensor) and values[0].dtype.is_floating_point)
+    if keys[0] != keys[1] or keys[0][1] not in ADDITIVE or not exact_sums:
         return Refusal(Reason.UNSUPPORTED_FORM, "they are not reduced alike by sums or averages")
     if node.kwargs or not metadata.same(values[0], values[1]) or not metadata.same(values[0], values[2]):
         return Refusal(Reason.UNSUPPORTED_FORM, "it is more than an addition of equal shapes and dtypes")
@@ -125,16 +126,18 @@ def _why_not(
 
 def _key(launch: Node) -> tuple[Any, ...]:
     collective = Collective(launch)
-    return collective.kind, collective.reduce_op, collective.group, ops.bind(launch).get("group_size")
+    return launch.target, collective.reduce_op, collective.group, ops.bind(launch).get("group_size")
 
 
 def _leaves(node: Node, tree: set[Node]) -> Iterator[Node]:
     """The launches that a tree of additions adds, in order."""
-    if node not in tree:
-        yield node.args[0]  # type: ignore[misc]
-        return
-    for addend in _addends(node):
-        yield from _leaves(addend, tree)
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        if top in tree:
+            stack += reversed(_addends(top))
+        else:
+            yield top.args[0]  # type: ignore[misc]
 
 
 def _fold(edit: Edit, tree: list[Node], position: dict[Node, int]) -> Node:
