@@ -6,6 +6,7 @@ Contract: nothing outside this package names a private part of torch. Each funct
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -85,34 +86,15 @@ def fake_tensor(
         return torch.empty_strided(size, stride, dtype=dtype, device=device)  # type: ignore[return-value]
 
 
-# c10/core/ScalarType.h: numbers that are written to files, and so never change.
-_DTYPES = {
-    0: torch.uint8,
-    1: torch.int8,
-    2: torch.int16,
-    3: torch.int32,
-    4: torch.int64,
-    5: torch.float16,
-    6: torch.float32,
-    7: torch.float64,
-    8: torch.complex32,
-    9: torch.complex64,
-    10: torch.complex128,
-    11: torch.bool,
-    15: torch.bfloat16,
-    23: torch.float8_e5m2,
-    24: torch.float8_e4m3fn,
-    25: torch.float8_e5m2fnuz,
-    26: torch.float8_e4m3fnuz,
-    27: torch.uint16,
-    28: torch.uint32,
-    29: torch.uint64,
-}
-
-
 def dtype_of(value: torch.dtype | int) -> torch.dtype:
     """A dtype in a list of them, which an operator in Python is given as a number up to torch 2.12."""
-    return value if isinstance(value, torch.dtype) else _DTYPES[value]
+    return value if isinstance(value, torch.dtype) else _dtype_numbered(value)
+
+
+@functools.cache
+def _dtype_numbered(number: int) -> torch.dtype:
+    """The dtype that torch itself makes of a number; only for numbers that come from torch."""
+    return torch.ops.aten.empty.memory_format([0], dtype=number, device="meta").dtype
 
 
 def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

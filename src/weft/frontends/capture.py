@@ -25,7 +25,7 @@ from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_ke
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.about import ABOUT_KEY
 from weft.frontends.fake_world import fake_world, mesh_groups
-from weft.frontends.leaves import Faker, parts, plain, tensors_in
+from weft.frontends.leaves import Faker, parts, plain
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
 from weft.frontends.tidy import tidy
@@ -34,6 +34,7 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
 from weft.passes.pipeline import Pipeline
+from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"
 

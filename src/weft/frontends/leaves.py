@@ -6,7 +6,7 @@ it, which become the inputs of the graph; an operator on the leaf is an operator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -82,14 +82,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return value
-
-
-def tensors_in(value: Any) -> Iterable[Tensor]:
-    """The tensors in nested containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))

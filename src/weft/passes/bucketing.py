@@ -24,7 +24,6 @@ from weft.planning.buckets import Bucketing
 from weft.planning.members import Strategy
 from weft.planning.plan import Step
 from weft.planning.policies import Policy, cap_from
-from weft.planning.roles import Role
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,14 @@ class BucketPass(Pass):
         engine = Bucketing(self.name(), dag, context.groups, self.policy(context), self.strategy, self.alias_outputs)
         return self.step(*engine.plan(self.kinds))
 
-    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
-        """The options as a policy."""
+    def policy(self, context: Context) -> Policy:
+        """The options as a policy; a pass with more of them replaces what differs."""
         return Policy(
             cap_from(self.max_bytes, context.cluster, context.groups, self.first_bytes),
             self.may_overshoot,
-            role,
-            self.modules,
-            tuple(tuple(names.split("+")) for names in self.pinned),
-            frozenset(self.forbidden),
-            prefetch,
-            defer,
+            modules=self.modules,
+            pinned=tuple(tuple(names.split("+")) for names in self.pinned),
+            forbidden=frozenset(self.forbidden),
         )
 
     def __post_init__(self) -> None:

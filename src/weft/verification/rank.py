@@ -59,9 +59,8 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.compat import new_fake_mode
+from weft.compat import dtype_of, new_fake_mode
 from weft.kernels.pack import ALIGNMENT, PACK, row_layout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool]
@@ -122,3 +122,11 @@ def test_it_runs_under_torch_compile():
     inputs = [torch.randn(3), torch.randn(2, 2)]
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*inputs), function(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float16, torch.float32, torch.bfloat16, torch.bool])
+def test_dtypes_given_as_numbers_are_those_of_torch(dtype: torch.dtype):
+    """As torch up to 2.12 gives them: the number of a dtype is what torch makes that dtype of."""
+    found = [n for n in range(16) if n not in (12, 13, 14) and dtype_of(n) is dtype]  # 12 to 14 are quantized
+    assert len(found) == 1
+    assert dtype_of(dtype) is dtype

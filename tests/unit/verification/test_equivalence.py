@@ -585,7 +585,6 @@ def graph(x: f32[4], y: f32[6], z: bf16[5]):
     ],
 )
 def test_a_pack_with_casts_is_proved_and_a_wrong_one_is_not(right: str, wrong: str):
-    pytest.importorskip("weft.kernels.pack")
     before, after = PACKED
     assert weft.verify(module(before), module(after), ranks=4).bitwise
     found = proof(before, after)
@@ -595,7 +594,6 @@ def test_a_pack_with_casts_is_proved_and_a_wrong_one_is_not(right: str, wrong: s
 
 
 def test_a_pack_by_rows_feeds_a_reduce_scatter():
-    pytest.importorskip("weft.kernels.pack")
     before = """
 def graph(x: f32[4, 4], y: f32[6]):
     a = reduce_scatter(x, 'sum', 2, 'dp')

@@ -33,7 +33,7 @@ Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack. Memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.graph.ops import Kind
@@ -55,6 +55,6 @@ class BucketAllGathers(BucketPass):
     prefetch: int = 0
     """Launch a bucket as many buckets earlier than its first use needs."""
 
-    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
-        chosen = Role.PARAMETERS if self.only == "parameters" else role
-        return super().policy(context, chosen, self.prefetch, defer)
+    def policy(self, context: Context) -> Policy:
+        role = Role.PARAMETERS if self.only == "parameters" else None
+        return replace(super().policy(context), role=role, prefetch=self.prefetch)

@@ -30,7 +30,7 @@ Bytes on the wire: unchanged. Memory: the buffer; a copy of each result that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.graph.ops import Kind
@@ -52,6 +52,6 @@ class BucketReduceScatters(BucketPass):
     defer: int = 1
     """How many other buckets may be launched before a bucket is waited for."""
 
-    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
-        chosen = Role.GRADIENTS if self.only == "gradients" else role
-        return super().policy(context, chosen, prefetch, self.defer)
+    def policy(self, context: Context) -> Policy:
+        role = Role.GRADIENTS if self.only == "gradients" else None
+        return replace(super().policy(context), role=role, defer=self.defer)

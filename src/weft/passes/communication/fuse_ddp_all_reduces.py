@@ -30,7 +30,7 @@ Bytes on the wire: unchanged. Memory: the buffer; a copy of each gradient that t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
@@ -48,5 +48,5 @@ class FuseDdpAllReduces(BucketPass):
     may_overshoot = True
     first_bytes = 1 << 20
 
-    def policy(self, context: Context, role: Role | None = None, prefetch: int = 0, defer: int = 1) -> Policy:
-        return super().policy(context, Role.GRADIENTS, prefetch, defer)
+    def policy(self, context: Context) -> Policy:
+        return replace(super().policy(context), role=Role.GRADIENTS)
