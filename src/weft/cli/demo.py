@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 CLUSTER = "h100-8x8"
 NUM_RANKS = 64
 SMALL_RANKS = 4
+LEGEND = """\
+exposed: the GPUs stand still for communication. hidden: they compute meanwhile.
+bound: no order of this step, and no merging of its collectives, takes less. gap: how far the step is above it."""
 PASTE = """\
 model = torch.compile(model, backend="weft", options={"weft.cluster": "h100-8x8"})
 ...
@@ -53,7 +56,7 @@ def demo(
 
 
 def _show(result: Result, small: Result, title: str, output: Path) -> None:
-    _section(f"{title}: one step on {CLUSTER}, simulated", "\n".join(result.report.summary_lines()))
+    _section(f"{title}: one step on {CLUSTER}, simulated", "\n".join([*result.report.summary_lines(), "", LEGEND]))
     _section("passes", "\n".join(result.report.pass_lines()))
     checks = [
         *(f"the whole step: {witness}" for witness in result.report.witnesses),

@@ -176,7 +176,14 @@ def test_the_demo_checks_and_draws_what_it_shows(weft: Weft, tmp_path: Path):
 
 def test_the_demo_is_told_in_words(weft: Weft, tmp_path: Path):
     shown = weft("demo", "--layers", 1, "--output", tmp_path).stdout
-    for part in ("llama-8b, 1 layers, FSDP on 64 ranks", "step ", "bound ", "proved equal", 'backend="weft"'):
+    for part in (
+        "llama-8b, 1 layers, FSDP on 64 ranks",
+        "step ",
+        "bound ",
+        "exposed: ",
+        "proved equal",
+        'backend="weft"',
+    ):
         assert part in shown
 
 
