@@ -20,6 +20,7 @@ from weft.passes.pipeline import Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
+from weft.report.work import check_tokens
 from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 from weft.simulation.timeline import Timeline
 from weft.verification.comparison import Verdict, compare, example_inputs
@@ -50,15 +51,18 @@ def optimize(
     strict: bool = False,
     verify: Witness = "structure",
     groups: Groups | None = None,
+    tokens_per_step: int | None = None,
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
 
     `verify` chooses the witness: `structure` checks the invariants after every pass; `equivalence` also proves, without
     data and at any size, that both graphs compute the same; `values` runs both on every rank of a virtual cluster.
+    `tokens_per_step`, of all ranks together, is for the report; what the zoo captures says it itself.
     """
     if verify not in get_args(Witness):
         do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
         raise VerificationError(compose("optimize", f"no witness is called {verify!r}", do=do))
+    check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     run = chosen.run(
@@ -72,7 +76,8 @@ def optimize(
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
-    return Result(run.module, run.plan, _report(module, run, described, groups, tuple(witnesses)))
+    comparison = None if described is None else Comparison(module, run.module, described, groups, tokens_per_step)
+    return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)))
 
 
 def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | None) -> Proof:
@@ -90,17 +95,15 @@ def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | N
     return proof
 
 
-def _report(
-    module: GraphModule, run: Run, cluster: Cluster | None, groups: Groups | None, witnesses: tuple[str, ...]
-) -> Report:
+def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnesses: tuple[str, ...]) -> Report:
     return Report(
         before=_record(module, run.before),
         after=_record(run.module, run.after),
         passes=record_passes(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
-        cluster=None if cluster is None else cluster.name,
-        comparison=None if cluster is None else Comparison(module, run.module, cluster, groups),
+        cluster=None if comparison is None else comparison.cluster.name,
+        comparison=comparison,
         plan_digest=run.plan.digest,
         witnesses=witnesses,
     )

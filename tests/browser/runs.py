@@ -8,7 +8,8 @@ from itertools import accumulate
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage
-from weft.report.summary import SimulatedRun, Work, summarize
+from weft.report.summary import SimulatedRun, summarize
+from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 GATHER_NS, SCATTER_NS, BYTES = 1_700_000, 1_300_000, 218 << 20

@@ -38,14 +38,15 @@ def demo(
     from weft.zoo import load
 
     output.mkdir(parents=True, exist_ok=True)
-    with progress(f"capturing {layers} layers of llama-8b under FSDP on {NUM_RANKS} ranks"):
+    shown = f"{layers} layer{'s' if layers > 1 else ''}"
+    with progress(f"capturing {shown} of llama-8b under FSDP on {NUM_RANKS} ranks"):
         module = load("llama-8b", "fsdp", ranks=NUM_RANKS, layers=layers)
     with progress(f"optimizing {len(module.graph.nodes)} nodes for {CLUSTER} and proving that nothing changed"):
         result = optimize(module, CLUSTER, verify="equivalence")
     with progress(f"comparing values of the debug preset on {SMALL_RANKS} ranks"):
         small = optimize(load("llama-debug", "fsdp", ranks=SMALL_RANKS), CLUSTER, verify="values")
     with progress("simulating both graphs"):
-        title = f"llama-8b, {layers} layers, FSDP on {NUM_RANKS} ranks"
+        title = f"llama-8b, {shown}, FSDP on {NUM_RANKS} ranks"
         result.report.save_html(output / "report.html", title=title)
         result.report.save_trace(output / "trace.json")
     if as_json:

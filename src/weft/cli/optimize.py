@@ -35,6 +35,7 @@ def optimize(
     plan: usage.PlanOption = None,
     html: HtmlOption = None,
     trace: TraceOption = None,
+    tokens: usage.TokensOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
     """Optimize a graph: its new listing goes to stdout, the report to stderr.
@@ -45,7 +46,7 @@ def optimize(
         if path is not None and cluster is None:
             what = f"{option} draws a simulation, and no cluster is given"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
-    _, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan, html, trace))
+    _, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan, html, trace), tokens=tokens)
 
     from weft.graph.text import render
 

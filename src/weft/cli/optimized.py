@@ -22,6 +22,7 @@ def optimize_source(
     strict: bool,
     files: tuple[Path | None, ...],
     check: Callable[[GraphModule], object] | None = None,
+    tokens: int | None = None,
 ) -> tuple[GraphModule, Result]:
     """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
     usage.check_files(files)
@@ -38,7 +39,8 @@ def optimize_source(
     if check is not None:
         check(module)
     with usage.progress(f"optimizing {len(module.graph.nodes)} nodes"):
-        return module, run(module, described, pipeline=passes, strict=strict, verify=verify.value)
+        done = run(module, described, pipeline=passes, strict=strict, verify=verify.value, tokens_per_step=tokens)
+    return module, done
 
 
 def save_plan(result: Result, plan: Path | None) -> None:

@@ -49,6 +49,7 @@ def sweep(
     output: OutputOption = None,
     merge: MergeOption = False,
     plot: PlotOption = None,
+    tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Optimize and simulate a graph on every cluster by every pipeline. Needs no GPU.
@@ -57,13 +58,13 @@ def sweep(
     """
     usage.check_files((output, plot))
     if merge:
-        given = {"--cluster": cluster, "--pipeline": pipeline, "--shard": shard, "--jobs": jobs > 1}
+        given = {"--cluster": cluster, "--pipeline": pipeline, "--shard": shard, "--jobs": jobs > 1, "--tokens": tokens}
         _refuse_beside_merge([option for option, value in given.items() if value])
         from weft.report.sweep import merge as join
 
         cells = join(arguments)
     else:
-        cells = _run(arguments, cluster or [], pipeline or ["auto"], jobs, parse_shard(shard))
+        cells = _run(arguments, cluster or [], pipeline or ["auto"], jobs, parse_shard(shard), tokens)
     _tell(cells, output, plot, as_json)
     if any(cell.error is not None for cell in cells):
         raise typer.Exit(1)
@@ -88,7 +89,12 @@ def _refuse_beside_merge(given: list[str]) -> None:
 
 
 def _run(
-    sources: list[str], clusters: list[str], pipelines: list[str], jobs: int, shard: tuple[int, int]
+    sources: list[str],
+    clusters: list[str],
+    pipelines: list[str],
+    jobs: int,
+    shard: tuple[int, int],
+    tokens: int | None,
 ) -> list[Cell]:
     if len(sources) != 1:
         raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
@@ -109,8 +115,11 @@ def _run(
         Pipeline.parse(spec)
     with usage.progress(f"reading {sources[0]}"):
         module = load_source(sources[0])
-    with usage.progress(f"running {len(clusters)} clusters x {len(pipelines)} pipelines"):
-        return run(module, clusters, pipelines, jobs=jobs, shard=shard)
+    num_cells = len(range(shard[0] - 1, len(clusters) * len(pipelines), shard[1]))
+    with usage.progress_bar(f"{len(clusters)} clusters x {len(pipelines)} pipelines", num_cells) as advance:
+        return run(
+            module, clusters, pipelines, jobs=jobs, shard=shard, tokens_per_step=tokens, done=lambda cell: advance()
+        )
 
 
 def _tell(cells: list[Cell], output: Path | None, plot: Path | None, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +40,12 @@ VerifyOption = Annotated[Witness, typer.Option("--verify", help="What checks the
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail where a pass declines a rewrite.")]
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Instead of stdout.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Save the plan here, as JSON.")]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens", metavar="N", min=1, help="Tokens of a step on all ranks, for tokens/s; zoo:MODEL knows them."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -102,3 +108,21 @@ def progress(doing: str) -> Generator[None, None, None]:
 
     with Console(stderr=True).status(escape(plain_line(doing))):
         yield
+
+
+@contextmanager
+def progress_bar(doing: str, total: int) -> Generator[Callable[[], object], None, None]:
+    """A bar on stderr, if a person is watching; what is given back is called once for each part that is done."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from weft.report.plain_text import plain_line
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(plain_line(doing)), total=total)
+        yield lambda: bar.advance(task)

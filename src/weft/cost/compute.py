@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.cost.device import Device
-from weft.cost.flops import UnknownSizeError, product_dtype, rule_of
+from weft.cost.flops import flops_of, product_dtype
 from weft.cost.traffic import Sort, Traffic
-from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
 
@@ -61,12 +60,8 @@ def compute(dag: Dag, device: Device, fuse: bool = True) -> Compute:
 def _product(dag: Dag, i: int, device: Device) -> tuple[int | None, int]:
     """Time and flops of a product; both 0 for another kernel, and no time where size or peak are unknown."""
     node = dag.nodes[i]
-    rule = rule_of(node.target)
-    if rule is None:
-        return 0, 0
-    try:
-        flops = rule(node, ops.bind(node))
-    except UnknownSizeError:
-        return None, 0
+    flops = flops_of(node)
+    if not flops:
+        return flops, 0
     dtype = product_dtype(node)
     return (device.product_ns(flops, dtype) if dtype is not None else None), flops

@@ -67,6 +67,15 @@ def rule_of(target: Any) -> Rule | None:
     return None
 
 
+def flops_of(node: Node) -> int | None:
+    """The flops of a product, 0 for what is none; None where a size is unknown."""
+    rule = rule_of(node.target)
+    try:
+        return 0 if rule is None else rule(node, ops.bind(node))
+    except UnknownSizeError:
+        return None
+
+
 def product_dtype(node: Node) -> torch.dtype | None:
     """The dtype that a product computes in: of its first operand of two dims or more, so that a bias does not count."""
     values = (ops.value_of(source) for source in input_nodes(node))

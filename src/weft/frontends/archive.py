@@ -30,8 +30,8 @@ from torch.fx import GraphModule, Node
 
 from weft.compat import FakeTensor
 from weft.errors import GraphError, ReadError, compose
-from weft.frontends.about import ABOUT_KEY
 from weft.graph import ops
+from weft.graph.about import ABOUT_KEY
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.groups import read_groups
 from weft.graph.text import parse, render

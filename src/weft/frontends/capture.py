@@ -23,12 +23,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels
 from weft.errors import CaptureError, WeftError, compose, nearest
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.leaves import Faker, parts, plain
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
 from weft.frontends.tidy import tidy
+from weft.graph.about import ABOUT_KEY
 from weft.graph.check import validate
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused

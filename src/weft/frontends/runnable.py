@@ -29,12 +29,12 @@ from torch.fx import GraphModule
 
 from weft.compat import quiet_fake_kernels
 from weft.errors import ReadError, compose
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.printed_graph import GraphReader, Groups, is_text
 from weft.frontends.printed_inputs import inputs_of
 from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, open_bytes
 from weft.frontends.printed_types import SYMBOL, PrintedTypes, first_line, is_number
 from weft.frontends.printed_values import ValueReader
+from weft.graph.about import ABOUT_KEY
 from weft.graph.literals import dotted
 from weft.graph.metadata import contiguous_strides
 

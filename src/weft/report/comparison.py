@@ -19,6 +19,7 @@ from weft.report.html import ReportPage
 from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
+from weft.report.work import work_of
 from weft.simulation.bounds import lower_bound
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
@@ -32,6 +33,8 @@ class Comparison:
     after: GraphModule
     cluster: Cluster
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+    tokens_per_step: int | None = None
+    """Of all ranks together. None: as the module says, if it does."""
     _runs: tuple[SimulatedRun, SimulatedRun] | None = field(default=None, repr=False)
 
     def runs(self, report: Report) -> tuple[SimulatedRun, SimulatedRun]:
@@ -54,7 +57,7 @@ class Comparison:
 
     def summary(self, report: Report) -> Summary:
         """Both runs in numbers."""
-        return summarize(*self.runs(report))
+        return summarize(*self.runs(report), work_of(self.before, self.cluster.device, self.tokens_per_step))
 
     def save_html(self, path: str | Path, report: Report, title: str) -> None:
         """Write the page."""

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from weft.report.explain import CollectiveRecord
 from weft.report.report import table
+from weft.report.work import Work
 from weft.simulation.timeline import NS_PER_US, Timeline
 
 BETTER_STYLE, WORSE_STYLE = "green", "red"
@@ -45,16 +46,6 @@ class SimulatedRun:
     @property
     def num_queues(self) -> int:
         return max([len(self.queues), *(span.queue + 1 for span in self.timeline.collectives)])
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one step gets done, for tokens per second and the share of the peak (MFU)."""
-
-    num_tokens: int | None = None
-    """Of the whole cluster."""
-    flops_share: float | None = None
-    """Floating-point operations of the model on one device over those that the device does in a second at its peak."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +176,13 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-def _share_text(share: float) -> str:
+def share_text(share: float) -> str:
+    """`12.3 %`."""
     return f"{share * 100:.1f} %"
 
 
-def _count_text(count: float) -> str:
+def count_text(count: float) -> str:
+    """`1,234`."""
     return f"{count:,.0f}"
 
 
@@ -209,12 +202,12 @@ QUANTITIES = (
     _Quantity("exposed", lambda totals: totals.exposed_us, duration_text, -1),
     _Quantity("hidden", lambda totals: totals.hidden_us, duration_text, 0),
     _Quantity("bound", lambda totals: totals.lower_bound_us, duration_text, 0),
-    _Quantity("gap", lambda totals: totals.gap, _share_text, -1, is_relative=False),
+    _Quantity("gap", lambda totals: totals.gap, share_text, -1, is_relative=False),
     _Quantity("peak memory", lambda totals: totals.peak_bytes, size_text, -1),
-    _Quantity("collectives", lambda totals: totals.num_collectives, _count_text, -1),
+    _Quantity("collectives", lambda totals: totals.num_collectives, count_text, -1),
     _Quantity("bytes", lambda totals: totals.num_bytes, size_text, 0),
-    _Quantity("MFU", lambda totals: totals.mfu, _share_text, 1, is_relative=False),
-    _Quantity("tokens/s", lambda totals: totals.tokens_per_second, _count_text, 1),
+    _Quantity("MFU", lambda totals: totals.mfu, share_text, 1, is_relative=False),
+    _Quantity("tokens/s", lambda totals: totals.tokens_per_second, count_text, 1),
 )
 
 

@@ -2,9 +2,10 @@
 
     cells = sweep(module, ["h100-8x8", "a100-8x8"], ["none", "auto"])
 
-Contract: a cell depends on nothing but the listing of the graph, its cluster and its pipeline, so that cells run in any
-process and in any order; they are numbered by cluster, then by pipeline, and come back in that order. A cell that fails
-holds its error. What a cell says is a line of JSON; the lines of all shards of a sweep are joined by `merge`.
+Contract: a cell depends on nothing but the listing of the graph, its tokens, its cluster and its pipeline, so that
+cells run in any process and in any order; they are numbered by cluster, then by pipeline, and come back in that order.
+A cell that fails holds its error. What a cell says is a line of JSON; the lines of all shards of a sweep are joined by
+`merge`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -26,12 +27,14 @@ from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
 from weft.errors import ReadError, ReportError, WeftError, compose
+from weft.graph.about import tokens_per_step
 from weft.graph.text import digest, parse, render
 from weft.passes.pipeline import Pipeline
 from weft.report.comparison import Comparison
 from weft.report.plain_text import plain, plain_line
 from weft.report.report import GraphRecord, Report, record_passes, table
-from weft.report.summary import Totals, duration_text, size_text
+from weft.report.summary import Totals, count_text, duration_text, share_text, size_text
+from weft.report.work import check_tokens
 
 MAX_ERRORS = 20
 """Of files to merge that are shown."""
@@ -67,6 +70,7 @@ class Task:
     listing: str
     cluster: Cluster
     pipeline: str
+    tokens_per_step: int | None = None
 
 
 def sweep(
@@ -77,31 +81,48 @@ def sweep(
     *,
     jobs: int = 1,
     shard: tuple[int, int] = (1, 1),
+    tokens_per_step: int | None = None,
+    done: Callable[[Cell], object] | None = None,
 ) -> list[Cell]:
     """Optimize and simulate a graph on every cluster by every pipeline.
 
     The cells run on the executor; without one in this process, or for several jobs in a pool of spawned processes. The
-    shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on.
+    shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on. `done` is called with each cell in order.
     """
     first, num_shards = shard
     if not 1 <= first <= num_shards:
         raise ReportError(compose("sweep", f"there is no shard {first} of {num_shards}", do="count from 1"))
-    tasks = tasks_of(module, clusters, pipelines)[first - 1 :: num_shards]
+    tasks = tasks_of(module, clusters, pipelines, tokens_per_step)[first - 1 :: num_shards]
+    cells: list[Cell] = []
+    for cell in _run_all(tasks, executor, min(jobs, len(tasks))):
+        cells.append(cell)
+        if done is not None:
+            done(cell)
+    return cells
+
+
+def _run_all(tasks: Sequence[Task], executor: Executor | None, jobs: int) -> Iterator[Cell]:
     if executor is not None:
-        return list(_submit(tasks, executor))
-    if min(jobs, len(tasks)) > 1:
-        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-            return list(_submit(tasks, pool))
-    try:
-        return [*map(run_task, tasks)]
-    finally:
-        _module_of.cache_clear()
+        yield from _submit(tasks, executor)
+    elif jobs > 1:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            yield from _submit(tasks, pool)
+    else:
+        try:
+            yield from map(run_task, tasks)
+        finally:
+            _module_of.cache_clear()
 
 
 def tasks_of(
-    module: GraphModule, clusters: Sequence[str | Path | Cluster], pipelines: Sequence[str | Pipeline]
+    module: GraphModule,
+    clusters: Sequence[str | Path | Cluster],
+    pipelines: Sequence[str | Pipeline],
+    num_tokens: int | None = None,
 ) -> list[Task]:
     """All cells in order, not yet run. Unknown clusters and passes are refused here."""
+    check_tokens(num_tokens)
+    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)  # a listing does not say it
     described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in clusters]
     names = [each.name if isinstance(each, Cluster) else str(each) for each in clusters]
     specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in pipelines]
@@ -111,10 +132,13 @@ def tasks_of(
             if count > 1:
                 raise ReportError(compose("sweep", f"{what} {name!r} is given {count} times", do="give it once"))
     listing = render(module)
-    identity = digest("\n".join([digest(listing), *(each.digest for each in described), *specs, *names, *labels]))
+    facts = [digest(listing), *(each.digest for each in described), *specs, *names, *labels, str(tokens)]
+    identity = digest("\n".join(facts))
     num_cells = len(names) * len(specs)
     return [
-        Task(Cell(identity, i * len(specs) + k, num_cells, names[i], labels[k]), listing, described[i], specs[k])
+        Task(
+            Cell(identity, i * len(specs) + k, num_cells, names[i], labels[k]), listing, described[i], specs[k], tokens
+        )
         for i in range(len(names))
         for k in range(len(specs))
     ]
@@ -135,7 +159,7 @@ def _run(task: Task) -> Cell:
     run = Pipeline.parse(task.pipeline).run(module, cluster=task.cluster)
     sizes = [GraphRecord(len(each.graph.nodes), 0, "") for each in (module, run.module)]
     report = Report(sizes[0], sizes[1], record_passes(run.log), (), ())
-    found = Comparison(module, run.module, task.cluster).summary(report)
+    found = Comparison(module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary(report)
     seconds = sum(entry.seconds for entry in run.log)
     return replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
 
@@ -246,28 +270,39 @@ def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
         yield f"{missing} of {first.num_cells} cells are missing: {', '.join(shown)}{rest}"
 
 
+HEAD = ("cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes")
+WHERE_KNOWN = ("MFU", "tokens/s")
+"""Columns that are left out where no cell knows them."""
+
+
 def sweep_text(cells: Iterable[Cell]) -> str:
     """The cells as a table, and the errors of those that failed."""
-    rows = [["cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes"]]
+    rows = [[*HEAD, *WHERE_KNOWN]]
     errors: list[str] = []
     for cell in cells:
         rows.append([*map(plain_line, (cell.cluster, cell.pipeline, *_texts(cell)))])
         if cell.error is not None:
             message = plain(cell.error).replace("\n", "\n    ")
             errors += ["", f"{rows[-1][0]}, {rows[-1][1]}:", f"    {message}"]
-    return "\n".join([*table(rows), *errors]) if len(rows) > 1 else "there are no cells"
+    if len(rows) == 1:
+        return "there are no cells"
+    known = [any(cell != "-" for cell in column[1:]) for column in zip(*rows, strict=True)]
+    shown = [i for i, is_known in enumerate(known) if i < len(HEAD) or is_known]
+    return "\n".join([*table([[row[i] for i in shown] for row in rows]), *errors])
 
 
 def _texts(cell: Cell) -> list[str]:
     before, after = cell.before, cell.after
     if before is None or after is None:
-        return ["failed", *["-"] * 6]
+        return ["failed", *["-"] * (len(HEAD) + len(WHERE_KNOWN) - 3)]
     return [
         f"{duration_text(before.step_us)} -> {duration_text(after.step_us)}",
         f"{duration_text(before.exposed_us)} -> {duration_text(after.exposed_us)}",
         "-" if after.lower_bound_us is None else duration_text(after.lower_bound_us),
-        "-" if after.gap is None else f"{after.gap * 100:.1f} %",
+        "-" if after.gap is None else share_text(after.gap),
         "-" if after.peak_bytes is None else size_text(after.peak_bytes),
         f"{before.num_collectives} -> {after.num_collectives}",
         duration_text((cell.pass_seconds or 0) * 1e6),
+        "-" if after.mfu is None else share_text(after.mfu),
+        "-" if after.tokens_per_second is None else count_text(after.tokens_per_second),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import GraphModule
 
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
+from weft.graph.about import TOKENS_KEY
 from weft.graph.types import DTYPE_NAMES
 from weft.zoo import llama, moe, vision
 from weft.zoo.parallel.parameters import Precision
@@ -124,6 +126,8 @@ def load(
         "dtypes": {"parameters": "f32", "compute": _dtype(compute_dtype), "reduce": _dtype(reduce_dtype)},
         "reshard": reshard,
     }
+    if entry.batch is _text:
+        about[TOKENS_KEY] = batch * entry.config.sequence * prod(axes[axis] for axis in strategy_of(parallel).data_axes)
     step = TrainingStep(make, optimizer=optimizer)
     return capture(step, example, axes or None, part, dynamic, rank=rank, about=about)
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from tests.unit.cli.conftest import LISTING, OPTIMIZED
-from weft.cli.usage import progress, write
+from weft.cli.usage import progress, progress_bar, write
 from weft.planning.plan import Plan
 
 Weft = Callable[..., Result]
@@ -177,7 +177,7 @@ def test_the_demo_checks_and_draws_what_it_shows(weft: Weft, tmp_path: Path):
 def test_the_demo_is_told_in_words(weft: Weft, tmp_path: Path):
     shown = weft("demo", "--layers", 1, "--output", tmp_path).stdout
     for part in (
-        "llama-8b, 1 layers, FSDP on 64 ranks",
+        "llama-8b, 1 layer, FSDP on 64 ranks",
         "step ",
         "bound ",
         "exposed: ",
@@ -203,6 +203,19 @@ def test_progress_is_shown_to_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
         with progress("reading [bold]x\x07.txt"):
             pass
     assert "reading [bold]x.txt" in watched.getvalue()
+    assert piped.getvalue() == ""
+
+
+def test_a_bar_counts_what_is_done_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    watched, piped = Terminal(), io.StringIO()
+    for stream in (watched, piped):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_bar("[bold]x\x07", 3) as advance:
+            advance()
+            advance()
+    assert "[bold]x " in watched.getvalue()
+    assert "2/3" in watched.getvalue()
     assert piped.getvalue() == ""
 
 

@@ -40,6 +40,17 @@ def test_with_a_cluster_the_report_starts_with_both_runs_in_numbers(weft: Weft, 
     ]
 
 
+def test_tokens_of_a_step_are_given_where_the_source_does_not_say_them(weft: Weft, listing: Path):
+    def second(*options: object) -> float | None:
+        done = weft("optimize", listing, "--cluster", "h100-8", "--json", *options)
+        after = json.loads(done.stdout)["report"]["simulated"]["after"]
+        return after["tokens_per_second"] and after["tokens_per_second"] * after["step_us"] / 1e6
+
+    assert second() is None
+    assert second("--tokens", 4096) == pytest.approx(4096)
+    assert weft("optimize", listing, "--tokens", 0).exit_code == 2
+
+
 @pytest.mark.parametrize("option", ["--html", "--trace"])
 def test_what_is_drawn_needs_a_cluster_and_is_refused_before_the_source_is_read(
     weft: Weft, tmp_path: Path, option: str

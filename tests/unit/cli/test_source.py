@@ -19,8 +19,8 @@ from weft.cli.usage import UsageError
 from weft.cli.zoo_source import EXAMPLE, OPTIONS, load_zoo, parse_zoo
 from weft.errors import ReadError, WeftError
 from weft.frontends import archive
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.trace_log import read_log
+from weft.graph.about import ABOUT_KEY
 from weft.graph.text import parse, render
 
 DATA = Path(__file__).parents[2] / "data"

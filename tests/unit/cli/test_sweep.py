@@ -29,7 +29,7 @@ def test_every_cell_is_a_row_of_the_table(weft: Weft, listing: Path):
     done = weft("sweep", listing, *GRID)
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    heads = ["cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes"]
+    heads = ["cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes", "MFU"]
     assert re.split(" {2,}", lines[0]) == heads
     assert [line.split()[:2] for line in lines[1:]] == [
         ["h100-8", "none"],
@@ -92,7 +92,7 @@ def test_a_cell_that_fails_is_a_row_and_the_status_is_1(weft: Weft, listing: Pat
     done = weft("sweep", listing, "--cluster", "loopback-1x1", "--cluster", "h100-8", "-o", out)
     assert (done.exit_code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["loopback-1x1", "auto", "failed", *"------"]
+    assert lines[1].split() == ["loopback-1x1", "auto", "failed", *"-------"]
     assert lines[3:] == [
         "",
         "loopback-1x1, auto:",

@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import weft
 from weft.errors import GraphError, ReadError
 from weft.frontends import archive
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.trace_log import read_log
+from weft.graph.about import ABOUT_KEY
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.text import source_of
 from weft.graph.types import DTYPE_NAMES

@@ -10,10 +10,10 @@ import pytest
 import weft
 from weft.compat import storage_key
 from weft.errors import ReadError
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.graph import ops
+from weft.graph.about import ABOUT_KEY
 from weft.graph.groups import TABLE_KEY
 
 DATA = Path(__file__).parents[2] / "data"

@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 import weft
 from weft.compat import register_operators
 from weft.errors import ReadError
-from weft.frontends.about import ABOUT_KEY
 from weft.frontends.trace_log import LoggedGraph, read_log
 from weft.graph import ops
+from weft.graph.about import ABOUT_KEY
 from weft.graph.groups import TABLE_KEY
 from weft.graph.text import source_of
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from weft.report.explain import CollectiveRecord
-from weft.report.summary import SimulatedRun, Totals, Work, duration_text, size_text, summarize
+from weft.report.summary import SimulatedRun, Totals, duration_text, size_text, summarize
+from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 
