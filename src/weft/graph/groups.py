@@ -33,6 +33,11 @@ class Group:
     ranks: tuple[tuple[int, ...], ...] | None = None
     """All ranks partitioned; None where size and stride say it all."""
 
+    @property
+    def span(self) -> int:
+        """How many ranks one tile of the groups covers."""
+        return sum(map(len, self.ranks)) if self.ranks is not None else max(self.size * self.stride, 1)
+
     def partition(self, num_ranks: int) -> tuple[tuple[int, ...], ...]:
         """The groups that the ranks of a world form, in order of their first rank."""
         if self.ranks is not None:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,7 +24,7 @@ from weft.errors import PipelineError, PlanError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import copy_module, recompile
-from weft.graph.groups import GroupTable, read_groups
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
 from weft.planning.plan import Plan, Step, what_differs
@@ -86,14 +87,18 @@ class Pipeline:
         memory_limit_bytes: int | None = None,
         effort: Literal["fast", "default", "best"] = "default",
         strict: bool = False,
+        withheld: Mapping[str, str] | None = None,
     ) -> Run:
-        """Run the passes on a copy of the module."""
+        """Run the passes on a copy of the module.
+
+        `withheld` names groups that no pass may merge launches of, with the reason; `agreement.withheld` finds them.
+        """
         if memory_limit_bytes is not None:
             raise PipelineError(
                 compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out")
             )
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
-        context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict)
+        context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
         return _run(module, context, [(p, None) for p in self.passes])
 
 
@@ -137,6 +142,7 @@ def _run_passes(
     made = copy_module(module)
     listing = render(made, context.groups)
     facts = facts_of(made, context.groups, listing)
+    _check_version(expected, facts)
     log: list[LogEntry] = []
     for rewrite, step in work:
         _check_digest(step, listing, expected, facts)
@@ -149,6 +155,14 @@ def _run_passes(
     recompile(made)
     before = log[0].before if log else listing
     return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log), before, listing)
+
+
+def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse a plan of another torch, whose operators may do something else under the same names."""
+    differences = what_differs(expected, found, only=("torch",)) if "torch" in expected else []
+    if differences:
+        do = "make the plan again with this version"
+        raise PlanError(compose("plan", "it was made with another version of torch", where=differences, do=do))
 
 
 def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -166,12 +180,20 @@ def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], 
 
 
 def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str, Any]:
-    """What tells graphs apart for a reader: versions, groups, inputs, number of nodes."""
+    """What tells graphs apart for a reader: versions, ranks, groups, inputs, number of nodes."""
     inputs = next((line for line in listing.splitlines() if line.startswith("def graph(")), "")
     return {
-        "groups": {g.name: {"size": g.size, "stride": g.stride} for g in groups},
+        "num_ranks": lcm(1, *(group.span for group in groups)),
+        "groups": {g.name: _layout(g) for g in groups},
         "inputs": inputs.removeprefix("def graph(").removesuffix("):"),
         "num_nodes": len(module.graph.nodes),
         "torch": torch.__version__.partition("+")[0],
         "weft": VERSION,
     }
+
+
+def _layout(group: Group) -> Any:
+    """Which ranks form the groups, as JSON has it."""
+    if group.ranks is not None:
+        return [list(part) for part in group.ranks]
+    return {"size": group.size, "stride": group.stride}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +36,7 @@ class Reason(StrEnum):
     FULL = "full"
     OTHER_ROLE = "other-role"
     FORBIDDEN = "forbidden"
+    OTHER_RANKS = "other-ranks"
 
     @property
     def is_refusal(self) -> bool:
@@ -203,10 +204,10 @@ class Plan:
         return cls.from_json(text)
 
 
-def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any], only: Iterable[str] = ()) -> list[str]:
     """The facts in which two graphs differ, one line each."""
     return [
         f"{key}: {found.get(key)!r} here, {expected.get(key)!r} in the plan"
-        for key in sorted({*expected, *found})
+        for key in sorted(only or {*expected, *found})
         if expected.get(key) != found.get(key)
     ]

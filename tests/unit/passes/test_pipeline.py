@@ -428,8 +428,80 @@ def test_a_plan_for_another_group_is_refused_with_what_differs():
     assert str(error.value) == (
         "plan: step 'sink-waits' was made for another graph\n"
         "    groups: {'dp': {'size': 2, 'stride': 4}} here, {'dp': {'size': 2, 'stride': 1}} in the plan\n"
+        "    num_ranks: 8 here, 2 in the plan\n"
         "make the plan again for this graph with weft.optimize"
     )
+
+
+MESH = """group('dp', size=2, stride=4)
+group('tp', size=4)
+
+def graph(x: f32[8]):
+    a: f32[8] = all_reduce(x, 'sum', 'dp')
+    wa: f32[8] = wait(a)
+    b: f32[8] = all_reduce(wa, 'sum', 'tp')
+    wb: f32[8] = wait(b)
+    return [wb]
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "lines"),
+    [
+        pytest.param(
+            "group('dp', size=4, stride=4)\ngroup('tp', size=4)",
+            [
+                "groups: {'dp': {'size': 4, 'stride': 4}, 'tp': {'size': 4, 'stride': 1}} here, "
+                "{'dp': {'size': 2, 'stride': 4}, 'tp': {'size': 4, 'stride': 1}} in the plan",
+                "num_ranks: 16 here, 8 in the plan",
+            ],
+            id="another world size",
+        ),
+        pytest.param(
+            "group('dp', size=4, stride=2)\ngroup('tp', size=2)",
+            [
+                "groups: {'dp': {'size': 4, 'stride': 2}, 'tp': {'size': 2, 'stride': 1}} here, "
+                "{'dp': {'size': 2, 'stride': 4}, 'tp': {'size': 4, 'stride': 1}} in the plan"
+            ],
+            id="another mesh of as many ranks",
+        ),
+        pytest.param(
+            "group('dp', size=2, stride=4)\ngroup('tp', ranks=[[0, 2, 4, 6], [1, 3, 5, 7]])",
+            [
+                "groups: {'dp': {'size': 2, 'stride': 4}, 'tp': [[0, 2, 4, 6], [1, 3, 5, 7]]} here, "
+                "{'dp': {'size': 2, 'stride': 4}, 'tp': {'size': 4, 'stride': 1}} in the plan"
+            ],
+            id="the same axes over other ranks",
+        ),
+    ],
+)
+def test_a_plan_for_another_world_or_mesh_is_refused_with_just_that(header: str, lines: list[str]):
+    plan = Pipeline.parse("sink-waits").run(weft.parse(MESH)).plan
+    other = weft.parse(header + MESH[MESH.index("\n\n") :])
+    with pytest.raises(PlanError) as error:
+        replay(other, Plan.from_json(plan.to_json()))
+    assert str(error.value).splitlines()[1:-1] == [f"    {line}" for line in lines]
+
+
+@pytest.mark.parametrize("pipeline", ["sink-waits", "none"])
+def test_a_plan_made_with_another_torch_is_refused_though_the_graph_is_the_same(pipeline: str):
+    plan = Pipeline.parse(pipeline).run(weft.parse(MESH)).plan
+    old = Plan(plan.steps, {**plan.facts, "torch": "2.0.0"})
+    here = plan.facts["torch"]
+    with pytest.raises(PlanError) as error:
+        replay(weft.parse(MESH), old)
+    assert str(error.value) == (
+        "plan: it was made with another version of torch\n"
+        f"    torch: {here!r} here, '2.0.0' in the plan\n"
+        "make the plan again with this version"
+    )
+
+
+def test_a_plan_for_a_group_of_listed_ranks_is_replayed_from_its_file(tmp_path: Path):
+    text = MESH.replace("group('tp', size=4)", "group('tp', ranks=[[0, 2, 4, 6], [1, 3, 5, 7]])")
+    run = Pipeline.parse("auto").run(weft.parse(text))
+    run.plan.save(tmp_path / "plan.json")
+    assert replay(weft.parse(text), Plan.load(tmp_path / "plan.json")).plan == run.plan
 
 
 def test_a_plan_for_other_nodes_is_refused():
