@@ -15,7 +15,7 @@ import re
 import textwrap
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import entry_points
@@ -55,6 +55,8 @@ class Context:
     memory_limit_bytes: int | None = None
     effort: Literal["fast", "default", "best"] = "default"
     strict: bool = False
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Groups whose launches must not be merged, each with a sentence why: their ranks hold graphs that differ."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class BucketPass(Pass):
             modules=self.modules,
             pinned=tuple(tuple(names.split("+")) for names in self.pinned),
             forbidden=frozenset(self.forbidden),
+            withheld=context.withheld,
         )
 
     def __post_init__(self) -> None:

@@ -105,6 +105,8 @@ class Bucketing:
                 member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
             elif launch in policy.forbidden:
                 member = Refusal(Reason.FORBIDDEN, f"{launch} stays: that was asked for")
+            elif (group := self.groups.canonical(collective.group)) in policy.withheld:
+                member = Refusal(Reason.OTHER_RANKS, f"{launch} stays: {policy.withheld[group]}")
             if isinstance(member, Member):
                 found.append(member)
             else:

@@ -8,7 +8,7 @@ only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,6 +39,8 @@ class Policy:
     """Launches that make a bucket whatever its size."""
     forbidden: frozenset[str] = frozenset()
     """Launches that stay as they are."""
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Groups, by canonical name, whose launches stay as they are, and why: other ranks would not merge the same."""
     prefetch: int = 0
     """Launch a bucket as many buckets earlier."""
     defer: int = 1
