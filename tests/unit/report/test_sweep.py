@@ -138,9 +138,10 @@ def test_processes_give_the_same_cells(module: GraphModule, cells: list[Cell]):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_dask_gives_the_same_cells(module: GraphModule, cells: list[Cell]):
     distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     with distributed.LocalCluster(**options) as local, distributed.Client(local) as client:
         assert timeless(sweep(module, CLUSTERS, PIPELINES, client.get_executor())) == timeless(cells)
 
