@@ -44,8 +44,11 @@ class Scenario:
     batch: int = 1
     """Sequences per data-parallel rank."""
     model: str = "llama-8b"
-    family: str = ""
-    """What the targets are stated for."""
+
+    @property
+    def layers(self) -> int:
+        """Those that the peer's figures are for."""
+        return 16 if self.parallel == "ddp" else 32
 
     def cluster(self, with_overlap_costs: bool = False) -> weft.Cluster:
         """The machine, on request with launch gap and overlap slowdown."""
@@ -55,7 +58,7 @@ class Scenario:
 
 
 def _scenario(name: str, parallel: str, wire: str, batch: int, model: str = "llama-8b", **mesh: int) -> Scenario:
-    return Scenario(name, parallel, tuple(mesh.items()), wire, batch, model, parallel)
+    return Scenario(name, parallel, tuple(mesh.items()), wire, batch, model)
 
 
 _ALL = (
@@ -91,8 +94,12 @@ PREPARED = (*BASELINE, "hsdp-x64", "moe-x64")
 def capture(scenario: Scenario, layers: int, part: Part = "joint") -> GraphModule:
     """The graph of a scenario: from the folder of graphs, else captured and kept there."""
     path = path_of(scenario, layers, part)
-    if path.exists():
-        return archive.load(path)
+    if not path.exists():
+        _keep(scenario, layers, part, path)
+    return archive.load(path)
+
+
+def _keep(scenario: Scenario, layers: int, part: Part, path: Path) -> None:
     module = weft.zoo.load(
         scenario.model,
         parallel=scenario.parallel,
@@ -103,7 +110,6 @@ def capture(scenario: Scenario, layers: int, part: Part = "joint") -> GraphModul
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     archive.save(module, path)
-    return module
 
 
 def path_of(scenario: Scenario, layers: int, part: Part = "joint") -> Path:
