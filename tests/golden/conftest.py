@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.golden.goldens import GoldenError, Section, check, read, update
+from tests.golden.goldens import FOLDER, GoldenError, Section, check, read, update
 from weft.errors import WeftError
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return GoldenFile.from_parent(parent, path=file_path) if file_path.suffix == ".md" else None
+    is_golden = file_path.suffix == ".md" and file_path.parent == FOLDER  # folders in it have formats of their own
+    return GoldenFile.from_parent(parent, path=file_path) if is_golden else None
 
 
 class GoldenFile(pytest.File):
