@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -134,9 +135,13 @@ def kind_of(target: Any) -> Kind | None:
 
 def bind(node: Node) -> dict[str, Any]:
     """The arguments of a call by the names of its schema, defaults filled in."""
+    return bind_arguments(node.target, node.args, node.kwargs)
+
+
+def bind_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an operator by the names of its schema, defaults filled in."""
     bound: dict[str, Any] = {}
-    args, kwargs = node.args, node.kwargs
-    for position, (name, kwarg_only, has_default, default) in enumerate(_parameters(node.target)):
+    for position, (name, kwarg_only, has_default, default) in enumerate(parameters(target)):
         if position < len(args) and not kwarg_only:
             bound[name] = args[position]
         elif name in kwargs:
@@ -147,7 +152,7 @@ def bind(node: Node) -> dict[str, Any]:
 
 
 @functools.cache
-def _parameters(target: Any) -> list[tuple[str, bool, bool, Any]]:
+def parameters(target: Any) -> list[tuple[str, bool, bool, Any]]:
     """Name, whether by keyword only, whether there is a default, and the default of each argument of an operator."""
     arguments = schema_of(target).arguments
     return [

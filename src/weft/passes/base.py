@@ -28,8 +28,9 @@ from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit
 from weft.graph.groups import GroupTable
+from weft.graph.lines import LineReader
 from weft.passes.merging import merge
-from weft.planning.plan import Decision, Erase, Merge, Move, Reason, Replace, Step
+from weft.planning.plan import Decision, Erase, Merge, Move, Reason, Replace, Rewrite, Step
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""
@@ -111,6 +112,8 @@ class Pass(ABC):
         if any(action.together for action in merges):  # all of them: what moves for one may come between others
             edit.bring_together([[nodes[name] for name in action.launches] for action in merges])
         heirs: dict[Node, Node] = {}
+        rewrites = [action for action in step.actions if isinstance(action, Rewrite)]
+        reader = LineReader([call for action in rewrites for call in action.calls], nodes) if rewrites else None
         for action in step.actions:
             match action:
                 case Move(names, anchor, side):
@@ -123,6 +126,8 @@ class Pass(ABC):
                         edit.erase(nodes[name])
                 case Merge():
                     heirs |= merge(edit, nodes, action)
+                case Rewrite() if reader is not None:
+                    _carry_out(edit, nodes, action, reader)
                 case _:
                     raise PlanError(compose(self.name(), f"it cannot {action.kind}: that is for another pass"))
         edit.replace_each(heirs)
@@ -144,6 +149,18 @@ class Pass(ABC):
         with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
             self.apply(edit, step)
         return step, edit.changed
+
+
+def _carry_out(edit: Edit, nodes: NamedNodes, action: Rewrite, reader: LineReader) -> None:
+    """Make the calls of a rewrite, hand over their users, and take out what was replaced."""
+    like = [nodes[old] for old, _ in action.heirs]
+    for text in action.calls:
+        line = reader.read(text)
+        made = edit.call(line.target, line.args, line.kwargs, before=nodes[action.before], name=line.name, like=like)
+        nodes[line.name] = made
+    edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
+    for name in action.erased:
+        edit.erase(nodes[name])
 
 
 class NamedNodes(dict[str, Node]):

@@ -36,6 +36,12 @@ class Reason(StrEnum):
     FULL = "full"
     OTHER_ROLE = "other-role"
     FORBIDDEN = "forbidden"
+    NO_PRODUCT = "no-product"
+    OTHER_ORDER = "other-order"
+    NOT_BY_ROWS = "not-by-rows"
+    DOES_NOT_SPLIT = "does-not-split"
+    NO_KERNEL = "no-kernel"
+    NO_GAIN = "no-gain"
     OTHER_RANKS = "other-ranks"
 
     @property
@@ -51,6 +57,8 @@ NO_REFUSALS = (
     Reason.FULL,
     Reason.OTHER_ROLE,
     Reason.FORBIDDEN,
+    Reason.NO_PRODUCT,
+    Reason.NO_GAIN,
 )
 
 
@@ -132,7 +140,32 @@ class Fold:
     kind: Literal["fold"] = "fold"
 
 
-Action = Move | Replace | Erase | Merge | Fold
+@dataclass(frozen=True)
+class Rewrite:
+    """Make calls, let them stand for others, and take out what is not needed any more."""
+
+    calls: tuple[str, ...]
+    """Lines of a listing, `sum_addmm = addmm(bias, x, w)`; they name nodes of the graph and of earlier lines."""
+    before: str
+    """The node that the calls are put before."""
+    heirs: tuple[tuple[str, str], ...]
+    """Pairs: the users of the first use the second."""
+    erased: tuple[str, ...] = ()
+    kind: Literal["rewrite"] = "rewrite"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Cut a collective into chunks, and the products beside it too, so that each runs while the other does."""
+
+    launch: str
+    products: tuple[str, ...]
+    chunks: int
+    kernel: Literal["portable", "symmetric-memory"] = "portable"
+    kind: Literal["stream"] = "stream"
+
+
+Action = Move | Replace | Erase | Merge | Fold | Rewrite | Stream
 
 
 @dataclass(frozen=True)

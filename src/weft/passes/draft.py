@@ -1,0 +1,359 @@
+"""Draft: a graph as it would be after the rewrites planned so far. Nothing is written to the graph itself.
+
+Contract: a draft answers what a rewrite must know (arguments, users, values, who writes what when) for nodes of the
+graph and for calls that are planned (`New`) alike, and keeps the actions that make the graph so. It refuses a
+replacement that anybody could tell from the original: by a write in between, or by tensors that newly share memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from weft.compat import storage_key
+from weft.errors import GraphError
+from weft.graph import lines, metadata, ops
+from weft.graph.dag import Dag
+from weft.graph.profiles import PLAIN, Profile, profile
+from weft.planning.plan import Reason, Rewrite
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rewrite is not made."""
+
+    reason: Reason
+    sentence: str
+    blocking: str | None = None
+    """The node that stands in the way."""
+
+
+@dataclass(eq=False, slots=True)
+class New:
+    """A call that is planned. It can be asked for what a node can be asked for."""
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    position: int
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    op: str = "call_function"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+AnyNode = Node | New
+
+
+class Draft:
+    """A graph with planned changes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.dag = Dag(graph)
+        self.actions: list[Rewrite] = []
+        self.gone: dict[AnyNode, None] = {}
+        """Nodes that are taken out."""
+        effects = self.dag.effects
+        self._special = dict(effects.special)
+        self._arguments: dict[AnyNode, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+        self._users: dict[AnyNode, dict[AnyNode, None]] = {}
+        self._held: dict[AnyNode, tuple[int, ...]] = {}
+        self._next_storage = 1 << 48
+        self._taken = {node.name for node in self.dag.nodes}
+        self._pending: list[New] = []
+        self._reads: dict[int, list[int]] = {}
+        self._writes: dict[int, list[int]] = {}
+        for i, storage, is_write in effects.accesses:
+            if is_write:
+                self._writes.setdefault(storage, []).append(i)
+            else:
+                self._reads.setdefault(i, []).append(storage)
+        self._boundaries = [i for i, p in effects.special if p.opaque]
+        self._escaping = set(effects.held_by_outputs)
+        self._outside = {s for i, n in enumerate(self.dag.nodes) if _is_given(n) for s in effects.held(i)}
+
+    @functools.cached_property
+    def mode(self) -> Any:
+        """The fake mode of the graph."""
+        return metadata.mode_of(self.dag.nodes)
+
+    @functools.cached_property
+    def results(self) -> frozenset[Node]:
+        """The nodes that the graph returns."""
+        return frozenset(self.dag.nodes[-1].all_input_nodes)
+
+    # What a node is.
+
+    def arguments(self, node: AnyNode) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments of a call, positional and by keyword."""
+        return self._arguments.get(node) or (node.args, node.kwargs)
+
+    def bind(self, node: AnyNode) -> dict[str, Any]:
+        """The arguments of a call by the names of its schema, defaults filled in."""
+        return ops.bind_arguments(node.target, *self.arguments(node))
+
+    def users(self, node: AnyNode) -> Sequence[AnyNode]:
+        """Who takes the node."""
+        found: Mapping[Any, None] = self._users[node] if node in self._users else getattr(node, "users", {})
+        return list(found)
+
+    def position(self, node: AnyNode) -> int:
+        """Where the node stands; a planned call stands where the node stood that it was made before."""
+        return node.position if isinstance(node, New) else self.dag.index[node]
+
+    def value(self, node: AnyNode) -> Any:
+        """The fake value of a node, computed at the first question for a planned call; GraphError if impossible."""
+        if isinstance(node, New) and "val" not in node.meta:
+            args, kwargs = self._values(node)
+            node.meta["val"] = metadata.compute(node.target, args, kwargs, self.mode)
+        return node.meta.get("val")
+
+    def _values(self, node: New) -> tuple[Any, Any]:
+        def look(item: Any) -> Any:
+            if isinstance(item, New | Node):
+                return self.value(item)
+            if isinstance(item, lines.GroupOf):
+                return "group"
+            return type(item)(map(look, item)) if isinstance(item, list | tuple) else item
+
+        return look(list(node.args)), {key: look(value) for key, value in node.kwargs.items()}
+
+    def profile(self, node: AnyNode) -> Profile:
+        """What the node does to storages and to the world."""
+        if isinstance(node, New):
+            return profile(node.target)
+        return self._special.get(self.dag.index[node], PLAIN)
+
+    # Memory.
+
+    def held(self, node: AnyNode) -> tuple[int, ...]:
+        """The storages that a node holds."""
+        if isinstance(node, Node) and node not in self._held:
+            return self.dag.effects.held(self.dag.index[node])
+        if node not in self._held:
+            self._held[node] = self._held_by_new(node) if isinstance(node, New) else ()
+        return self._held[node]
+
+    def _held_by_new(self, node: New) -> tuple[int, ...]:
+        if self.is_alias(node) and node.args and isinstance(node.args[0], New | Node):
+            return self.held(node.args[0])
+        self._next_storage += 1
+        return (self._next_storage,)
+
+    def is_alias(self, node: AnyNode) -> bool:
+        """Whether the node only renames data."""
+        found = self.profile(node)
+        if not found.may_copy:
+            return found.is_view
+        mine, source = self.value(node), self.arguments(node)[0][0]
+        theirs = self.value(source) if isinstance(source, New | Node) else None
+        if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+            return True
+        return storage_key(mine) == storage_key(theirs)
+
+    def reads(self, node: AnyNode) -> Iterable[int]:
+        """The storages that a node reads, of those that somebody writes."""
+        if isinstance(node, Node):
+            return self._reads.get(self.dag.index[node], ())
+        if self.is_alias(node):
+            return ()
+        held = {s for source in sources(node.args, node.kwargs) for s in self.held(source)}
+        return sorted(s for s in held if s in self._writes)
+
+    def first_write(self, storage: int, begin: int, end: int | None = None) -> Node | None:
+        """The first node strictly between two positions that writes a storage."""
+        writes = self._writes.get(storage, [])
+        k = bisect_right(writes, begin)
+        found = k < len(writes) and (end is None or writes[k] < end)
+        return self.dag.nodes[writes[k]] if found else None
+
+    def boundary(self, begin: int, end: int) -> Node | None:
+        """The first call strictly between two positions of which nothing is known: it may change any mode."""
+        k = bisect_right(self._boundaries, begin)
+        found = k < bisect_left(self._boundaries, end)
+        return self.dag.nodes[self._boundaries[k]] if found else None
+
+    # Changing.
+
+    def call(self, target: Any, *args: Any, before: AnyNode, name: str = "", **kwargs: Any) -> New:
+        """Plan a call; `target` is an operator or its name in listings."""
+        op = ops.op_of(target) if isinstance(target, str) else target
+        base = name or f"{before.name}_{op_word(op)}"
+        unique = base
+        number = 0
+        while unique in self._taken:
+            number += 1
+            unique = f"{base}_{number}"
+        self._taken.add(unique)
+        made = New(unique, op, args, kwargs, self.position(before))
+        self._users[made] = {}
+        self._pending.append(made)
+        return made
+
+    def forget(self) -> None:
+        """Drop the calls that were planned since the last replacement."""
+        self._taken.difference_update(made.name for made in self._pending)
+        for made in self._pending:
+            del self._users[made]
+        self._pending = []
+
+    def why_not_replace(self, old: AnyNode, new: AnyNode, *, keeps_strides: bool = True) -> Refusal | None:
+        """Why `new` cannot stand for `old`; None if it can."""
+        try:
+            is_same = _is_alike(self.value(old), self.value(new), keeps_strides)
+        except GraphError as error:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: {str(error).splitlines()[0]}")
+        if not is_same:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: its replacement has another type or strides")
+        mine, theirs = set(self.held(old)), set(self.held(new))
+        if mine == theirs:
+            return self._why_not_same(old, new)
+        if isinstance(new, New) and not self.is_alias(new):
+            return self._why_not_copy(old, mine) if self.is_alias(old) else None
+        return self._why_not_share(old, new, mine, theirs)
+
+    def _why_not_same(self, old: AnyNode, new: AnyNode) -> Refusal | None:
+        """A view that is returned stays apart from an input, and from another tensor that is returned."""
+        if not self._is_returned(old) or isinstance(new, New):
+            return None
+        if _is_given(new):
+            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and {new.name} is an input", new.name)
+        if self._is_returned(new):
+            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned beside {new.name}", new.name)
+        return None
+
+    def _is_returned(self, node: AnyNode) -> bool:
+        return any(user.op == "output" for user in self.users(node))
+
+    def _why_not_copy(self, old: AnyNode, mine: set[int]) -> Refusal | None:
+        """What was a view and becomes a tensor of its own: nobody may write through it, nor count on it."""
+        if mine & self._writes.keys():
+            return Refusal(Reason.MUTATED, f"{old.name} stays: what it is a view of is written")
+        if mine & self._escaping & self._outside and self._reaches_output(old):
+            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned as a view of an input")
+        return None
+
+    def _reaches_output(self, node: AnyNode) -> bool:
+        """Whether the graph returns the node or a view of it."""
+        stack = [node]
+        while stack:
+            for user in self.users(stack.pop()):
+                if user.op == "output":
+                    return True
+                if user.op == "call_function" and self.is_alias(user):
+                    stack.append(user)
+        return False
+
+    def _why_not_share(self, old: AnyNode, new: AnyNode, mine: set[int], theirs: set[int]) -> Refusal | None:
+        """What was a tensor of its own and becomes one with another."""
+        place = self.position(old)
+        for storage in sorted(mine | theirs):
+            write = self.first_write(storage, place)
+            if write is not None:
+                sentence = f"{old.name} stays: {write.name} writes it or {new.name} later"
+                return Refusal(Reason.MUTATED, sentence, write.name)
+        if mine & self._escaping and theirs & (self._escaping | self._outside) and self._reaches_output(old):
+            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and would share memory with {new.name}")
+        return None
+
+    def replace(self, heirs: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
+        """Let each node's users use its heir, and take out those of the candidates that nobody uses then."""
+        texts = [lines.write(made.name, made.target, made.args, made.kwargs) for made in self._pending]
+        if None in texts:
+            first = next(iter(heirs))
+            self.forget()
+            return Refusal(Reason.UNKNOWN_SIZE, f"{first.name} stays: a size in its replacement has no name")
+        calls = tuple(text for text in texts if text is not None)
+        for made in self._pending:
+            for source in sources(made.args, made.kwargs):
+                self._own_users(source)[made] = None
+        self._pending = []
+        for old, new in heirs.items():
+            self._inherit(old, new)
+        erased = self._erase([*heirs, *candidates])
+        last = max(heirs, key=self.position)
+        named = tuple((old.name, new.name) for old, new in heirs.items())
+        self.actions.append(Rewrite(calls, last.name, named, tuple(node.name for node in erased)))
+        return None
+
+    def _inherit(self, old: AnyNode, new: AnyNode) -> None:
+        if isinstance(new, New) and not self.is_alias(new) and not self.is_alias(old):
+            self._held[new] = self.held(old)  # whoever writes the one later, writes the other
+        elif set(self.held(old)) & self._escaping:
+            self._escaping.update(self.held(new))
+        for user in self.users(old):
+            args, kwargs = self.arguments(user)
+            swap = functools.partial(_swap, old=old, new=new)
+            self._arguments[user] = (swap(args), {key: swap(value) for key, value in kwargs.items()})
+            self._own_users(new)[user] = None
+        self._users[old] = {}
+
+    def _own_users(self, node: AnyNode) -> dict[AnyNode, None]:
+        if node not in self._users:
+            self._users[node] = dict.fromkeys(getattr(node, "users", {}))
+        return self._users[node]
+
+    def _erase(self, candidates: Sequence[AnyNode]) -> list[AnyNode]:
+        """Take out what nobody uses, users first."""
+        erased: list[AnyNode] = []
+        waiting = sorted(dict.fromkeys(candidates), key=self.position, reverse=True)
+        progress = True
+        while progress:
+            progress = False
+            for node in waiting:
+                if node in self.gone or node.op != "call_function" or self.users(node):
+                    continue
+                self.gone[node] = None
+                erased.append(node)
+                progress = True
+                for source in sources(*self.arguments(node)):
+                    self._own_users(source).pop(node, None)
+        return erased
+
+
+def op_word(op: Any) -> str:
+    """A word for an operator that can be part of a name."""
+    return str(ops.name_of(op)).rpartition("::")[2].split(".")[0].strip("_")
+
+
+def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
+    """The nodes among arguments, in order, each once."""
+    found: dict[AnyNode, None] = {}
+    stack: list[Any] = [kwargs, args]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, New | Node):
+            found[item] = None
+        elif isinstance(item, lines.GroupOf):
+            stack.append(item.launch)
+        elif isinstance(item, Mapping):
+            stack += reversed(list(item.values()))
+        elif isinstance(item, list | tuple):
+            stack += reversed(item)
+    return list(found)
+
+
+def _is_given(node: AnyNode) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+def _is_alike(old: Any, new: Any, keeps_strides: bool) -> bool:
+    if keeps_strides or not (isinstance(old, Tensor) and isinstance(new, Tensor)):
+        return metadata.same(old, new)
+    return old.dtype == new.dtype and old.device == new.device and metadata.same(list(old.shape), list(new.shape))
+
+
+def _swap(item: Any, old: AnyNode, new: AnyNode) -> Any:
+    if item is old:
+        return new
+    if isinstance(item, list | tuple):
+        return type(item)(_swap(i, old, new) for i in item) if not hasattr(item, "_fields") else item
+    return item

@@ -1,0 +1,73 @@
+"""Compute a matmul and the addition of a bias to it as one addmm.
+
+Why: the kernel adds the bias while it writes the product; a separate addition reads and writes all of it again.
+
+Before::
+
+    m: f32[8, 4] = mm(x, w)
+    s: f32[8, 4] = add(m, bias)
+
+After::
+
+    s_addmm: f32[8, 4] = addmm(bias, x, w)
+
+Where a compiler below fuses pointwise operators, an addition that only pointwise operators follow is better left to
+it; so on a GPU (by the device of the tensors or a cluster that is given) such an addition stays: see decompose-addmms.
+
+Declines: a bias that is no tensor of the result's dtype or that enlarges the product; a product somebody else needs.
+Numerics: reassociates; the sum is rounded once instead of twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.passes.uses import is_on_gpu, only_pointwise_users
+from weft.planning.plan import Reason
+
+PATTERN = op("add", op("mm", Var("x"), Var("w")).named("product"), Var("bias")).either_way()
+
+
+@dataclass(frozen=True)
+class FuseAddmms(RewritePass):
+    """Compute a matmul and the addition of a bias as one addmm."""
+
+    numerics = Numerics.REASSOCIATES
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        def fused(draft: Draft, match: Match) -> Replacement:
+            product, bias, root = match["product"], match["bias"], match.root
+            return (
+                _why_not_fuse(draft, product, bias, root)
+                or _why_not_here(draft, root, context)
+                or draft.call("addmm", bias, match["x"], match["w"], before=root)
+            )
+
+        return [Rule(PATTERN, fused)]
+
+
+def _why_not_fuse(draft: Draft, product: AnyNode, bias: object, root: AnyNode) -> Refusal | None:
+    value, result = draft.value(product), draft.value(root)
+    added = draft.value(bias) if isinstance(bias, AnyNode) else bias
+    if not isinstance(added, Tensor):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it adds a number, not a tensor")
+    if result.dtype != value.dtype or added.dtype != value.dtype:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {product.name} and what is added differ in dtype")
+    if list(result.shape) != list(value.shape):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it enlarges {product.name}")
+    if len(draft.users(product)) > 1:
+        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {product.name} too")
+    return None
+
+
+def _why_not_here(draft: Draft, root: AnyNode, context: Context) -> Refusal | None:
+    if is_on_gpu(draft.value(root), context) and only_pointwise_users(draft, root):
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: only pointwise operators follow, which fuse with it")
+    return None

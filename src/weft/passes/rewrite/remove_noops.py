@@ -1,0 +1,104 @@
+"""Remove calls whose result is one of their arguments.
+
+Why: tracing, sharding and other rewrites leave copies, casts and views behind that change nothing; each copy is a
+kernel, and each hides a pattern from the rewrites behind.
+
+Before::
+
+    v: f32[4, 4] = view(h, [4, 4])
+    c: f32[4, 4] = clone(v)
+    r: f32[4, 4] = relu(c)
+
+After::
+
+    r: f32[4, 4] = relu(h)
+
+A call is none if a row of `NOOPS` says so and the type, strides and memory of its result are those of the argument. A
+copy is more than its source where either is written later, or where the graph returns both.
+
+Declines: a copy of what is written later; a result that the graph returns, if it would be an input or share memory.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.graph import metadata
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft
+from weft.passes.pattern import Match, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+
+Arguments = Mapping[str, Any]
+Condition = Callable[[Draft, Arguments], bool]
+
+
+def _always(draft: Draft, given: Arguments) -> bool:
+    return True
+
+
+def _is_whole_number(draft: Draft, given: Arguments) -> bool:
+    value = draft.value(given["self"])
+    return isinstance(value, Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _is_plain_copy(draft: Draft, given: Arguments) -> bool:
+    """A copy into pinned memory is another tensor although its type is the same."""
+    return not given.get("pin_memory")
+
+
+# Operators, the argument that may be the result, and when it is, given that type and strides are the same.
+VIEWS = (
+    "view reshape _unsafe_view expand permute transpose.int t alias detach contiguous slice narrow as_strided squeeze"
+)
+NOOPS: tuple[tuple[str, str, Condition], ...] = (
+    (f"{VIEWS} squeeze squeeze.dim squeeze.dims view.dtype flatten.using_ints _reshape_alias view_as", "self", _always),
+    ("clone lift_fresh_copy", "self", _always),
+    ("_to_copy", "self", _is_plain_copy),
+    ("prims.convert_element_type.default prims.device_put.default", "a", _always),
+    ("copy", "src", _always),
+    ("slice_scatter", "src", _always),
+    ("repeat", "self", lambda _, given: all(n == 1 for n in given["repeats"])),
+    ("constant_pad_nd", "self", lambda _, given: all(n == 0 for n in given["pad"])),
+    ("ceil floor round trunc", "self", _is_whole_number),
+    ("pow.Tensor_Scalar", "self", lambda _, given: type(given["exponent"]) in (int, float) and given["exponent"] == 1),
+    ("cat", "tensors", lambda _, given: len(given["tensors"]) == 1),
+)
+
+
+@dataclass(frozen=True)
+class RemoveNoops(RewritePass):
+    """Remove calls whose result is one of their arguments."""
+
+    numerics = Numerics.EXACT
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        return [
+            Rule(op(tuple(names.split())).ignoring(), _by_row(argument, condition))
+            for names, argument, condition in NOOPS
+        ]
+
+
+def _by_row(argument: str, condition: Condition) -> Callable[[Draft, Match], Replacement]:
+    def source(draft: Draft, match: Match) -> Replacement:
+        given = draft.bind(match.root)
+        found = given[argument]
+        found = found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+        if not isinstance(found, AnyNode) or not condition(draft, given):
+            return None
+        return found if is_same(draft.value(match.root), draft.value(found)) else None
+
+    return source
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two fake values are of one type, with one layout of memory and the same bits of laziness."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return False
+    lazy = [(t.layout, t.is_conj(), t.is_neg()) for t in (first, second)]
+    return lazy[0] == lazy[1] and metadata.same(first, second)

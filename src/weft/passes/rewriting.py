@@ -1,0 +1,205 @@
+"""Rules: pattern, condition and replacement; and the pass that applies them until none applies.
+
+    def fused(draft: Draft, match: Match) -> AnyNode | Refusal | None:
+        if draft.value(match["bias"]).dtype != draft.value(match.root).dtype:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: the dtypes differ")
+        return draft.call("addmm", match["bias"], match["x"], match["w"], before=match.root)
+
+    RULES = (Rule(op("add", op("mm", Var("x"), Var("w")), Var("bias")).either_way(), fused),)
+
+A replacement is a node, a planned call, or one for each root of a pattern with several; a Refusal where the rewrite was
+possible in kind and is not made; None where the match was none after all.
+
+Contract: rules see each node of the graph in order, and again whatever a rewrite changed, so that a second run changes
+nothing. No match reaches across a write to what it reads, nor across a call of which nothing is known (it may change
+the grad mode, autocast or a seed); operators that draw, write or act outside are never part of one. What is replaced
+has the same type and strides, and shares memory with nothing new that anybody could see.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from weft.errors import PipelineError, compose
+from weft.graph.dag import collector_paused
+from weft.passes.base import Context, Pass
+from weft.passes.draft import AnyNode, Draft, New, Refusal, sources
+from weft.passes.pattern import Match, Op, match_at
+from weft.planning.plan import Decision, Reason, Step
+
+Replacement = AnyNode | Sequence[AnyNode] | Refusal | None
+REACH = 3
+"""How many users of users of a rewritten node are looked at again: the depth of the deepest pattern."""
+MAX_REWRITES_PER_NODE = 20
+"""Rules that rewrite more often than that undo each other."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to look for, and what to put in its place."""
+
+    pattern: Op | tuple[Op, ...]
+    replace: Callable[[Draft, Match], Replacement]
+    keeps_strides: bool = True
+    """False where a result of other strides will do. The users' types are computed again then."""
+
+    @property
+    def targets(self) -> tuple[Any, ...]:
+        """The operators at the root of the pattern."""
+        return (self.pattern[0] if isinstance(self.pattern, tuple) else self.pattern).targets
+
+
+@dataclass(frozen=True)
+class RewritePass(Pass):
+    """Base of the passes that are a list of rules."""
+
+    @abstractmethod
+    def rules(self, context: Context) -> Iterable[Rule]:
+        """The rules, the preferred ones first."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        rules = list(self.rules(context))
+        wanted = {target for rule in rules for target in rule.targets}
+        if not any(node.target in wanted for node in graph.nodes):  # nothing to look at: no need of a draft
+            return self.step([], [])
+        with collector_paused():
+            draft = Draft(graph)
+            applied, refused = rewrite(draft, rules)
+        decisions = [self._applied(*made) for made in applied]
+        decisions += [self._declined(names, refusal) for names, refusal in refused]
+        return self.step(draft.actions, decisions)
+
+    def _applied(self, old: tuple[str, ...], new: tuple[str, ...]) -> Decision:
+        return self.decision(Reason.APPLIED, f"{', '.join(new)} stands for {', '.join(old)}", *old)
+
+    def _declined(self, names: tuple[str, ...], refusal: Refusal) -> Decision:
+        return self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking)
+
+
+Applied = list[tuple[tuple[str, ...], tuple[str, ...]]]
+Refused = list[tuple[tuple[str, ...], Refusal]]
+
+
+def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
+    """Apply rules to a draft until none applies. Returns old and new names of rewrites, and the refusals that stand."""
+    by_target: dict[Any, list[Rule]] = {}
+    for rule in rules:
+        for target in rule.targets:
+            by_target.setdefault(target, []).append(rule)
+    order = itertools.count()
+    heap: list[tuple[int, int, AnyNode]] = [
+        (i, next(order), node)
+        for i, node in enumerate(draft.dag.nodes)
+        if node.op == "call_function" and node.target in by_target
+    ]
+    applied: Applied = []
+    refused: dict[tuple[AnyNode, int], tuple[tuple[str, ...], Refusal]] = {}
+    limit = MAX_REWRITES_PER_NODE * len(draft.dag.nodes)
+    while heap:
+        node: AnyNode
+        _, _, node = heapq.heappop(heap)
+        for number, rule in enumerate(by_target[node.target]):
+            if node in draft.gone:
+                break
+            refused.pop((node, number), None)
+            outcome = _attempt(draft, rule, node)
+            if isinstance(outcome, Refusal):
+                refused[node, number] = ((node.name,), outcome)
+            if isinstance(outcome, dict):
+                applied.append((tuple(n.name for n in outcome), tuple(n.name for n in outcome.values())))
+                for again in _touched(draft, outcome):
+                    if again.target in by_target:
+                        heapq.heappush(heap, (draft.position(again), next(order), again))
+        if len(applied) > limit:
+            raise PipelineError(compose("rewrite", f"the rules for {node.name} undo each other"))
+    return applied, [found for (node, _), found in refused.items() if node not in draft.gone]
+
+
+def _touched(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> list[AnyNode]:
+    """What may match now and did not before: the new nodes, and what takes them, through a few users."""
+    found: dict[AnyNode, None] = {}
+    level = list(dict.fromkeys(heirs.values()))
+    inputs = [s for node in level if isinstance(node, New) for s in sources(node.args, node.kwargs)]
+    found.update(dict.fromkeys(node for node in inputs if isinstance(node, New)))
+    for _ in range(REACH):
+        found.update(dict.fromkeys(level))
+        level = [user for node in level for user in draft.users(node) if user not in found and user.op != "output"]
+    freed = [s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old))]
+    for node in freed:  # a use fewer: patterns that ask for the number of users
+        found.update(dict.fromkeys([node, *draft.users(node)]))
+    return [node for node in found if node.op == "call_function" and node not in draft.gone]
+
+
+def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> dict[AnyNode, AnyNode] | Refusal | None:
+    """One rule at one node: what was replaced by what, or why nothing was; None where there is no match."""
+    match = match_at(draft, rule.pattern, node)
+    if match is None:
+        return None
+    made = rule.replace(draft, match)
+    heirs: dict[AnyNode, AnyNode] = {}
+    refusal = made if isinstance(made, Refusal) else None
+    if made is not None and not isinstance(made, Refusal):
+        each = [made] if isinstance(made, Node | New) else list(made)
+        heirs = {old: new for old, new in zip(match.roots, each, strict=True) if old is not new}
+        refusal = why_not_apply(draft, match) or next(filter(None, _refusals(draft, rule, heirs)), None)
+    if refusal is None and heirs:
+        refusal = draft.replace(heirs, match.nodes)
+    if refusal is not None or not heirs:
+        draft.forget()
+    return refusal or heirs or None
+
+
+def _refusals(draft: Draft, rule: Rule, heirs: dict[AnyNode, AnyNode]) -> Iterable[Refusal | None]:
+    for old, new in heirs.items():
+        yield draft.why_not_replace(old, new, keeps_strides=rule.keeps_strides)
+    if len(heirs) > 1:
+        yield _why_not_together(draft, heirs)
+
+
+def why_not_apply(draft: Draft, match: Match) -> Refusal | None:
+    """Why what was matched cannot be computed again where its last node stands; None if it can."""
+    end = max(map(draft.position, match.roots))
+    name = match.root.name
+    for node in match.nodes:
+        found = draft.profile(node)
+        if found.opaque or found.random or found.ordered or found.writes:
+            what = "draws random numbers" if found.random else "has an effect besides its result"
+            return Refusal(Reason.HAS_EFFECT, f"{name} stays: {node.name} {what}", node.name)
+        begin = draft.position(node)
+        if begin == end:
+            continue
+        block = draft.boundary(begin, end)
+        if block is not None:
+            sentence = f"{name} stays: nothing is known of {block.name}, which is called in between"
+            return Refusal(Reason.HAS_EFFECT, sentence, block.name)
+        touched = set(draft.reads(node)) | (set() if draft.is_alias(node) else set(draft.held(node)))
+        for storage in sorted(touched):
+            write = draft.first_write(storage, begin, end)
+            if write is not None:
+                sentence = f"{name} stays: {write.name} writes what {node.name} reads or holds"
+                return Refusal(Reason.MUTATED, sentence, write.name)
+    return None
+
+
+def _why_not_together(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> Refusal | None:
+    """Several roots are computed where the last one stands: none of what the new nodes need may need a root."""
+    first = min(map(draft.position, heirs))
+    last = max(heirs, key=draft.position)
+    stack: list[AnyNode] = [s for new in heirs.values() if isinstance(new, New) for s in sources(new.args, new.kwargs)]
+    seen: set[AnyNode] = set()
+    while stack:
+        node = stack.pop()
+        if node in heirs:
+            return Refusal(Reason.DEPENDENCY, f"{last.name} stays: it needs {node.name}", node.name)
+        if node in seen or draft.position(node) < first:
+            continue
+        seen.add(node)
+        stack += sources(*draft.arguments(node))
+    return None
