@@ -13,6 +13,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from weft.simulation.program import Program, Queue, Sort
+
 DTYPES = ("f32", "bf16", "f64")
 MESHES = (
     {"dp": (2, 1)},
@@ -347,3 +349,81 @@ def random_listing(
 
 listings = st.randoms(use_true_random=False).map(random_listing)
 """Random programs for hypothesis, which shrinks them."""
+
+
+# Programs: what the simulator and the bounds see of a graph.
+
+
+def random_program(rng: Random, max_ops: int = 40, is_plain: bool = False) -> Program:
+    """A program of all sorts of operations, with memory; a plain one has a link per queue, no gap and no slowdown."""
+    num_queues = rng.randint(1, 4)
+    num_links = num_queues if is_plain else rng.randint(1, num_queues)
+    wanted = [*[Sort.COMPUTE] * rng.randint(2, 4), *[Sort.LAUNCH] * rng.randint(1, 3), Sort.NOTHING]
+    density, longest = rng.choice((0.5, 1.0, 2.0)), rng.choice((30, 30, 300))
+    sorts: list[Sort] = []
+    preds: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    durations: list[int] = []
+    for op in range(rng.randint(max(1, max_ops // 3), max_ops)):
+        launched = [before for before in range(op) if sorts[before] is Sort.LAUNCH]
+        sort = rng.choice([*wanted, *[Sort.WAIT] * (2 * bool(launched))])
+        needs = {other for other in range(op) if rng.random() < density / (op + 1)}
+        needs |= {rng.randrange(op)} if op and rng.random() < 0.5 else set()
+        landed = rng.sample(launched, rng.randint(1, min(2, len(launched)))) if sort is Sort.WAIT else []
+        is_timed = sort in (Sort.COMPUTE, Sort.LAUNCH)
+        sorts.append(sort)
+        preds.append(tuple(sorted(needs | {*landed})))
+        waits.append(tuple(sorted(landed)))
+        durations.append(rng.choice((0, 1, *[rng.randint(1, longest)] * 8)) if is_timed else 0)
+    launches = [sort is Sort.LAUNCH for sort in sorts]
+    made = {op: rng.randint(1, 100) for op in range(len(sorts)) if rng.random() < 0.7}
+    given = {op for op in made if sorts[op] is Sort.NOTHING and rng.random() < 0.5}
+    return Program(
+        names=tuple(f"op{op}" for op in range(len(sorts))),
+        sorts=tuple(sorts),
+        duration_ns=tuple(durations),
+        preds=tuple(preds),
+        queue=tuple(rng.randrange(num_queues) if is_launch else -1 for is_launch in launches),
+        waits_for=tuple(waits),
+        queues=tuple(Queue(f"g{queue}", queue % num_links) for queue in range(num_queues)),
+        links=tuple(f"link{link}" for link in range(num_links)),
+        drains=tuple(rng.random() < 0.05 and sort is not Sort.WAIT for sort in sorts),
+        launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
+        slowdown_ppm=0 if is_plain else rng.choice((0, 0, 189_000, 1_000_000)),
+        allocates=tuple(((op, made[op]),) if op in made else () for op in range(len(sorts))),
+        uses=tuple(tuple(pred for pred in before if pred in made) for before in preds),
+        kept=frozenset({*given, *(op for op in made if rng.random() < 0.1)}),
+        given=frozenset(given),
+        latency_ns=tuple(rng.randint(0, ns) if launch else 0 for ns, launch in zip(durations, launches, strict=True)),
+        kernel=random_kernels(rng, sorts),
+    )
+
+
+def random_kernels(rng: Random, sorts: Sequence[Sort]) -> tuple[int, ...]:
+    """One each, parts beside each other, or parts anywhere."""
+    match rng.randrange(3):
+        case 0:
+            return ()
+        case 1:
+            starts = [op for op in range(len(sorts)) if op == 0 or rng.random() < 0.8]
+            return tuple(max(start for start in starts if start <= op) for op in range(len(sorts)))
+        case _:
+            return tuple(rng.randint(-1, len(sorts) // 2) for _ in sorts)
+
+
+def random_order(rng: Random, program: Program) -> list[int]:
+    """An order that the edges allow."""
+    left = [len(set(preds)) for preds in program.preds]
+    succs: list[list[int]] = [[] for _ in left]
+    for op, preds in enumerate(program.preds):
+        for pred in set(preds):
+            succs[pred].append(op)
+    ready = [op for op, count in enumerate(left) if not count]
+    order: list[int] = []
+    while ready:
+        order.append(ready.pop(rng.randrange(len(ready))))
+        for after in succs[order[-1]]:
+            left[after] -= 1
+            if not left[after]:
+                ready.append(after)
+    return order

@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
+from math import inf
 from random import Random
 from typing import Any
 
@@ -16,71 +19,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.property.strategies import random_order, random_program
 from weft.errors import VerificationError
 from weft.simulation.bounds import lower_bound
 from weft.simulation.check_bound import check
-from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import simulate
 from weft.simulation.tasks import Merging
 
 NUM_PROGRAMS = 4000 if os.environ.get("WEFT_FUZZ") == "full" else 150
 NUM_ORDERS = 6
-
-
-def random_program(rng: Random, max_ops: int = 12, is_plain: bool = False) -> Program:
-    """A program of all sorts of operations; a plain one has a link per queue, no gap and no slowdown."""
-    num_queues = rng.randint(1, 3)
-    num_links = num_queues if is_plain else rng.randint(1, num_queues)
-    links = [*range(num_queues)] if is_plain else [rng.randrange(num_links) for _ in range(num_queues)]
-    sorts: list[Sort] = []
-    wanted = [Sort.COMPUTE, Sort.COMPUTE, *[Sort.LAUNCH] * rng.randint(1, 3), Sort.NOTHING]
-    durations, latencies, queues = [], [], []
-    preds: list[tuple[int, ...]] = []
-    waits: list[tuple[int, ...]] = []
-    density = rng.choice((0.5, 1.0, 2.0))
-    for op in range(rng.randint(max_ops // 3, max_ops)):
-        pending = [before for before in range(op) if sorts[before] is Sort.LAUNCH]
-        sort = rng.choice([*wanted, *[Sort.WAIT] * (2 * bool(pending))])
-        before = [other for other in range(op) if rng.random() < density / (op + 1)]
-        if op and rng.random() < 0.5:
-            before.append(rng.randrange(op))
-        launches = rng.sample(pending, rng.randint(1, min(2, len(pending)))) if sort is Sort.WAIT else []
-        is_timed = sort in (Sort.COMPUTE, Sort.LAUNCH)
-        sorts.append(sort)
-        durations.append(rng.choice((0, *[rng.randint(1, 30)] * 9)) if is_timed else 0)
-        latencies.append(rng.randint(0, durations[-1]) if sort is Sort.LAUNCH else 0)
-        queues.append(rng.randrange(num_queues) if sort is Sort.LAUNCH else -1)
-        preds.append(tuple(sorted({*before, *launches})))
-        waits.append(tuple(sorted(launches)))
-    return Program(
-        names=tuple(f"op{op}" for op in range(len(sorts))),
-        sorts=tuple(sorts),
-        duration_ns=tuple(durations),
-        preds=tuple(preds),
-        queue=tuple(queues),
-        waits_for=tuple(waits),
-        queues=tuple(Queue(f"g{queue}", link) for queue, link in enumerate(links)),
-        links=tuple(f"link{link}" for link in range(max(links) + 1)),
-        drains=tuple(rng.random() < 0.05 for _ in sorts),
-        launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
-        slowdown_ppm=0 if is_plain else rng.choice((0, 0, 200_000, 1_000_000)),
-        latency_ns=tuple(latencies),
-        kernel=tuple(rng.randint(-1, len(sorts) // 2) for _ in sorts) if rng.random() < 0.5 else (),
-    )
-
-
-def random_order(rng: Random, program: Program) -> list[int]:
-    left = [len({*preds}) for preds in program.preds]
-    ready = [op for op, count in enumerate(left) if not count]
-    order = []
-    while ready:
-        order.append(op := ready.pop(rng.randrange(len(ready))))
-        for other, preds in enumerate(program.preds):
-            if op in preds:
-                left[other] -= 1
-                if not left[other]:
-                    ready.append(other)
-    return order
+MAX_ORDERS = 2000
+"""Of one program, where all are tried."""
 
 
 def random_merge(rng: Random, program: Program) -> Program | None:
@@ -108,6 +58,11 @@ def merge(program: Program, bucket: list[int]) -> Program | None:
     place = {op: number for number, op in enumerate(order)}
     latency = max(program.latency_ns[op] for op in bucket)
     bytes_ns = sum(program.duration_ns[op] - program.latency_ns[op] for op in bucket)
+    allocates, uses = list(program.allocates), list(program.uses)
+    allocates[home] = tuple(pair for op in bucket for pair in program.allocates[op])
+    uses[home] = tuple(sorted({storage for op in bucket for storage in program.uses[op]}))
+    for op in gone:
+        allocates[op] = uses[op] = ()
     durations = [0 if op in gone else duration for op, duration in enumerate(program.duration_ns)]
     latencies = [0 if op in gone else latency for op, latency in enumerate(program.latency_ns)]
     durations[home], latencies[home] = latency + bytes_ns, latency
@@ -121,6 +76,8 @@ def merge(program: Program, bucket: list[int]) -> Program | None:
             tuple(sorted({place[home if op in gone else op] for op in program.waits_for[waiting]})) for waiting in order
         ),
         drains=tuple(program.drains[op] for op in order),
+        allocates=tuple(allocates[op] for op in order),
+        uses=tuple(uses[op] for op in order),
         latency_ns=tuple(latencies[op] for op in order),
         kernel=tuple(program.kernel[op] for op in order) if program.kernel else (),
     )
@@ -171,7 +128,7 @@ def optimum(program: Program) -> int:
 def test_the_bound_is_below_the_optimum_and_the_optimum_below_every_order():
     for seed in range(NUM_PROGRAMS):
         rng = Random(seed)
-        program = random_program(rng, is_plain=True)
+        program = random_program(rng, max_ops=12, is_plain=True)
         bound = lower_bound(program, Merging.EXCLUDED)
         best = optimum(program)
         assert bound.bound_ns <= best, f"seed {seed}: {bound}"
@@ -184,7 +141,7 @@ def test_the_bound_is_below_the_optimum_of_every_merging():
     num_merged = 0
     for seed in range(NUM_PROGRAMS):
         rng = Random(seed)
-        program = random_program(rng, is_plain=True)
+        program = random_program(rng, max_ops=12, is_plain=True)
         bound = lower_bound(program)
         merged: Program | None = program
         for _ in range(3):
@@ -213,6 +170,37 @@ def test_the_bound_is_below_every_order_with_shared_links_gaps_slowdown_and_merg
             merged, is_merged = random_merge(rng, merged), True
 
 
+def all_orders(program: Program) -> Iterator[list[int]]:
+    """Every order that the edges allow."""
+
+    def extend(order: list[int], left: set[int]) -> Iterator[list[int]]:
+        if not left:
+            yield order
+        for op in sorted(left):
+            if left.isdisjoint(program.preds[op]):
+                yield from extend([*order, op], left - {op})
+
+    return extend([], {*range(len(program.sorts))})
+
+
+def test_with_a_memory_limit_the_bound_is_below_every_order_that_keeps_to_it():
+    """By brute force over all orders of small programs and of their mergings; and memory is what decides sometimes."""
+    num_forced = dict.fromkeys(Merging, 0)
+    for seed in range(2 * NUM_PROGRAMS):
+        rng = Random(seed)
+        program = random_program(rng, max_ops=8)
+        merged = random_merge(rng, program)
+        for merging, orders_of in ((Merging.EXCLUDED, program), (Merging.ALLOWED, merged or program)):
+            found = [simulate(orders_of, order) for order in islice(all_orders(orders_of), MAX_ORDERS)]
+            for limit in {min(each.peak_bytes for each in found), rng.choice(found).peak_bytes}:
+                bound = lower_bound(program, merging, memory_limit_bytes=limit)
+                best = min(each.step_ns for each in found if each.peak_bytes <= limit)
+                assert max(bound.candidates.values()) <= best, f"seed {seed}: {bound}"
+                assert check(program, json.loads(json.dumps(bound.certificate))) >= bound.bound_ns, f"seed {seed}"
+                num_forced[merging] += bound.name == "memory"
+    assert all(num_forced.values()), num_forced
+
+
 @settings(max_examples=NUM_PROGRAMS, deadline=None)
 @given(seed=st.integers(0, 10**9), merging=st.sampled_from(Merging))
 def test_the_checker_accepts_every_certificate(seed: int, merging: Merging):
@@ -227,8 +215,9 @@ def test_the_checker_accepts_every_certificate(seed: int, merging: Merging):
 def test_a_changed_certificate_is_refused_or_proves_what_is_true(seed: int):
     rng = Random(seed)
     program = random_program(rng, max_ops=14)
-    certificate = lower_bound(program).certificate
-    steps = [simulate(program, random_order(rng, program)).step_ns for _ in range(NUM_ORDERS)]
+    found = [simulate(program, random_order(rng, program)) for _ in range(NUM_ORDERS)]
+    limit = rng.choice((None, min(each.peak_bytes for each in found)))
+    certificate = lower_bound(program, memory_limit_bytes=limit).certificate
     for _ in range(10):
         changed = copy.deepcopy(certificate)
         change(rng, changed)
@@ -237,13 +226,14 @@ def test_a_changed_certificate_is_refused_or_proves_what_is_true(seed: int):
             proved = check(program, changed)
         except VerificationError:
             continue
-        assert proved <= min(steps)
+        kept_to = changed["claim"]["limit_bytes"] if changed["claim"]["kind"] == "memory" else inf
+        assert all(proved <= each.step_ns for each in found if each.peak_bytes <= kept_to)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_a_certificate_that_claims_more_is_refused(seed: int):
-    program = random_program(Random(seed))
+    program = random_program(Random(seed), max_ops=12)
     certificate = lower_bound(program).certificate
     certificate["bound_ns"] = int(str(certificate["bound_ns"])) + 1
     with pytest.raises(VerificationError, match=r"claims .* ns and proves .* ns"):

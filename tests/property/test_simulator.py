@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from heapq import heappop, heappush
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.property.strategies import random_listing
+from tests.property.strategies import random_listing, random_order, random_program
 from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.device import Device
 from weft.graph.groups import read_groups
@@ -32,85 +31,11 @@ def random_graph(rng: Random) -> Program:
     return program_of(module, read_groups(module), replace(CLUSTER, device=device))
 
 
-def random_program(rng: Random) -> Program:
-    """Operations of all sorts, queues on links of their own or shared, reads on the host, kernels, memory."""
-    num_queues = rng.randint(1, 4)
-    num_links = rng.randint(1, num_queues)
-    size = rng.randint(1, 40)
-    sorts: list[Sort] = []
-    durations, kernels, queue = [0] * size, [-1] * size, [-1] * size
-    preds: list[tuple[int, ...]] = []
-    waits_for: list[tuple[int, ...]] = []
-    under_way: list[int] = []
-    for op in range(size):
-        sort = rng.choice([Sort.COMPUTE, Sort.COMPUTE, Sort.COMPUTE, Sort.NOTHING, Sort.LAUNCH, Sort.WAIT])
-        sort = Sort.COMPUTE if sort is Sort.WAIT and not under_way else sort
-        needs = set(rng.sample(range(op), min(op, rng.randint(0, 2))))
-        landed: list[int] = []
-        if sort is Sort.LAUNCH:
-            queue[op] = rng.randrange(num_queues)
-            under_way.append(op)
-        elif sort is Sort.WAIT:
-            landed = [
-                under_way.pop(rng.randrange(len(under_way))) for _ in range(min(len(under_way), rng.randint(1, 2)))
-            ]
-        if sort in (Sort.COMPUTE, Sort.LAUNCH):
-            durations[op] = rng.choice([0, 1, rng.randint(1, 30), rng.randint(1, 300)])
-        if sort is Sort.COMPUTE:
-            kernels[op] = op - 1 if op and sorts[-1] is Sort.COMPUTE and rng.random() < 0.2 else op
-        sorts.append(sort)
-        preds.append(tuple(sorted({*needs, *landed})))
-        waits_for.append(tuple(landed))
-    allocates = [((op, rng.randint(1, 100)),) if rng.random() < 0.7 else () for op in range(size)]
-    made = [op for op in range(size) if allocates[op]]
-    uses = [tuple(p for p in preds[op] if allocates[p]) for op in range(size)]
-    given_ones = {op for op in made if sorts[op] is Sort.NOTHING and rng.random() < 0.5}
-    return Program(
-        names=tuple(f"n{op}" for op in range(size)),
-        sorts=tuple(sorts),
-        duration_ns=tuple(durations),
-        preds=tuple(preds),
-        queue=tuple(queue),
-        waits_for=tuple(waits_for),
-        queues=tuple(Queue(f"g{k}", k % num_links) for k in range(num_queues)),
-        links=tuple(f"l{k}" for k in range(num_links)),
-        drains=tuple(rng.random() < 0.05 and sort is not Sort.WAIT for sort in sorts),
-        launch_gap_ns=rng.choice([0, 0, 3]),
-        slowdown_ppm=rng.choice([0, 0, 189_000, 1_000_000]),
-        allocates=tuple(allocates),
-        uses=tuple(uses),
-        kept=frozenset({*given_ones, *(op for op in made if rng.random() < 0.1)}),
-        given=frozenset(given_ones),
-        kernel=tuple(kernels),
-    )
-
-
-def random_order(made: Program, rng: Random) -> list[int]:
-    """An order that the edges allow."""
-    num_preds = [len(set(preds)) for preds in made.preds]
-    succs: list[list[int]] = [[] for _ in made.preds]
-    for op, preds in enumerate(made.preds):
-        for before in set(preds):
-            succs[before].append(op)
-    ready: list[tuple[float, int]] = []
-    order: list[int] = []
-    for op, count in enumerate(num_preds):
-        if not count:
-            heappush(ready, (rng.random(), op))
-    while ready:
-        order.append(heappop(ready)[1])
-        for after in succs[order[-1]]:
-            num_preds[after] -= 1
-            if not num_preds[after]:
-                heappush(ready, (rng.random(), after))
-    return order
-
-
 def either(seed: int) -> tuple[Program, list[int]]:
     """A random program of one of the two sorts, and an order of it."""
     rng = Random(seed)
     made = random_graph(rng) if rng.random() < 0.3 else random_program(rng)
-    return made, random_order(made, rng)
+    return made, random_order(rng, made)
 
 
 def unshared(made: Program) -> Program:

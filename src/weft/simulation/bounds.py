@@ -1,10 +1,11 @@
 """Lower bounds: no order of a program, and no merging of its collectives, takes less.
 
 Contract: a bound holds over every legal order of operations, any positions of launches and waits, any order of each
-queue and, where latencies are known, any merging of collectives of one queue. It ignores memory, packing, the gaps
-behind launches and operations that drain the stream: those only make a step longer. It does not cover moves that change
-the operations themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes
-with a certificate that `check_bound` recomputes from the program alone.
+queue and, where latencies are known, any merging of collectives of one queue. It ignores packing, the gaps behind
+launches and operations that drain the stream: those only make a step longer. So does memory, unless a limit is given:
+then a bound holds only for orders whose peak is at most that. It does not cover moves that change the operations
+themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes with a certificate
+that `check_bound` recomputes from the program alone.
 
     compute           all compute, and what overlap costs it at least
     communication     all collectives of a link
@@ -12,6 +13,7 @@ with a certificate that `check_bound` recomputes from the program alone.
     heads and tails   the same with what resources force before and behind (`heads`)
     one machine       Jackson's bound per resource on those heads and tails (`machines`)
     idle cut          compute between two collectives that cannot hide, or others behind them on their queues (`cuts`)
+    memory            storages that a limit forces to be held one after the other (`held`)
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.graph.dag import collector_paused
-from weft.simulation.certificates import Certificate, certificate_of, cut_claim, machine_claim, task_claim
+from weft.simulation.certificates import Certificate, certificate_of, cut_claim, machine_claim, memory_claim, task_claim
 from weft.simulation.cuts import Cut, Side, best_cut
 from weft.simulation.heads import Heads, find_heads, path_heads
+from weft.simulation.held import memory_forced
 from weft.simulation.machines import OneMachine, Slowdown, machines_of, one_machine
 from weft.simulation.program import Program
 from weft.simulation.tasks import COMPUTE, Merging, Tasks, tasks_of
@@ -63,14 +66,19 @@ class Candidate:
     tail_levels: dict[int, int]
 
 
-def lower_bound(program: Program, merging: Merging | None = None) -> Bound:
-    """The largest of all bounds. Merging is allowed by default where the program knows latencies."""
+def lower_bound(program: Program, merging: Merging | None = None, *, memory_limit_bytes: int | None = None) -> Bound:
+    """The largest of all bounds. Merging is allowed by default where the program knows latencies.
+
+    With a memory limit it holds for the orders whose peak is at most that; refused where there can be none.
+    """
     if merging is None:
         merging = Merging.ALLOWED if program.latency_ns else Merging.EXCLUDED
     with collector_paused():
         tasks = tasks_of(program, merging)
         backwards = tasks.reversed()
         found = list(candidates(program, tasks, backwards))
+        if memory_limit_bytes is not None:
+            found += of_memory(program, tasks, merging, memory_limit_bytes)
         best = max(found, key=lambda candidate: candidate.value)
         bound_ns = max(0, best.value - program.launch_gap_ns)
         heads, tails = (tasks, best.heads, best.head_levels), (backwards, best.tails, best.tail_levels)
@@ -134,6 +142,17 @@ def of_cut(program: Program, tasks: Tasks, cut: Cut, heads: Heads, tails: Heads)
     claim = cut_claim(ends[0], cut.first_drag, ends[1], cut.last_drag)
     head_levels, tail_levels = levels_of(tasks, heads, cut, cut.first), levels_of(tasks, tails, cut, cut.last)
     return Candidate("idle cut", cut.value, text, claim, heads, tails, head_levels, tail_levels)
+
+
+def of_memory(program: Program, tasks: Tasks, merging: Merging, limit_bytes: int) -> list[Candidate]:
+    nothing = Heads([0] * len(tasks.preds), {}, {})
+    forced = memory_forced(program, tasks, merging, limit_bytes)
+    if forced is None:
+        return []
+    fit = "by their bytes" if forced.count is None else f"of which {forced.count} can be held at once"
+    text = f"{forced.num_storages} storages {fit}, where at most {limit_bytes} bytes are in use"
+    value = forced.value + program.launch_gap_ns  # it counts no gap behind the last kernel
+    return [Candidate("memory", value, text, memory_claim(limit_bytes, forced.count), nothing, nothing, {}, {})]
 
 
 def levels_of(tasks: Tasks, heads: Heads, cut: Cut, side: Side | None) -> dict[int, int]:

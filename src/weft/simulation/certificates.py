@@ -12,6 +12,8 @@ resource 0 is the compute stream, `k + 1` is link `k`.
                kind cut:      compute between the collectives `first` and `last` (either may be null). Compute that does
                               not depend on `first` runs after it, or a collective that ends earlier on its queue goes
                               before it: `first_drag` is the least that this costs. `last` is its mirror image.
+               kind memory:   storages that are held one after the other where the peak is at most `limit_bytes`: those
+                              of which only `count` fit at once, or null: all of them, by their bytes
     bound_ns   the value of the claim; the checker wants no less than this
 
 A certificate holds no number that is believed. Sets and thresholds only say where to look.
@@ -40,6 +42,10 @@ def machine_claim(resource: int, head: int, tail: int) -> dict[str, object]:
 
 def cut_claim(first: int | None, first_drag: int, last: int | None, last_drag: int) -> dict[str, object]:
     return {"kind": "cut", "first": first, "first_drag": first_drag, "last": last, "last_drag": last_drag}
+
+
+def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
+    return {"kind": "memory", "limit_bytes": limit_bytes, "count": count}
 
 
 def certificate_of(

@@ -2,8 +2,9 @@
 
 Contract: nothing is believed. Heads, tails, sets, sums and drags are recomputed here from the operations, their edges
 and durations; the certificate only says which sets to look at (its fields: `certificates`). So whatever it holds, the
-value that comes out is a lower bound of every order that the execution model allows; `check` returns it, and raises
-where the certificate claims more, or is no certificate. This module shares no code with `bounds` and what finds them.
+value that comes out is a lower bound of every order that the execution model allows, or where the claim names a limit
+of memory of those whose peak is at most that; `check` returns it, and raises where the certificate claims more, or is
+no certificate. This module shares no code with `bounds` and what finds them.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class Proof:
             return heads[node] + self.duration.get(node, 0) + tails[node]
         if claim["kind"] == "cut":
             return self.cut(claim, heads, tails)
+        if claim["kind"] == "memory":
+            return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
         on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
         chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
         lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
@@ -147,3 +150,55 @@ class Proof:
             for pred in self.preds[other] if other in drags else ():
                 drags[pred] = max(drags.get(pred, -1), drags[other])
         return drags
+
+    def held(self, limit_bytes: int, count: int | None) -> int:
+        """What storages take that are held one after the other, as only some of them fit into the limit at once."""
+        program, forwards, backwards = self.program, self.paths(), self.reversed().paths()
+        sizes = [(op, storage, size) for op, made in enumerate(program.allocates) for storage, size in made]
+        times = Counter(storage for _, storage, _ in sizes)
+        room = limit_bytes - sum(size for _, storage, size in sizes if storage in program.given)
+        users: dict[int, set[int]] = {}
+        for op, storages in enumerate(program.uses):
+            for storage in storages:
+                users.setdefault(storage, set()).add(op)
+        total, leads, trails = 0, list[int](), list[int]()
+        for op, storage, size in sizes:
+            is_counted = size > 0 if count is None else size * (int(count) + 1) > room
+            if is_counted and storage not in program.given and times[storage] == 1:
+                time, trail = self.lifetime(op, storage in program.kept, users.get(storage, set()), backwards)
+                if time:
+                    total += time * (size if count is None else 1)
+                    leads.append(forwards[op])
+                    trails.append(trail)
+        at_once = room if count is None else int(count)
+        if at_once < 1:
+            raise ValueError("nothing fits into the limit")
+        return min(leads, default=0) + min(trails, default=0) - (-total // at_once)
+
+    def lifetime(self, maker: int, is_kept: bool, users: set[int], behind: dict[int, int]) -> tuple[int, int]:
+        """How long a storage is held at least, and what is behind that. Merged: only while it is received."""
+        num, sorts = len(self.program.sorts), self.program.sorts
+        if self.is_merging:
+            received = maker + num
+            return (self.alone(received), behind[received]) if sorts[maker] is Sort.LAUNCH else (0, 0)
+        if is_kept:
+            return self.alone(maker) + behind[maker], 0
+        done: dict[int, int] = {}
+        for op in sorted({maker, *users}):  # what an operation needs has a lower number
+            for node in (op, op + num) if sorts[op] is Sort.LAUNCH else (op,):
+                before = (done[pred] for pred in self.preds[node] if pred in done)
+                done[node] = self.alone(node) + max(before, default=0)
+        most = max(done.values())
+        return most, max(behind[node] for node in done if done[node] == most)
+
+    def alone(self, node: int) -> int:
+        """What a node takes, without a gap."""
+        num = len(self.program.sorts)
+        return self.program.duration_ns[node % num] if node in self.resource else 0
+
+    def paths(self) -> dict[int, int]:
+        """The longest chain before each node, without gaps."""
+        found: dict[int, int] = {}
+        for node in self.order:
+            found[node] = max((found[pred] + self.alone(pred) for pred in self.preds[node]), default=0)
+        return found

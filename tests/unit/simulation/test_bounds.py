@@ -146,6 +146,92 @@ def test_gaps_pass_between_kernels_but_not_between_parts_of_one():
     assert lower_bound(parts).bound_ns == 20 + 3  # one gap is left out: who has parts may be the last or not
 
 
+# Memory.
+
+# Three weights of 60 bytes are gathered for 10 and used for 4, beside 20 bytes that are given.
+WEIGHTS = """x: nothing
+g0: launch 10 on 0
+w0: wait g0
+a0: compute 4 w0
+g1: launch 10 on 0
+w1: wait g1
+a1: compute 4 w1 a0
+g2: launch 10 on 0
+w2: wait g2
+a2: compute 4 w2 a1"""
+WEIGHTS_MADE: dict[str, Any] = {
+    "allocates": (((0, 20),), ((1, 60),), (), (), ((2, 60),), (), (), ((3, 60),), (), ()),
+    "uses": ((), (), (1,), (1,), (), (2,), (2,), (), (3,), (3,)),
+    "given": frozenset({0}),
+    "kept": frozenset({0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("limit", "bound_ns", "name"),
+    [
+        (None, 34, "heads and tails"),  # three gathers, and the compute behind the last one
+        (200, 34, "heads and tails"),  # all three fit: 20 + 3 * 60
+        (199, 34, "heads and tails"),  # two of three at once: 3 * 14 / 2 = 21
+        (139, 42, "memory"),  # one at a time: each is held for 10 + 4, and 3 * 14 = 42
+        (80, 42, "memory"),
+    ],
+)
+def test_weights_that_do_not_fit_beside_each_other_are_held_one_after_the_other(
+    limit: int | None, bound_ns: int, name: str
+):
+    given = program(WEIGHTS, **WEIGHTS_MADE)
+    bound = lower_bound(given, memory_limit_bytes=limit)
+    assert (bound.bound_ns, bound.name) == (bound_ns, name)
+    assert check(given, bound.certificate) >= bound_ns
+    in_turn = simulate(given)  # gather, compute, gather, ...: the best order of one weight at a time
+    assert (in_turn.step_ns, in_turn.peak_bytes) == (42, 80)
+
+
+def test_a_bound_of_memory_says_what_it_rests_on():
+    bound = lower_bound(program(WEIGHTS, **WEIGHTS_MADE), memory_limit_bytes=100)
+    assert bound.rests_on == "3 storages of which 1 can be held at once, where at most 100 bytes are in use"
+
+
+def test_small_storages_count_by_their_bytes():
+    # 90 at 10 ns and 30 at 40 ns in a room of 100: (900 + 1200) / 100 = 21, below the collective's 40.
+    text = "a: compute 10\ng: launch 40 on 0\nw: wait g"
+    made = {"allocates": (((0, 90),), ((1, 30),), ()), "uses": ((), (), (1,))}
+    assert lower_bound(program(text, **made), memory_limit_bytes=100).candidates["memory"] == 21
+
+
+def test_where_collectives_may_be_merged_only_what_they_receive_is_counted_and_only_while_they_run():
+    # In one bucket the path of a0, a1 and a2 behind it decides: 10 + 12. A bucket does not fit: 3 * 10, and 4 behind.
+    given = program(WEIGHTS.replace("launch 10", "launch 10/9"), **WEIGHTS_MADE)
+    assert lower_bound(given).bound_ns == 22
+    bound = lower_bound(given, memory_limit_bytes=139)
+    assert (bound.bound_ns, bound.name) == (34, "memory")
+    assert check(given, bound.certificate) == 34
+
+
+@pytest.mark.parametrize("limit", [79, 0, -1])
+def test_a_limit_that_no_order_can_keep_to_is_refused(limit: int):
+    with pytest.raises(BoundError) as refused:
+        lower_bound(program(WEIGHTS, **WEIGHTS_MADE), memory_limit_bytes=limit)
+    assert str(refused.value) == (
+        f"bounds: no order keeps to {limit} bytes: 20 are given, and one storage has 60\ngive a larger memory limit"
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"count": 0}, {"count": -2}, {"limit_bytes": "x"}, {"count": None, "limit_bytes": 5}]
+)
+def test_a_claim_about_memory_that_makes_no_sense_is_refused(change: dict[str, Any]):
+    given = program(WEIGHTS, **WEIGHTS_MADE)
+    certificate: Any = lower_bound(given, memory_limit_bytes=100).certificate
+    certificate["claim"] |= change
+    with pytest.raises(VerificationError):
+        check(given, certificate)
+
+
+# Nothing, and nonsense.
+
+
 @pytest.mark.parametrize("text", ["x: nothing", "w: nothing\nx: nothing w", "a: compute 0"])
 def test_what_takes_no_time_has_no_bound(text: str):
     bound = lower_bound(program(text))
