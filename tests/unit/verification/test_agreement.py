@@ -1,0 +1,486 @@
+"""Agreement of all ranks: what passes, what is found, and how it is named."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import weft
+from tests.unit.verification.pipelines import pipeline
+from weft.errors import VerificationError
+from weft.graph import ops
+from weft.graph.groups import Group, read_groups
+from weft.passes.pipeline import Pipeline
+from weft.planning.plan import Reason
+from weft.verification.agreement import Fault, Finding, check, read_orders, withheld
+from weft.verification.comparison import example_inputs
+from weft.verification.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
+from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.world import World
+
+needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
+
+PAIR = "group('dp', size=2)\ngroup('tp', size=2)\n"
+
+
+def graph(*lines: str, head: str = PAIR, inputs: str = "x: f32[4], y: f32[8]") -> str:
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"{head}\ndef graph({inputs}):\n{body}    return [x]\n"
+
+
+def only(*texts: str, backend: str = "nccl") -> Finding:
+    (finding,) = check(texts, backend=backend).findings  # type: ignore[arg-type]
+    return finding
+
+
+REDUCE = ("a = all_reduce(x, 'sum', 'dp')", "wa = wait(a)")
+GATHER = ("b = all_gather(y, 2, 'dp')", "wb = wait(b)")
+
+# A pipeline.
+
+
+@needs_transfers
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 4, 9])
+def test_a_pipeline_of_four_stages_with_a_graph_each_agrees(microbatches: int):
+    found = check(pipeline(4, microbatches))
+    assert (found.holds, found.num_ranks, found.num_graphs) == (True, 16, 4)
+    assert str(found) == f"16 ranks agree: 4 graphs, {found.num_launches} launches"
+
+
+@needs_transfers
+def test_the_pipeline_that_agrees_runs_on_the_virtual_cluster():
+    modules = [weft.parse(text) for text in pipeline(4, 5)]
+    inputs = example_inputs(modules[0], 16)
+    VirtualCluster(16).run(modules, inputs, [read_groups(module) for module in modules])
+
+
+@needs_transfers
+def test_sends_and_receives_that_cross_unbatched_are_named_for_nccl_alone():
+    texts = pipeline(4, 6, batched=False)
+    assert check(texts, backend="gloo").holds
+    (finding,) = check(texts).findings
+    assert finding.fault is Fault.INTERLEAVING
+    assert finding.sentence == (
+        "launches that may hold each other up on NCCL: rank 8 launches isend_f1 of group 'pp', which rank 12 launches "
+        "behind isend_b0 of group 'pp'; rank 12 launches isend_b0 of group 'pp', which rank 8 launches behind isend_f1 "
+        "of group 'pp'"
+    )
+
+
+@needs_transfers
+def test_a_send_that_is_dropped_on_one_rank_is_named():
+    texts = pipeline(4, 4)
+    texts[1] = "".join(
+        line for line in texts[1].splitlines(keepends=True) if "isend_f0 " not in line and "isend_f0)" not in line
+    )
+    (finding,) = (f for f in check(texts).findings if f.fault is Fault.TRANSFER)
+    # The last receive is the one that is left over, since transfers of a tag match in order.
+    assert finding.sentence.startswith(
+        "rank 1 sends 3 times to rank 5 with tag 0 in group 'pp', which receives 4 times"
+    )
+    assert finding.rank == 5
+
+
+def reduces_early(text: str) -> str:
+    """The graph of a stage that reduces its gradients before its first backward."""
+    lines = text.splitlines(keepends=True)
+    moved = [line for line in lines if line.startswith(("    grad", "    done"))]
+    first = next(i for i, line in enumerate(lines) if line.startswith("    tp_b0"))
+    return "".join([*lines[:first], *moved, *(line for line in lines[first:] if line not in moved)])
+
+
+@needs_transfers
+def test_a_circle_through_two_replicas_of_a_pipeline_is_named():
+    texts = pipeline(4, 8)
+    texts[2] = reduces_early(texts[2])
+    assert check(texts).holds  # the other replica needs nothing of this one before it reduces
+    texts[12] = reduces_early(texts[12])
+    findings = check(texts).findings
+    assert [finding.fault for finding in findings] == [Fault.CYCLE]
+    ranks = [at.rank for at in findings[0].where]
+    assert {2, 12} < set(ranks)
+    assert "rank 2 at done waits for grad of group 'dp', which rank 0 launches behind in_b0" in findings[0].sentence
+
+
+# Orders of one group.
+
+
+def test_two_launches_that_are_swapped_on_one_rank():
+    finding = only(graph(*REDUCE, *GATHER), graph(*GATHER, *REDUCE))
+    assert finding == Finding(
+        Fault.ORDER,
+        "dp",
+        ((1, "b"), (0, "a")),  # type: ignore[arg-type]
+        "the ranks of group 'dp' disagree on launch 1: the kind is all_reduce on rank 0, all_gather on rank 1",
+    )
+    assert str(finding).endswith("\n    launch the collectives of a group in one order on every rank")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("a = all_reduce(x, 'max', 'dp')", "the reduction is sum on rank 0, max on rank 1"),
+        ("a = all_reduce(y, 'sum', 'dp')", "the number of elements is 4 on rank 0, 8 on rank 1"),
+        ("a = all_gather(x, 2, 'dp')", "the kind is all_reduce on rank 0, all_gather on rank 1"),
+        ("a = broadcast(x, 1, 'dp')", "the kind is all_reduce on rank 0, broadcast on rank 1"),
+    ],
+)
+def test_a_launch_that_differs_on_one_rank(line: str, what: str):
+    finding = only(graph(*REDUCE), graph(line, "wa = wait(a)"))
+    assert finding.sentence == f"the ranks of group 'dp' disagree on launch 1: {what}"
+
+
+def test_another_dtype_form_or_source():
+    plain, half = graph(*REDUCE), graph(*REDUCE, inputs="x: bf16[4], y: f32[8]")
+    assert "the dtype is f32 on rank 0, bf16 on rank 1" in only(plain, half).sentence
+    listed = graph("l = all_reduce_coalesced([x], 'sum', 'dp')", "a = l[0]", "wa = wait(a)")
+    assert "the form is plain on rank 0, coalesced on rank 1" in only(plain, listed).sentence
+    roots = [graph(f"a = broadcast(x, {root}, 'dp')", "wa = wait(a)") for root in (0, 1)]
+    assert "the source is 0 on rank 0, 1 on rank 1" in only(*roots).sentence
+
+
+def test_the_rank_that_stands_alone_is_the_one_that_is_named():
+    head = "group('dp', size=4)\n"
+    texts = [graph(*REDUCE, head=head)] * 4
+    texts[0] = texts[0].replace("'sum'", "'max'")
+    finding = only(*texts)
+    assert (finding.rank, finding.node, finding.group) == (0, "a", "dp")
+    assert "the reduction is max on rank 0, sum on rank 1" in finding.sentence
+
+
+def test_a_launch_that_a_rank_has_not():
+    finding = only(graph(*REDUCE, *GATHER), graph(*REDUCE))
+    assert finding.fault is Fault.MISSING
+    assert finding.sentence == "rank 1 launches 1 in group 'dp', rank 0 2: b has no partner"
+    assert (finding.rank, finding.node) == (1, "a")
+
+
+def test_a_rank_that_launches_nothing_at_all():
+    finding = only(graph(*REDUCE), graph("z = neg(x)"))
+    assert finding.sentence == "rank 1 launches 0 in group 'dp', rank 0 1: a has no partner"
+
+
+def test_splits_that_do_not_fit_are_named_and_uneven_ones_that_fit_are_not():
+    def exchange(out: list[int], into: list[int]) -> str:
+        return graph(f"a = all_to_all(y, {out}, {into}, 'dp')", "wa = wait(a)")
+
+    assert check([exchange([6, 6], [6, 2]), exchange([2, 2], [6, 2])]).holds
+    finding = only(exchange([6, 5], [6, 2]), exchange([2, 2], [6, 2]))
+    assert finding.sentence == (
+        "the ranks of group 'dp' disagree on launch 1: rank 1 sends 6 elements to rank 0, which expects 5"
+    )
+    same = exchange([6, 2], [6, 2])
+    assert "rank 0 sends 2 elements to rank 1, which expects 6" in only(same, same).sentence
+
+
+def test_one_graph_for_all_ranks_agrees():
+    assert check([weft.parse(graph(*REDUCE, *GATHER))] * 8).holds
+
+
+# Transfers.
+
+SEND = ("s = send(x, 1, 0, 'dp')", "ws = wait(s)")
+RECEIVE = ("v = clone(x)", "r = recv(v, 0, 0, 'dp')", "wr = wait(r)")
+
+
+@needs_transfers
+@pytest.mark.parametrize(
+    ("sender", "receiver", "sentence"),
+    [
+        (SEND, (), "rank 0 sends once to rank 1 with tag 0 in group 'dp', which receives never: s has no partner"),
+        ((), RECEIVE, "rank 0 sends never to rank 1 with tag 0 in group 'dp', which receives once: r has no partner"),
+        (
+            SEND,
+            (RECEIVE[0], "r = recv(v, 0, 3, 'dp')", RECEIVE[2]),
+            "rank 0 sends once to rank 1 with tag 0 in group 'dp', which receives never: s has no partner",
+        ),
+        (
+            SEND,
+            ("v = clone(y)", *RECEIVE[1:]),
+            "transfer 1 of group 'dp' from rank 0 to rank 1 with tag 0: s sends 4 elements of f32, "
+            "r expects 8 elements of f32",
+        ),
+        (
+            ("s = send(x, 4, 0, 'dp')", "ws = wait(s)"),
+            (),
+            "s of rank 0 names peer 4, which is no other rank of a group of 2; peers count within it",
+        ),
+    ],
+)
+def test_a_transfer_without_its_other_end(sender: tuple[str, ...], receiver: tuple[str, ...], sentence: str):
+    findings = check([graph(*sender), graph(*receiver)]).findings
+    assert findings[0].fault is Fault.TRANSFER
+    assert findings[0].sentence == sentence
+
+
+@needs_transfers
+def test_tags_in_two_orders_are_for_gloo_only():
+    first = graph("s = send(x, 1, 7, 'dp')", "t = send(x, 1, 8, 'dp')", "ws = wait(s)", "wt = wait(t)")
+    second = graph(
+        "v = clone(x)",
+        "u = clone(x)",
+        "r = recv(v, 0, 8, 'dp')",
+        "q = recv(u, 0, 7, 'dp')",
+        "wr = wait(r)",
+        "wq = wait(q)",
+    )
+    assert check([first, second], backend="gloo").holds
+    finding = next(f for f in check([first, second]).findings if f.fault is Fault.TAGS)
+    assert finding.sentence == (
+        "transfer 1 in group 'dp' from rank 0 to rank 1 has tag 7 where it is sent, 8 where it is received; "
+        "NCCL goes by the order"
+    )
+
+
+@needs_transfers
+def test_a_wait_for_one_transfer_of_a_batch_waits_for_no_other():
+    def batch(first: str, second: str, peer: int) -> str:
+        return graph(
+            "v = clone(x)",
+            f"p = batch_p2p(['isend', 'irecv'], [{peer}, {peer}], [0, 0], [x, v], 'dp')",
+            "p0 = p[0]",
+            "p1 = p[1]",
+            first,
+            second,
+        )
+
+    waits = ("w1 = wait(p1)", "w0 = wait(p0)")
+    assert check([batch(*waits, 1), batch(*waits, 0)]).holds
+    late = graph(
+        "v = clone(x)",
+        "r = recv(v, 0, 0, 'dp')",
+        "wr = wait(r)",
+        "s = send(x, 0, 0, 'dp')",
+        "ws = wait(s)",
+    )
+    # Rank 0 has sent when rank 1 receives, and only then does rank 1 send: no circle.
+    assert check([batch(*waits, 1), late]).holds
+
+
+# Circles.
+
+
+def test_a_cyclic_wait_of_two_groups():
+    first = graph(*REDUCE, "c = all_reduce(y, 'sum', 'tp')", "wc = wait(c)")
+    second = graph("c = all_reduce(y, 'sum', 'tp')", "wc = wait(c)", *REDUCE)
+    finding = only(first, second)
+    assert finding.fault is Fault.CYCLE
+    assert finding.where == ((0, "wa"), (1, "wc"))
+    assert finding.sentence == (
+        "cyclic wait: rank 0 at wa waits for a of group 'dp', which rank 1 launches behind wc; "
+        "rank 1 at wc waits for c of group 'tp', which rank 0 launches behind wa"
+    )
+
+
+def test_two_groups_that_share_two_ranks_launched_in_opposite_order():
+    both = ("a = all_reduce(x, 'sum', 'dp')", "c = all_reduce(y, 'sum', 'tp')")
+    waits = ("wa = wait(a)", "wc = wait(c)")
+    texts = [graph(*both, *waits), graph(*reversed(both), *waits)]
+    assert check(texts, backend="gloo").holds
+    finding = only(*texts)
+    assert finding.fault is Fault.INTERLEAVING
+    assert finding.where == ((0, "a"), (1, "c"))
+    assert finding.sentence == (
+        "launches that may hold each other up on NCCL: rank 0 launches a of group 'dp', which rank 1 launches behind "
+        "c of group 'tp'; rank 1 launches c of group 'tp', which rank 0 launches behind a of group 'dp'"
+    )
+
+
+@needs_transfers
+def test_a_circle_of_four_ranks_that_all_receive_first():
+    head = "group('ring', size=4)\n"
+    texts = [
+        graph(
+            "v = clone(x)",
+            f"r = recv(v, {(rank - 1) % 4}, 0, 'ring')",
+            "wr = wait(r)",
+            f"s = send(x, {(rank + 1) % 4}, 0, 'ring')",
+            "ws = wait(s)",
+            head=head,
+        )
+        for rank in range(4)
+    ]
+    finding = only(*texts)
+    assert finding.fault is Fault.CYCLE
+    assert sorted(at.rank for at in finding.where) == [0, 1, 2, 3]
+    assert "rank 0 at wr waits for r of group 'ring', which rank 3 launches behind wr" in finding.sentence
+
+
+def test_a_launch_that_is_returned_unwaited_is_complete_at_the_end():
+    text = graph("a = all_reduce(x, 'sum', 'dp')").replace("return [x]", "return [a]")
+    (order,) = read_orders([text])
+    assert order.events[-1] == Wait("the end of the graph", ((0, 0),))
+    assert check([text] * 2).holds
+
+
+def test_waits_for_views_and_for_buffers_in_place_are_found():
+    text = graph(
+        "v = clone(x)",
+        "a = all_reduce_(v, 'sum', 'dp')",
+        "f = view(v, [2, 2])",
+        "w = wait(f)",
+        "l = all_gather_coalesced([x, y], 2, 'tp')",
+        "l1 = l[1]",
+        "w1 = wait(l1)",
+    )
+    (order,) = read_orders([text])
+    waits = [event for event in order.events if isinstance(event, Wait)]
+    assert waits[:2] == [Wait("w", ((0, 0),)), Wait("w1", ((1, 0),))]
+
+
+# Groups.
+
+
+def test_groups_that_ranks_name_differently_are_told_by_their_ranks():
+    texts = [graph(*REDUCE, head=f"group({name!r}, size=2)\n").replace("'dp'", repr(name)) for name in ("g0", "g1")]
+    assert check(texts).holds
+
+
+def test_groups_of_the_same_ranks_are_told_by_their_names():
+    finding = only(graph(*REDUCE), graph(*REDUCE, "c = all_reduce(x, 'sum', 'tp')", "wc = wait(c)"))
+    assert finding.sentence == "rank 0 launches 0 in group 'tp', rank 1 1: c has no partner"
+
+
+def test_ranks_that_do_not_tile_are_refused():
+    with pytest.raises(VerificationError, match="groups of 2 ranks with stride 1 do not tile 3 ranks"):
+        check([graph(*REDUCE)] * 3)
+    text = graph(*REDUCE, head="group('dp', ranks=[[0, 1]])\n")
+    with pytest.raises(VerificationError, match="no part of group 'dp' holds rank 2, which launches in it"):
+        check([text] * 3)
+
+
+def test_a_rank_that_is_in_no_part_of_a_group_need_not_launch_in_it():
+    text = graph(*REDUCE, head="group('dp', ranks=[[0, 1]])\n")
+    assert check([text, text, graph("z = neg(x)")]).holds
+
+
+def test_communication_in_a_nested_graph_is_refused():
+    module = weft.parse("""group('dp', size=2)
+
+def graph(p: b8[()], x: f32[2]):
+    def y(z: f32[2]):
+        a: f32[2] = all_reduce(z, 'sum', 'dp')
+        w: f32[2] = wait(a)
+        return [w]
+    yes = attribute('y')
+    def n(z: f32[2]):
+        w: f32[2] = neg(z)
+        return [w]
+    no = attribute('n')
+    c: (f32[2],) = higher_order.cond(p, yes, no, (x,))
+    return [x]
+""")
+    with pytest.raises(VerificationError, match="c communicates inside a nested call, by all_reduce"):
+        check([module] * 2)
+
+
+# Orders as values.
+
+
+def test_an_order_comes_back_from_its_text():
+    orders = read_orders([*pipeline(4, 3)[::4], graph("a = all_to_all(y, [6, 2], [6, 2], 'dp')", "w = wait(a)")])
+    assert [IssueOrder.from_json(order.to_json()) for order in orders] == orders
+    assert len({order.digest for order in orders}) == 5
+    for broken in ("", "[]", '{"groups": [], "events": [["launch", "a"]]}', '{"events": []}'):
+        with pytest.raises(VerificationError, match="it is no issue order"):
+            IssueOrder.from_json(broken)
+
+
+def test_orders_behind_each_other_are_one_order():
+    forward, backward = read_orders([graph(*REDUCE), graph(*GATHER)])
+    both = read_orders([graph(*REDUCE, *GATHER)])[0]
+    assert forward.then(backward) == both
+
+
+def test_ranks_that_cannot_be_told_apart_are_one_kind():
+    world = World.of(read_orders(pipeline(4, 3)))
+    assert len(set(world.kinds())) == 4
+    assert len(set(World.of(read_orders([graph(*REDUCE)] * 64)).kinds())) == 1
+
+
+def test_ranks_that_meet_different_kinds_are_of_different_kinds():
+    texts = [graph(*REDUCE)] * 4
+    texts[3] = texts[3].replace("a = ", "c = ").replace("wait(a)", "wait(c)")
+    assert World.of(read_orders(texts)).kinds() == (0, 0, 1, 2)
+
+
+# Time.
+
+
+def order_of_many(rank: int, num_launches: int, *, transfers: bool = True) -> IssueOrder:
+    """A rank of 64 in groups of eight and over all; every rank's names differ, so that no two orders are equal."""
+    groups = {"tp": Group("tp", 8), "dp": Group("dp", 8, 8), "pp": Group("pp", 64)}
+    sorts = [Sort("all_reduce", reduction="sum", dtype="f32", number_of_elements=(size,)) for size in range(4)]
+    events: list[Launch | Wait] = []
+    for number in range(num_launches):
+        if transfers and number % 10 == 0:  # a ring: all send to the next and receive from the one before
+            ends = (Transfer(True, (rank + 1) % 64, 0, "f32", 8), Transfer(False, (rank - 1) % 64, 0, "f32", 8))
+            events.append(Launch(f"p{number}r{rank}", "pp", Sort("batch_p2p", number_of_tensors=2), None, ends))
+            events.append(Wait(f"w{number}", ((number, 0), (number, 1))))
+            continue
+        events.append(Launch(f"c{number}r{rank}", ("tp", "dp")[number % 2], sorts[number % 4]))
+        events.append(Wait(f"w{number}", ((number, 0),)))
+    return IssueOrder(tuple(events), groups)
+
+
+def seconds_for(orders: list[IssueOrder]) -> float:
+    start = time.process_time()
+    assert check(orders).holds
+    return time.process_time() - start
+
+
+def test_ten_thousand_launches_of_64_ranks_with_one_graph_take_no_longer_than_one_rank():
+    order = order_of_many(0, 10000, transfers=False)
+    assert set(World.of([order] * 64).kinds()) == {0}
+    assert seconds_for([order] * 64) < 5
+
+
+def test_time_grows_linearly_where_no_two_of_64_ranks_are_alike():
+    times = [seconds_for([order_of_many(rank, num) for rank in range(64)]) for num in (500, 2000)]
+    assert times[1] < 10 * times[0]
+
+
+def test_even_splits_are_those_of_one_number():
+    assert Splits((2, 2), (2, 2)).are_even
+    assert not Splits((2, 1), (2, 2)).are_even
+
+
+# What may be merged.
+
+
+def test_a_group_whose_ranks_show_different_sequences_is_withheld_from_merging():
+    two = ("a = all_gather(x, 2, 'dp')", "wa = wait(a)", "b = all_gather(y, 2, 'dp')", "wb = wait(b)")
+    apart = ("a = all_gather(x, 2, 'dp')", "b = all_gather(y, 2, 'dp')", "wa = wait(a)", "wb = wait(b)")
+    other = ("c = all_gather(x, 2, 'tp')", "wc = wait(c)", "d = all_gather(y, 2, 'tp')", "wd = wait(d)")
+    texts = [graph(*two, *other), graph(*apart, *other)]
+    assert check(texts).holds
+    found = withheld(texts)
+    why = "rank 0 and rank 1 show different sequences of launches and waits in group 'dp'"
+    assert found == [{"dp": why}, {"dp": why}]
+    run = Pipeline.parse("bucket-all-gathers").run(weft.parse(texts[0]), withheld=found[0])
+    decisions = {d.nodes[0]: d for d in run.log[0].step.decisions}
+    assert decisions["a"].reason is decisions["b"].reason is Reason.OTHER_RANKS
+    assert decisions["a"].sentence == f"a stays: {why}"
+    assert decisions["c"].applied
+    with pytest.raises(weft.WeftError, match="a stays: rank 0 and rank 1 show different sequences"):
+        Pipeline.parse("bucket-all-gathers").run(weft.parse(texts[0]), withheld=found[0], strict=True)
+
+
+def test_a_group_whose_ranks_show_one_sequence_in_different_graphs_is_not_withheld():
+    assert withheld([graph(*REDUCE), graph("z = neg(x)", *REDUCE)]) == [{}, {}]
+    assert withheld(pipeline(4, 3))[0].keys() == {"pp"}
+
+
+def test_withheld_collectives_are_not_deduped_either():
+    again = ("a = all_reduce(x, 'sum', 'dp')", "b = all_reduce(x, 'sum', 'dp')", "wa = wait(a)", "wb = wait(b)")
+    added = (*again, "z = add(wa, wb)")
+    why = {"dp": "another rank has one of them"}
+    for spec in ("dedupe-collectives", "dedupe-reduce-scatters"):
+        text = graph(*added).replace("return [x]", "return [z]")
+        assert Pipeline.parse(spec).run(weft.parse(text)).log[0].changed
+        run = Pipeline.parse(spec).run(weft.parse(text), withheld=why)
+        assert not run.log[0].changed
+        (decision,) = run.log[0].step.decisions
+        assert decision.reason is Reason.OTHER_RANKS
+        assert decision.sentence.endswith(": another rank has one of them")
