@@ -52,7 +52,7 @@ class DedupeCollectives(Pass):
         dag = Dag(graph)
         actions: list[Action] = []
         decisions: list[Decision] = []
-        heirs = self._merge_collectives(dag, graph, actions, decisions)
+        heirs = self._merge_collectives(dag, context, actions, decisions)
         self._merge_waits(dag, heirs, actions, decisions)
         return self.step(actions, decisions)
 
@@ -73,17 +73,23 @@ class DedupeCollectives(Pass):
             decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
 
     def _merge_collectives(
-        self, dag: Dag, graph: Graph, actions: list[Action], decisions: list[Decision]
+        self, dag: Dag, context: Context, actions: list[Action], decisions: list[Decision]
     ) -> dict[Node, Node]:
         """Merge equal collectives; returns each wait that goes with the wait that takes its place."""
         heirs: dict[Node, Node] = {}
         kept: dict[Hashable, _Kept] = {}
         numbering = ValueNumbers(dag)
-        for again in collectives(graph):
+        for again in collectives(dag.nodes[0].graph) if dag.nodes else ():
             if again.kind in ops.POINT_TO_POINT or not again.is_functional:
                 continue
             key = numbering.of_launch(again)
             first = kept.get(key)
+            withheld = context.withheld.get(context.groups.canonical(again.group))
+            if first is not None and withheld is not None:
+                names = (again.launch.name, first.collective.launch.name)
+                sentence = f"{names[0]} is {names[1]} again and stays: {withheld}"
+                decisions.append(self.decision(Reason.OTHER_RANKS, sentence, *names))
+                continue
             if first is None or first.why_not(again, dag) is not None:
                 if first is not None:
                     decisions.append(self._declined(first, again, dag))

@@ -63,7 +63,9 @@ class DedupeReduceScatters(Pass):
             if len(launches) != 2:
                 continue
             names = tuple(launch.name for launch in launches)
-            refusal = _why_not(node, launches[0], launches[1], touches, trees)
+            withheld = context.withheld.get(context.groups.canonical(Collective(launches[0]).group))
+            refusal = Refusal(Reason.OTHER_RANKS, withheld) if withheld is not None else None
+            refusal = refusal or _why_not(node, launches[0], launches[1], touches, trees)
             if refusal is not None:
                 sentence = f"{node.name} adds what {names[0]} and {names[1]} reduce: {refusal.sentence}"
                 decisions.append(self.decision(refusal.reason, sentence, *names, blocking=refusal.blocking))
