@@ -44,6 +44,8 @@ class Scenario:
     batch: int = 1
     """Sequences per data-parallel rank."""
     model: str = "llama-8b"
+    reduce: str = "f32"
+    """The dtype in which gradients are scattered or summed."""
 
     @property
     def layers(self) -> int:
@@ -57,8 +59,13 @@ class Scenario:
         )
 
 
-def _scenario(name: str, parallel: str, wire: str, batch: int, model: str = "llama-8b", **mesh: int) -> Scenario:
-    return Scenario(name, parallel, tuple(mesh.items()), wire, batch, model)
+REDUCE = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _scenario(
+    name: str, parallel: str, wire: str, batch: int, model: str = "llama-8b", reduce: str = "f32", **mesh: int
+) -> Scenario:
+    return Scenario(name, parallel, tuple(mesh.items()), wire, batch, model, reduce)
 
 
 _ALL = (
@@ -78,6 +85,11 @@ _ALL = (
     _scenario("moe-x8", "ep-fsdp", "infiniband", 1, "moe-8x7b", dp=1, ep=8),
     _scenario("moe-x64", "ep-fsdp", "infiniband", 1, "moe-8x7b", dp=8, ep=8),
     _scenario("moe-x512", "ep-fsdp", "infiniband", 4, "moe-8x7b", dp=64, ep=8),
+    # Gradients scattered in bf16: half of the bytes behind each product.
+    _scenario("fsdp-x8-nvlink-bf16", "fsdp", "infiniband", 1, reduce="bf16", dp=8),
+    _scenario("fsdp-x512-ib-bf16", "fsdp", "infiniband", 4, reduce="bf16", dp=512),
+    _scenario("fsdp-x64-tp-x8-bf16", "fsdp-tp", "infiniband", 4, reduce="bf16", dp=64, tp=8),
+    # A slow wire.
     _scenario("ddp-x64-ethernet", "ddp", "ethernet", 4, dp=64),
     _scenario("fsdp-x64-ethernet", "fsdp", "ethernet", 4, dp=64),
     _scenario("fsdp-x512-ethernet", "fsdp", "ethernet", 4, dp=512),
@@ -107,6 +119,7 @@ def _keep(scenario: Scenario, layers: int, part: Part, path: Path) -> None:
         layers=layers,
         part=part,
         batch=scenario.batch,
+        reduce_dtype=REDUCE[scenario.reduce],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     archive.save(module, path)
@@ -115,7 +128,8 @@ def _keep(scenario: Scenario, layers: int, part: Part, path: Path) -> None:
 def path_of(scenario: Scenario, layers: int, part: Part = "joint") -> Path:
     """Where the graph of a scenario is kept. The wire is no part of it: scenarios that differ in it alone share it."""
     mesh = "-".join(f"{axis}{size}" for axis, size in scenario.mesh)
-    what = f"{scenario.model}-{scenario.parallel}-{mesh}-b{scenario.batch}-l{layers}-{part}"
+    reduce = "" if scenario.reduce == "f32" else f"-{scenario.reduce}"
+    what = f"{scenario.model}-{scenario.parallel}-{mesh}-b{scenario.batch}{reduce}-l{layers}-{part}"
     return GRAPHS / f"{what}-{_sources_digest()}.weft"
 
 
