@@ -1,0 +1,82 @@
+"""Make the pictures of docs/reports.md: a step of the zoo, optimized, its page opened in Chromium and photographed.
+
+    python tools/screenshots.py [--output docs/images] [--layers 4]
+
+Needs Chromium and playwright (`make setup`); nothing is downloaded, and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import weft
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CLUSTER = "h100-8x8"
+WIDTH, HEIGHT = 1200, 860
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("docs/images"))
+    parser.add_argument("--layers", type=int, default=4)
+    options = parser.parse_args()
+    browser = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if browser is None:
+        sys.exit(f"no browser: none of {', '.join(NAMES)} is on PATH (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        path = Path(folder) / "report.html"
+        make_report(path, options.layers)
+        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        for name, num_bytes in photograph(path, chromium, options.output):
+            print(f"{options.output / name}: {num_bytes} bytes")
+        chromium.close()
+
+
+def make_report(path: Path, layers: int) -> None:
+    """The page of a step under FSDP on 64 ranks."""
+    module = weft.zoo.load("llama-8b", "fsdp", ranks=64, layers=layers)
+    result = weft.optimize(module, cluster=CLUSTER, verify="equivalence")
+    result.report.save_html(path, title=f"llama-8b, {layers} layers, FSDP on 64 ranks")
+
+
+def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]:
+    """The pictures with their sizes: the page as it opens, a collective from near by, the table filtered."""
+    page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+    page.goto(path.as_uri())
+    page.screenshot(path=output / "report.png")
+    hover_most_exposed(page)
+    page.screenshot(path=output / "hover.png")
+    page.mouse.move(0, 0)
+    page.locator("#filter").fill("in-flight-limit")
+    page.locator("section").last.evaluate("section => section.scrollIntoView()")
+    page.screenshot(path=output / "collectives.png", clip={"x": 0, "y": 0, "width": WIDTH, "height": 560})
+    page.close()
+    return [(name, (output / name).stat().st_size) for name in ("report.png", "hover.png", "collectives.png")]
+
+
+def hover_most_exposed(page: Any) -> None:
+    """Go to the collective that the table has first, and point at it where it is drawn last: in the run after."""
+    page.locator("#rows .name").first.click()
+    page.get_by_label("Zoom out").click()
+    page.evaluate("scrollTo(0, 0)")
+    box = page.locator("#timeline").bounding_box()
+    for y in range(int(box["height"]), 0, -6):
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + y)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
+        if page.locator("#tip").is_visible() and "kind" in page.locator("#tip").inner_text():
+            return
+    sys.exit("no collective was found on the page")
+
+
+if __name__ == "__main__":
+    main()
