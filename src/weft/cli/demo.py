@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CLUSTER = "h100-8x8"
 NUM_RANKS = 64
 SMALL_RANKS = 4
+INDENT = 2
 LEGEND = """\
 exposed: the GPUs stand still for communication. hidden: they compute meanwhile.
 bound: no order of this step, and no merging of its collectives, takes less. gap: how far the step is above it."""
@@ -57,7 +58,11 @@ def demo(
 
 
 def _show(result: Result, small: Result, title: str, output: Path) -> None:
-    _section(f"{title}: one step on {CLUSTER}, simulated", "\n".join([*result.report.summary_lines(), "", LEGEND]))
+    from rich.console import Console
+
+    typer.secho(f"\n{title}: one step on {CLUSTER}, simulated", bold=True)
+    result.report.show_summary(Console(), indent=INDENT)
+    typer.echo(f"\n{_indented(LEGEND)}")
     _section("passes", "\n".join(result.report.pass_lines()))
     checks = [
         *(f"the whole step: {witness}" for witness in result.report.witnesses),
@@ -70,4 +75,8 @@ def _show(result: Result, small: Result, title: str, output: Path) -> None:
 
 def _section(title: str, text: str) -> None:
     typer.secho(f"\n{title}", bold=True)
-    typer.echo("\n".join(f"  {line}".rstrip() for line in text.rstrip().splitlines()))
+    typer.echo(_indented(text))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"{' ' * INDENT}{line}".rstrip() for line in text.rstrip().splitlines())

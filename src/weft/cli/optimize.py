@@ -48,6 +48,8 @@ def optimize(
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
     _, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan, html, trace), tokens=tokens)
 
+    from rich.console import Console
+
     from weft.graph.text import render
 
     listing = render(result.module)
@@ -56,7 +58,7 @@ def optimize(
     if output is not None or not as_json:
         usage.write(listing, output)
     if not as_json:
-        usage.show(str(result.report), err=True)
+        result.report.show(Console(stderr=True))
         return
     told: dict[str, Any] = {"report": json.loads(result.report.to_json())}
     if output is None:

@@ -9,9 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.padding import Padding
+
 from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
 from weft.planning.plan import Decision
+from weft.report.plain_text import plain
 from weft.version import VERSION
 
 if TYPE_CHECKING:
@@ -99,9 +103,25 @@ class Report:
         """What each pass did, as a table."""
         return table([("pass", "applied", "declined", "ms"), *map(_row, self.passes)])
 
+    def show(self, console: Console) -> None:
+        """Print the text; on a terminal what has become better or worse is coloured."""
+        self.show_summary(console)
+        console.print(plain("\n".join(self._details())), markup=False, highlight=False, soft_wrap=True)
+
+    def show_summary(self, console: Console, indent: int = 0) -> None:
+        """Print the table of both runs alone."""
+        if self.comparison is not None and console.is_terminal:
+            console.print(Padding(self.comparison.summary(self).to_rich(), (0, 0, 0, indent)))
+            return
+        for line in self.summary_lines():
+            console.print(f"{' ' * indent}{line}", markup=False, highlight=False, soft_wrap=True)
+
     def __str__(self) -> str:
-        lines = [
-            *self.summary_lines(),
+        return "\n".join([*self.summary_lines(), *self._details()])
+
+    def _details(self) -> list[str]:
+        """What follows the summary."""
+        return [
             "",
             *self.pass_lines(),
             "",
@@ -109,7 +129,6 @@ class Report:
             *_shortened([f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.refusals], "declined"),
             *(f"checked: {witness}" for witness in self.witnesses),
         ]
-        return "\n".join(lines)
 
 
 def _shortened(lines: list[str], where: str) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from rich.console import Console
 from rich.table import Table
 
 from weft.report.explain import CollectiveRecord
@@ -115,14 +114,6 @@ class Summary:
             style = "" if row.better is None else BETTER_STYLE if row.better else WORSE_STYLE
             shown.add_row(row.name, row.before, row.after, f"[{style}]{row.change}[/]" if style else row.change)
         return shown
-
-    def show(self, console: Console) -> None:
-        """Print it: with colours on a terminal, as plain lines anywhere else."""
-        if console.is_terminal:
-            console.print(self.to_rich())
-        else:
-            for line in self.lines():
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def summarize(before: SimulatedRun, after: SimulatedRun, work: Work | None = None) -> Summary:
