@@ -116,19 +116,19 @@ def variants_for(parallel: str) -> list[str]:
 
 
 def run(name: str, module: GraphModule, cluster: Cluster) -> Attempt:
-    """Run one variant on a copy of a graph; its seconds are those of the pass alone."""
+    """Run one variant on a copy of a graph; its seconds are those that the pass alone kept the processor busy."""
     groups = read_groups(module)
     copy = copy_module(module)
     with _world(groups), _patched(), _on_meta(copy):
         estimate = _estimates(copy, groups, cluster)
         with V.set_fake_mode(metadata.mode_of(copy.graph.nodes)):
             gc.collect()
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 made, error = VARIANTS[name](copy, estimate), ""
             except Exception as raised:  # whatever it is, it is the result
                 made, error = None, f"{type(raised).__name__}: {str(raised).strip().splitlines()[0][:90]}"
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
         if made is not None:
             _back_from_meta(made)
     return Attempt(name, seconds, made, error)

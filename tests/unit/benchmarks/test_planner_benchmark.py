@@ -152,8 +152,8 @@ def test_all_contestants_are_judged_against_one_bound(planner: Any, monkeypatch:
 
 
 def test_the_synthetic_graph_has_the_size_that_is_asked_for(planner: Any) -> None:
-    module = planner.synthetic(500)
-    assert len(module.graph.nodes) == pytest.approx(500, rel=0.1)
+    module = planner.synthetic(1000)
+    assert len(module.graph.nodes) == pytest.approx(1000, rel=0.1)
     assert all(isinstance(value, torch.Tensor) for value in _values(module))
 
 
