@@ -20,7 +20,6 @@ from torch.fx.node import map_arg
 from weft.compat import (
     FakeTensorMode,
     OpOverload,
-    call_fake,
     expression_of,
     fake_mode_of,
     fake_tensor,
@@ -32,6 +31,7 @@ from weft.errors import GraphError, compose
 from weft.graph import ops
 from weft.graph.ops import Kind
 from weft.graph.profiles import profile
+from weft.graph.remembered import remembered
 
 MAX_RESULTS = 1 << 12
 # Operators that touch the world even when their arguments are fake.
@@ -56,7 +56,7 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
             raise RuntimeError("the operator reaches outside the graph")
         _check_enumerations(target, args, kwargs)
         _check_number_of_results(target, args, kwargs)
-        return call_fake(target, args, kwargs, mode)
+        return remembered(target, args, kwargs, mode)
     except GraphError:
         raise
     except Exception as error:

@@ -37,6 +37,8 @@ from weft.planning.plan import Decision, Reason, Step
 Replacement = AnyNode | Sequence[AnyNode] | Refusal | None
 REACH = 3
 """How many users of users of a rewritten node are looked at again: the depth of the deepest pattern."""
+MOST_USERS = 2
+"""Patterns ask for no more users than that."""
 MAX_REWRITES_PER_NODE = 20
 """Rules that rewrite more often than that undo each other."""
 
@@ -133,7 +135,8 @@ def _touched(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> list[AnyNode]:
         level = [user for node in level for user in draft.users(node) if user not in found and user.op != "output"]
     freed = [s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old))]
     for node in freed:  # a use fewer: patterns that ask for the number of users
-        found.update(dict.fromkeys([node, *draft.users(node)]))
+        users = draft.users(node)
+        found.update(dict.fromkeys([node, *(users if len(users) <= MOST_USERS else ())]))
     return [node for node in found if node.op == "call_function" and node not in draft.gone]
 
 
