@@ -24,7 +24,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import PLAIN, Profile, is_alias
-from weft.verification import elementwise, exchanges
+from weft.verification import elementwise, exchanges, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
 from weft.verification.index_maps import MAPS, Call, cast
 from weft.verification.symbolic_arguments import Arguments, leaves, name_of
@@ -153,18 +153,20 @@ class SymbolicRun(Arguments):
         short = target.name().partition("::")[2].partition(".")[0].removesuffix("_")
         if short.startswith(FOREACH):
             return self._each(node, short.removeprefix(FOREACH))
-        if torch.Tag.pointwise not in target.tags or target.namespace != "aten":
+        by_rows = self.setting.reassociates and rows.is_followed(target)
+        if target.namespace != "aten" or not (by_rows or torch.Tag.pointwise in target.tags):
             return None
-        arguments = self.by_name(node)
-        if not elementwise.is_taken_apart(short, arguments, all_of_them=self.setting.reassociates):
-            return None
-        shape, dtype = self.type_of(ops.value_of(node))
-        return self._elementwise(short, arguments, shape, dtype)
+        arguments, kind = self.by_name(node), self.type_of(ops.value_of(node))
+        if by_rows:
+            return rows.follow(self.terms, short, arguments, *kind)
+        followed = elementwise.is_taken_apart(short, arguments, all_of_them=self.setting.reassociates)
+        return self._elementwise(short, arguments, *kind) if followed else None
 
     def _elementwise(
         self, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
     ) -> Value:
-        return elementwise.apply(self.terms, name, arguments, shape, dtype, reassociates=self.setting.reassociates)
+        made = elementwise.apply if not self.setting.reassociates else rows.pointwise
+        return made(self.terms, name, arguments, shape, dtype)
 
     def _each(self, node: Node, name: str) -> list[Value] | None:
         """A `_foreach` operator: the operator on each item of its lists."""

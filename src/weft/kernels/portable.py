@@ -1,0 +1,242 @@
+"""The portable kernel: a collective and its products in chunks, as plain nodes of the graph.
+
+Contract: any backend runs it, since nothing here is a kernel of its own; moving launches and waits, and hiding each
+chunk behind the products of the others, is left to the order of the graph. Every rank gets the same nodes.
+
+    gather    slices of the shard -> one launch each -> a wait and the products of each chunk -> results joined
+    scatter   slices of the left operands -> the products of each chunk -> one launch each -> waits, results joined
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import schema_of
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.edit import Edit
+from weft.graph.profiles import profile
+from weft.planning.chunks import Chunking, Operand, Place, chunk_of, stride_of
+from weft.planning.layouts import Layout
+from weft.planning.views import sizes_of
+
+aten = torch.ops.aten
+
+
+def stream(edit: Edit, chunking: Chunking) -> dict[Node, Node]:
+    """Create the nodes of a site in chunks and erase those that they stand for; which node takes the place of which."""
+    return _Scatter(edit, chunking).build() if chunking.result is not None else _Gather(edit, chunking).build()
+
+
+class _Builder:
+    """What gathers and scatters share: chunks of tensors, and tensors joined from their chunks."""
+
+    def __init__(self, edit: Edit, chunking: Chunking) -> None:
+        self.edit, self.chunking = edit, chunking
+        self.collective = Collective(chunking.launch)
+        self.launch = chunking.launch
+        self.anchor: Node = self.launch
+        """Where new nodes are put."""
+        self.made: dict[tuple[Node, int], Node] = {}
+        """The chunks of bases."""
+        self.rows: dict[Node, Node] = {}
+        """Tensors that parts are taken of, with the dim that is cut seen as three."""
+
+    def call(self, target: Any, args: tuple[Any, ...], name: str, like: Node, **kwargs: Any) -> Node:
+        return self.edit.call(target, args, kwargs, before=self.anchor, name=name, like=[like])
+
+    def communicate(self, source: Node, c: int) -> Node:
+        """The launch of one chunk."""
+        bound = ops.bind(self.launch)
+        args = [source if name == self.collective.form.tensors else value for name, value in bound.items()]
+        return self.call(self.launch.target, tuple(args), f"{self.launch.name}_{c}", self.launch)
+
+    def wait(self, launch: Node) -> Node:
+        return self.call(ops.op_names()["wait"], (launch,), f"{launch.name}_done", self.launch)
+
+    def contiguous(self, node: Node) -> Node:
+        value: Tensor = ops.value_of(node)
+        if value.is_contiguous():
+            return node
+        return self.call(aten.clone.default, (node,), f"{node.name}_copy", node, memory_format=torch.contiguous_format)
+
+    # Chunks.
+
+    def chunk(self, base: Node, c: int) -> Node:
+        """Chunk c of what a call makes; of a tensor that is no such call, its part."""
+        if (base, c) not in self.made:
+            calls = self.chunking.calls
+            made = self._computed(base, c) if base in calls else self.part(base, self.chunking.places[base], c)
+            self.made[base, c] = made
+        return self.made[base, c]
+
+    def _computed(self, node: Node, c: int) -> Node:
+        operands = self.chunking.calls[node]
+        given = ops.bind(node) | {name: self.operand(operand, c) for name, operand in operands.items()}
+        schema = schema_of(node.target).arguments  # type: ignore[arg-type]
+        args = [given[a.name] for a in schema if not a.kwarg_only]
+        while args and len(args) > len(node.args) and schema[len(args) - 1].has_default_value():
+            if args[-1] != schema[len(args) - 1].default_value:
+                break
+            args.pop()
+        kwargs = {a.name: given[a.name] for a in schema if a.kwarg_only and a.name in node.kwargs}
+        return self.call(node.target, tuple(args), f"{node.name}_{c}", node, **kwargs)
+
+    def operand(self, operand: Operand, c: int) -> Node:
+        """Chunk c of an argument."""
+        if operand.base is None or operand.layout is None:
+            return self.part(operand.node, operand.place, c)
+        place = self.chunking.places[operand.base]
+        stride = stride_of(place, sizes_of(operand.base) or ())
+        layout = chunk_of(operand.layout, stride, self.chunking.chunks)
+        return self.viewed(self.chunk(operand.base, c), layout, operand.node)
+
+    def part(self, node: Node, place: Place, c: int) -> Node:
+        """Chunk c of a tensor that is there as a whole."""
+        dim, outer, inner = place
+        name = f"{node.name}_{c}"
+        if outer == 1:
+            return self.call(aten.slice.Tensor, (node, dim, c * inner, (c + 1) * inner), name, node)
+        shape = list(sizes_of(node) or ())
+        rows = [*shape[:dim], outer, self.chunking.chunks, inner, *shape[dim + 1 :]]
+        if node not in self.rows:
+            self.rows[node] = self.call(aten.view.default, (node, rows), f"{node.name}_rows", node)
+        picked = self.call(aten.select.int, (self.rows[node], dim + 1, c), f"{name}_rows", node)
+        return self.call(aten.reshape.default, (picked, [*shape[:dim], outer * inner, *shape[dim + 1 :]]), name, node)
+
+    def viewed(self, node: Node, layout: Layout, like: Node) -> Node:
+        """A tensor laid out as a view of it is."""
+        shape = list(layout.shape)
+        digits = [digit for dim in layout.dims for digit in dim]
+        order = sorted(range(len(digits)), key=lambda k: -digits[k].stride)
+        name = f"{like.name}_part"
+        if order == list(range(len(digits))):
+            if list(sizes_of(node) or ()) == shape:
+                return node
+            return self.call(aten.reshape.default, (node, shape), name, like)
+        sizes = [digits[k].size for k in order]
+        if list(sizes_of(node) or ()) != sizes:
+            node = self.call(aten.reshape.default, (node, sizes), f"{like.name}_digits", like)
+        back = [order.index(k) for k in range(len(digits))]
+        turned = self.call(aten.permute.default, (node, back), f"{like.name}_turned", like)
+        if [digits[k].size for k in range(len(digits))] == shape:
+            return turned
+        return self.call(aten.reshape.default, (turned, shape), name, like)
+
+    def joined(self, parts: Sequence[Node], place: Place, like: Node) -> Node:
+        """A tensor from its chunks."""
+        dim, outer, inner = place
+        shape = list(sizes_of(parts[0]) or ())
+        name = f"{like.name}_joined"
+        if outer == 1:
+            return self.call(aten.cat.default, (list(parts), *((dim,) if dim else ())), name, like)
+        rows = [*shape[:dim], outer, inner, *shape[dim + 1 :]]
+        seen = [self.call(aten.reshape.default, (part, rows), f"{part.name}_rows", like) for part in parts]
+        whole = self.call(aten.cat.default, (seen, dim + 1), f"{like.name}_rows", like)
+        shape[dim] *= self.chunking.chunks
+        return self.call(aten.reshape.default, (whole, shape), name, like)
+
+    def dead(self, gone: set[Node]) -> list[Node]:
+        """The nodes that nobody needs once these are not computed any more, users first."""
+        found = dict.fromkeys(gone)
+        stack = list(gone)
+        while stack:
+            for source in stack.pop().all_input_nodes:
+                removable = source is self.launch or (source.op == "call_function" and _is_pure(source))
+                if source not in found and removable and all(user in found for user in source.users):
+                    found[source] = None
+                    stack.append(source)
+        return list(found)
+
+
+class _Gather(_Builder):
+    def build(self) -> dict[Node, Node]:
+        chunking = self.chunking
+        source = self.collective.inputs[0]
+        shard = Place(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
+        count = range(chunking.chunks)
+        slices = [self.contiguous(self.part(source, shard, c)) for c in count]
+        launches = [self.communicate(part, c) for c, part in enumerate(slices)]
+        self.anchor = chunking.products[-1]
+        for c, launch in enumerate(launches):
+            self.made[self.launch, c] = self.wait(launch)
+            for product in chunking.products:
+                self.chunk(product, c)
+        heirs = {
+            product: self.joined([self.made[product, c] for c in count], chunking.places[product], product)
+            for product in chunking.products
+        }
+        gone = self._gone()
+        if self.launch not in gone:
+            self.anchor = self._first_use(gone)
+            whole = self.joined([self.made[self.launch, c] for c in count], chunking.places[self.launch], self.launch)
+            heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
+            gone |= {self.launch, *self.collective.waits}
+        for node in gone:
+            self.edit.erase(node)
+        return heirs
+
+    def _gone(self) -> set[Node]:
+        """What is not needed any more: the products, and what only they needed of the way to them."""
+        return set(self.dead(set(self.chunking.products))) & (self._behind() | {self.launch})
+
+    def _behind(self) -> set[Node]:
+        """Everything behind the launch."""
+        found: set[Node] = set()
+        stack = [self.launch]
+        while stack:
+            new = [user for user in stack.pop().users if user not in found]
+            found.update(new)
+            stack += new
+        return found
+
+    def _first_use(self, gone: set[Node]) -> Node:
+        users = {
+            user
+            for node in (self.launch, *self.collective.waits)
+            for user in node.users
+            if user not in gone and user not in self.collective.waits
+        }
+        return next(node for node in self.edit.graph.nodes if node in users)
+
+
+class _Scatter(_Builder):
+    def build(self) -> dict[Node, Node]:
+        chunking = self.chunking
+        result = chunking.result
+        if result is None:
+            return {}
+        sent: list[Node] = []
+        for c in range(chunking.chunks):
+            sent.append(self.communicate(self.contiguous(self.operand(result, c)), c))
+        heirs: dict[Node, Node] = {}
+        gone = set(self.dead({self.launch, *self.collective.waits}))
+        for node in chunking.calls:
+            if node not in gone:
+                parts = [self.made[node, c] for c in range(chunking.chunks)]
+                heirs[node] = self.joined(parts, chunking.places[node], node)
+                gone.add(node)
+        gone |= set(self.dead(gone))
+        self.anchor = self._first_wait()
+        waits = [self.wait(launch) for launch in sent]
+        whole = self.joined(waits, Place(chunking.dim, 1, 0), self.launch)
+        heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
+        for node in gone:
+            self.edit.erase(node)
+        return heirs
+
+    def _first_wait(self) -> Node:
+        waits = set(self.collective.waits)
+        last = next(reversed(self.edit.graph.nodes))
+        return next((node for node in self.edit.graph.nodes if node in waits), last)
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a call may go when nobody takes its result: it only computes, or it is a view or a collective."""
+    found = profile(node.target)
+    return not (found.writes or found.random or found.ordered or found.opaque or found.launch)

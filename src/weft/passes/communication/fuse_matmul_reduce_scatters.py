@@ -1,0 +1,53 @@
+"""Stream the results of products into the reduce-scatters that take them.
+
+Why: a reduce-scatter that waits for the whole product leaves the wires idle; rows can be sent as they are computed.
+
+Before::
+
+    y: f32[8, 6] = mm(a, b)
+    rs: f32[4, 6] = reduce_scatter(y, 'sum', 2, 'tp')
+    w: f32[4, 6] = wait(rs)
+
+After::
+
+    a_rows: f32[2, 2, 2, 4] = view(a, [2, 2, 2, 4])
+    ...
+    y_0: f32[4, 6] = mm(a_0, b)
+    rs_0: f32[2, 6] = reduce_scatter(y_0, 'sum', 2, 'tp')
+    y_1: f32[4, 6] = mm(a_1, b)
+    rs_1: f32[2, 6] = reduce_scatter(y_1, 'sum', 2, 'tp')
+    rs_0_done: f32[2, 6] = wait(rs_0)
+    rs_1_done: f32[2, 6] = wait(rs_1)
+    rs_joined: f32[4, 6] = cat([rs_0_done, rs_1_done])
+
+Each chunk holds the rows that a chunk of every rank's result needs. Casts, sums of several products and other calls
+that work element by element run chunk by chunk too.
+
+Declines: a chain that scatters along no one dim; chunks that would be columns of the right operand; sizes that do not
+split; what would not pay.
+Numerics: reassociates: a product of fewer rows may run another kernel, and a ring adds in an order that depends on the
+place in the buffer. Bytes on the wire: unchanged. Memory: a copy of the left operands by chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.ops import Kind
+from weft.passes.base import Numerics
+from weft.passes.streaming import Site, StreamPass
+from weft.planning.members import Refusal
+from weft.planning.scatter_sites import read_scatter
+
+
+@dataclass(frozen=True)
+class FuseMatmulReduceScatters(StreamPass):
+    """Scatter the rows of products chunk by chunk, as they are computed."""
+
+    numerics = Numerics.REASSOCIATES
+    kind = Kind.REDUCE_SCATTER
+
+    def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
+        return read_scatter(collective)

@@ -1,0 +1,112 @@
+"""What the passes that stream collectives through products share: their options, and how sites become decisions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch.fx import Graph, Node
+
+from weft.errors import PipelineError, PlanError, compose
+from weft.graph.collective import Collective, collectives
+from weft.graph.dag import Dag
+from weft.graph.edit import Edit
+from weft.graph.ops import Kind
+from weft.kernels.portable import stream
+from weft.passes.base import Context, NamedNodes, Pass
+from weft.planning.chunks import Chunking
+from weft.planning.members import Refusal
+from weft.planning.plan import Decision, Reason, Step, Stream
+from weft.planning.scatter_sites import ScatterSite
+from weft.planning.sites import GatherSite
+from weft.planning.touched import Writes
+
+Site = GatherSite | ScatterSite
+
+
+@dataclass(frozen=True)
+class StreamPass(Pass):
+    """Base of the passes that cut collectives and the products beside them into chunks."""
+
+    reorders_launches = True
+    kind: ClassVar[Kind]
+
+    chunks: int | None = None
+    """Cut every collective that can be into this many chunks, whether it pays or not. None: the number that makes the
+    simulated step shortest on the cluster, or on nodes of eight H100 if none is given; else it stays whole."""
+    kernel: Literal["auto", "portable", "symmetric-memory"] = "auto"
+    """`portable`: plain nodes that any backend runs. `symmetric-memory`: torch's fused operators on CUDA. `auto`: the
+    fused operators where they can run, else plain nodes."""
+
+    def __post_init__(self) -> None:
+        if self.chunks is not None and self.chunks < 2:
+            what = f"chunks is {self.chunks}, expected 2 or more"
+            raise PipelineError(compose(self.name(), what, do="leave it out to have the number chosen"))
+
+    @abstractmethod
+    def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
+        """The site of a collective, or why it is none."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        writes = Writes(dag)
+        decisions: list[Decision] = []
+        sites: list[Site] = []
+        taken: set[Node] = set()
+        for collective in collectives(graph):
+            if collective.kind is not self.kind:
+                continue
+            site = self._site(collective, dag, taken)
+            if isinstance(site, Refusal):
+                decisions.append(self._declined(collective, site))
+                continue
+            decisions += [self._declined(collective, refusal) for refusal in site.dropped]
+            taken.update(site.products)
+            sites.append(site)
+        actions: list[Stream] = []
+        for site in sites:
+            name = site.collective.launch.name
+            cut = site.cut(self.chunks or 2)
+            cut = writes.why_not(cut) or cut if isinstance(cut, Chunking) else cut
+            if isinstance(cut, Refusal):
+                decisions.append(self._declined(site.collective, cut))
+                continue
+            decisions += [self._declined(site.collective, refusal) for refusal in cut.lost]
+            products = tuple(node.name for node in cut.products)
+            actions.append(Stream(name, products, cut.chunks))
+            sentence = f"{name} and {', '.join(products)} run in {cut.chunks} chunks"
+            decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
+        return self.step(actions, decisions)
+
+    def _site(self, collective: Collective, dag: Dag, taken: set[Node]) -> Site | Refusal:
+        site = self.read(collective, dag)
+        if isinstance(site, Refusal):
+            return site
+        free = tuple(node for node in site.products if node not in taken)
+        if not free:
+            what = f"{site.products[0].name} is streamed with another collective than {collective.launch.name}"
+            return Refusal(Reason.ALREADY_DONE, what, site.products[0].name)
+        return site.with_products(free)
+
+    def _declined(self, collective: Collective, refusal: Refusal) -> Decision:
+        name = collective.launch.name
+        return self.decision(refusal.reason, refusal.sentence, name, blocking=refusal.blocking)
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        nodes = NamedNodes(edit.graph.nodes)
+        dag = Dag(edit.graph)
+        cuts = [self._cut(action, nodes, dag) for action in step.actions if isinstance(action, Stream)]
+        heirs: dict[Node, Node] = {}
+        for cut in cuts:
+            heirs |= stream(edit, cut)
+        edit.replace_each(heirs)
+
+    def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:
+        """The chunks of a planned site, found again in the graph."""
+        site = self.read(Collective(nodes[action.launch]), dag)
+        products = tuple(nodes[name] for name in action.products)
+        found = site if isinstance(site, Refusal) else site.with_products(products).cut(action.chunks)
+        if isinstance(found, Refusal):
+            raise PlanError(compose("plan", f"{action.launch} cannot be cut as planned: {found.sentence}"))
+        return found

@@ -1,0 +1,110 @@
+"""Chunks: what a part of a collective needs of the calls around it.
+
+Contract: pure data over the nodes of one graph. A tensor is cut along one dim, seen as outer x chunks x inner; chunk c
+is everything whose middle digit is c. A call that works by rows computes chunk c of its result from chunk c of the
+tensors that have that dim, and from the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from torch.fx import Node
+
+from weft.planning.layouts import Digit, Layout, Unfollowed
+from weft.planning.matmuls import Rowwise
+from weft.planning.members import Refusal
+from weft.planning.views import sizes_of
+
+
+class Place(NamedTuple):
+    """Where a tensor is cut: which dim, and how much of it lies outside and inside of a chunk."""
+
+    dim: int
+    outer: int
+    inner: int
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor of which a call needs a chunk: a view of a base that has chunks itself, or a part to be taken out."""
+
+    node: Node
+    place: Place
+    base: Node | None = None
+    layout: Layout | None = None
+    """The tensor as a view of its base."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunking:
+    """One collective and the calls beside it, cut into chunks."""
+
+    launch: Node
+    num_ranks: int
+    chunks: int
+    dim: int
+    """The dim of the shard, on one rank, that is cut."""
+    products: tuple[Node, ...]
+    places: Mapping[Node, Place]
+    """Of the bases: what was gathered, and each call that is computed chunk by chunk."""
+    calls: Mapping[Node, Mapping[str, Operand]] = field(default_factory=dict[Node, Mapping[str, Operand]])
+    """For each call that is computed chunk by chunk, in order, the arguments of which it takes a chunk."""
+    lost: tuple[Refusal, ...] = ()
+    """Why other products of the site take what was gathered as a whole."""
+    result: Operand | None = None
+    """What is scattered; None for a gather."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the shard."""
+        node = self.launch if self.result is not None else self.launch.all_input_nodes[0]
+        return sizes_of(node) or ()
+
+
+def stride_of(place: Place, shape: Sequence[int]) -> int:
+    """The elements, in row-major order, from one chunk to the next."""
+    return place.inner * prod(shape[place.dim + 1 :])
+
+
+def place_in(layout: Layout, stride: int, chunks: int) -> Place:
+    """Where a view is cut whose base is cut at that stride."""
+    fine = layout.refined((stride, stride * chunks))
+    for number, dim in enumerate(fine.dims):
+        for k, digit in enumerate(dim):
+            if digit == Digit(chunks, stride):
+                outer, inner = (prod(d.size for d in part) for part in (dim[:k], dim[k + 1 :]))
+                return Place(number, outer, inner)
+    raise Unfollowed("its chunks lie in no one dim")
+
+
+def chunk_of(layout: Layout, stride: int, chunks: int) -> Layout:
+    """A view of a chunk of the base: the view without the digit of the chunks."""
+    fine = layout.refined((stride, stride * chunks))
+    kept = [
+        tuple(
+            Digit(digit.size, digit.stride // chunks if digit.stride > stride else digit.stride)
+            for digit in dim
+            if digit != Digit(chunks, stride)
+        )
+        for dim in fine.dims
+    ]
+    return Layout(tuple(kept))
+
+
+def place_behind(call: Rowwise, name: str, place: Place) -> Place:
+    """Where the result of a call is cut if this argument is."""
+    dim = call.dims[name][place.dim]
+    if dim is None:
+        raise Unfollowed("it sums over the dim that chunks are cut from")
+    return Place(dim, place.outer, place.inner)
+
+
+def place_before(call: Rowwise, name: str, place: Place) -> Place | None:
+    """Where an argument is cut if the result is; None where the argument has not that dim."""
+    dims = call.dims[name]
+    found = [d for d, dim in enumerate(dims) if dim == place.dim]
+    return Place(found[0], place.outer, place.inner) if found else None
