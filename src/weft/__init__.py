@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.inductor import inductor_pass
-    from weft.frontends.session import run_report
+    from weft.frontends.session import check_agreement, run_report
     from weft.passes.base import Context, Numerics, Pass
     from weft.passes.pipeline import Pipeline
     from weft.planning.plan import Decision, Plan, Step
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "apply",
     "capture",
+    "check_agreement",
     "inductor_pass",
     "listing",
     "optimize",
@@ -59,7 +60,7 @@ _HOMES = {
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
     "weft.frontends.inductor": ("inductor_pass",),
-    "weft.frontends.session": ("run_report",),
+    "weft.frontends.session": ("check_agreement", "run_report"),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),
     "weft.planning.plan": ("Decision", "Plan", "Step"),

@@ -63,7 +63,7 @@ class InductorPass:
             SESSION.say(NOT_CALLED)
         identity = _joined(self.options.identity, self.chain)
         if identity is not None:
-            SESSION.note_look_up(identity, self.folder)
+            SESSION.note_look_up(identity, self.folder, self.options)
         return identity
 
     def __call__(self, graph: Graph) -> None:
@@ -91,12 +91,14 @@ def inductor_pass(
     groups: Groups | None = None,
     chain: Hook | Sequence[Hook] | None = None,
     report_dir: str | Path | None = None,
+    agreement_dir: str | Path | None = None,
 ) -> InductorPass:
     """A hook for Inductor's `post_grad_custom_post_pass` that optimizes every graph; options as in `weft.optimize`.
 
-    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports.
+    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports,
+    `agreement_dir` the one where ranks say what they did.
     """
-    options = Options(cluster, pipeline, memory_limit_bytes, effort, strict, verify, groups, report_dir)
+    options = Options(cluster, pipeline, memory_limit_bytes, effort, strict, verify, groups, report_dir, agreement_dir)
     return InductorPass(options, hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass))
 
 

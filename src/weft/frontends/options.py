@@ -42,6 +42,8 @@ class Options:
     groups: Groups | None = None
     report: str | Path | None = None
     """The folder of the reports. None: beside Inductor's caches; nowhere for a backend that has no cache."""
+    agreement: str | Path | None = None
+    """A folder that all ranks see, a new one for each run: there each says what it did, and reads what others did."""
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _CHECKS.items():
@@ -63,7 +65,8 @@ class Options:
     @functools.cached_property
     def identity(self) -> str:
         """Equal exactly where the same graph would be rewritten in the same way."""
-        known = asdict(self) | {"pipeline": str(self.passes), "report": None, "cluster": None}
+        known = asdict(self) | {"pipeline": str(self.passes), "cluster": None}
+        known |= {"report": None, "agreement": None}
         known |= {"cluster": self.description.digest} if self.description is not None else {}
         known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -78,6 +81,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "verify": (lambda value: value in get_args(Witness), f"one of {', '.join(get_args(Witness))}"),
     "groups": (lambda value: value is None or isinstance(value, Mapping), "a dict such as {'tp': 8}"),
     "report": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
+    "agreement": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
 }
 
 

@@ -30,6 +30,8 @@ class Entry:
     """The report of `weft.optimize` as data; empty where the graph was left as it was."""
     skipped: str = ""
     """Why the graph was left as it was."""
+    statement: str = ""
+    """What ranks compare, as JSON: `weft.verification.statement.Statement` without its name and decisions."""
     rank: int = 0
     """The rank that said so."""
     from_cache: bool = False

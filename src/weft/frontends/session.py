@@ -23,10 +23,15 @@ from torch.fx import GraphModule
 
 from weft.api import Result, listing, optimize
 from weft.compat import compilers as compat
-from weft.errors import GraphError
-from weft.frontends.options import Options
+from weft.errors import GraphError, VerificationError, WeftError, compose
+from weft.frontends.options import PREFIX, Options
 from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry
+from weft.graph.groups import read_groups
+from weft.graph.text import digest
 from weft.passes.pipeline import replay_in_place
+from weft.verification.agreement import Agreement
+from weft.verification.issue_order import read_order
+from weft.verification.statement import FolderBoard, Statement, check_published, publish
 
 log = logging.getLogger("weft")
 
@@ -53,6 +58,8 @@ class Session:
         self._frames: dict[str, list[str]] = {}  # by compilation; DDP's own optimizer splits one into several
         self._looked_up: dict[tuple[str, str], tuple[Path, set[str]]] = {}
         self._has_collectives = False
+        self._options: Options | None = None  # those that ask for agreement
+        self._published: set[tuple[str, ...]] = set()
 
     def report(self) -> RunReport:
         """One report over all graphs, those that came from a cache included."""
@@ -87,8 +94,10 @@ class Session:
         """Remember what Dynamo hands over to be compiled: a later run finds its entries by it."""
         self._frames.setdefault(compat.compilation()[0], []).append(_digest_of_frame(module, inputs))
 
-    def note_look_up(self, identity: str, folder: Path) -> None:
+    def note_look_up(self, identity: str, folder: Path, options: Options | None = None) -> None:
         """Remember that a cache was asked for the result of a pass: if the pass is not called now, the cache had it."""
+        if options is not None and options.agreement is not None:
+            self._options = options
         compile_id, phase = compat.compilation()
         self._looked_up.setdefault((identity, compile_id), (folder, set()))[1].add(phase)
 
@@ -109,13 +118,18 @@ class Session:
         except GraphError as error:  # the compiler can do without us, and the graph is as it was
             if options.strict:
                 raise
-            self._add(replace(entry, skipped=str(error).splitlines()[0]), folder)
+            entry = replace(entry, skipped=str(error).splitlines()[0], statement=_state(module, options))
+            self._add(entry, folder)
+            self._publish(entry, options)
             self.say(f"a graph is left as it was: {error}")
             return module
         entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
         _emit(entry, module, result)
         replay_in_place(module, result.plan, groups=options.groups)
+        if folder is not None or options.agreement is not None:
+            entry = replace(entry, statement=_state(result.module, options, result))
         self._add(entry, folder)
+        self._publish(entry, options)
         self._look_for_collectives(entry, result)
         return module
 
@@ -132,6 +146,37 @@ class Session:
         else:
             text = "weft: %s: nodes %s, collectives %s, %s applied, %s declined, %s ms"
             log.info(text, name, nodes, collectives, applied, declined, milliseconds)
+
+    def _publish(self, entry: Entry, options: Options) -> None:
+        """Say what was done to a graph where other ranks read it; what they say already is compared."""
+        if options.agreement is None or not entry.statement:
+            return
+        self._options = options
+        self._published.add(entry.key)
+        said = replace(
+            Statement.from_json(entry.statement),
+            name=f"{entry.phase} {entry.compile_id}".rstrip(),
+            decisions=tuple(d["sentence"] for key in ("applied", "declined") for d in entry.report.get(key, ())),
+        )
+        try:
+            conflicts = publish(FolderBoard(options.agreement), _rank(), _num_ranks(), said)
+        except OSError as error:
+            self.say(f"the other ranks are not told of a graph: {error}")
+            return
+        for conflict in conflicts:
+            if options.strict:
+                raise VerificationError(str(conflict))
+            self.say(str(conflict))
+
+    def check_agreement(self) -> Agreement:
+        """Say what came from a cache, of which no pass was told, and check all that all ranks have said."""
+        if self._options is None or self._options.agreement is None:
+            do = f"compile with the option {PREFIX}agreement, a folder that all ranks see"
+            raise VerificationError(compose("agreement", "no graph was compiled for it", do=do))
+        for entry in self.report().entries:
+            if entry.key not in self._published:
+                self._publish(entry, self._options)
+        return check_published(FolderBoard(self._options.agreement), _num_ranks())
 
     def _look_for_collectives(self, entry: Entry, result: Result) -> None:
         """Say it where communication must be somewhere and is not in the graphs.
@@ -158,6 +203,15 @@ SESSION = Session()
 def run_report() -> RunReport:
     """One report over all graphs that this process compiled through Weft, those from a compiler's cache included."""
     return SESSION.report()
+
+
+def check_agreement() -> Agreement:
+    """Whether all graphs of all ranks can run together; for runs compiled with the option `weft.agreement`.
+
+    Nothing is waited for: a rank that has said nothing yet is an error that names it. Call it on all ranks once they
+    have compiled, or once more on one rank behind a barrier.
+    """
+    return SESSION.check_agreement()
 
 
 def _optimize(module: GraphModule, options: Options) -> Result:
@@ -198,6 +252,24 @@ def _digest_of_frame(module: GraphModule, inputs: Sequence[Any]) -> str:
         else:
             found.update(type(value).__name__.encode())
     return found.hexdigest()[:32]
+
+
+def _state(module: GraphModule, options: Options, result: Result | None = None) -> str:
+    """What ranks compare of a graph as it leaves; empty where that cannot be told."""
+    try:
+        order = read_order(module, read_groups(module, options.groups))
+        left = digest(listing(module)) if result is None else ""
+    except WeftError:
+        return ""
+    if result is None:
+        return Statement("", left, "", left, order=order).to_json()
+    report = result.report
+    graphs = (report.before.digest, report.plan_digest, report.after.digest)
+    return Statement("", *graphs, facts=result.plan.facts, order=order).to_json()
+
+
+def _num_ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _rank() -> int:
