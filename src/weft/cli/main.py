@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from weft.cli.agree_command import agree
 from weft.cli.calibrate import calibrate
 from weft.cli.demo import demo
 from weft.cli.explain_command import explain
@@ -41,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, verify, sweep, passes, calibrate):
+for command in (demo, optimize, explain, simulate, verify, agree, sweep, passes, calibrate):
     app.command()(command)
 
 

@@ -1,0 +1,73 @@
+"""`weft agree`: whether the graphs of all ranks can run together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import usage
+from weft.errors import compose
+
+if TYPE_CHECKING:
+    from weft.verification.agreement import Agreement
+
+
+class Backend(StrEnum):
+    """What will run the graphs."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
+def agree(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help="One graph per rank, in the order of ranks; or the folder of weft.agreement."
+        ),
+    ],
+    ranks: Annotated[int | None, typer.Option(min=1, help="How many ranks share the graphs, each as many.")] = None,
+    backend: Annotated[Backend, typer.Option(help="gloo does not mind how groups interleave.")] = Backend.NCCL,
+    as_json: usage.JsonOption = False,
+) -> None:
+    """Check that all ranks launch alike, that each send has its receive, and that none wait for each other.
+
+    Of several graphs for more ranks, each is that of as many neighbours: four graphs for 16 ranks are four stages.
+    Exit status 0: they agree; 1: they do not.
+    """
+    with usage.progress("importing torch"):
+        from weft.verification.agreement import check
+        from weft.verification.statement import FolderBoard, check_published
+
+    if len(sources) == 1 and (num_ranks := FolderBoard(sources[0]).num_ranks) and Path(sources[0]).is_dir():
+        found = check_published(FolderBoard(sources[0]), num_ranks)
+    else:
+        num_ranks = ranks or len(sources)
+        if num_ranks % len(sources):
+            what = f"{len(sources)} graphs do not part {num_ranks} ranks"
+            raise usage.UsageError(compose("agree", what, do="give one graph for all ranks, or one for each"))
+        from weft.cli.source import load_source
+
+        with usage.progress(f"reading {len(sources)} graphs"):
+            known = {source: load_source(source) for source in dict.fromkeys(sources)}
+        share = num_ranks // len(sources)
+        with usage.progress(f"checking {num_ranks} ranks"):
+            found = check([known[sources[rank // share]] for rank in range(num_ranks)], backend=backend.value)
+    if as_json:
+        usage.write(json.dumps(_record(found), indent=1, sort_keys=True) + "\n", None)
+    else:
+        usage.show(str(found))
+    raise typer.Exit(0 if found.holds else 1)
+
+
+def _record(found: Agreement) -> dict[str, object]:
+    findings = [
+        {**asdict(finding), "where": [{"rank": at.rank, "node": at.node} for at in finding.where]}
+        for finding in found.findings
+    ]
+    return {**asdict(found), "holds": found.holds, "findings": findings}
