@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,12 @@ from weft.errors import compose
 
 if TYPE_CHECKING:
     from weft.cost.calibrate import Fit, Line
+    from weft.cost.compute_trace import ComputeTrace
+    from weft.cost.device import Device
+
+MAX_KERNELS = 10
+MAX_NAME = 70
+"""Kernels, and characters of their names, that the text shows."""
 
 
 class KindOption(StrEnum):
@@ -58,20 +65,26 @@ def calibrate(
     with usage.progress("importing torch"):
         from weft.cost.calibrate import fit, read_measurements
         from weft.cost.calibrated_file import cluster_text
+        from weft.cost.device import UNDESCRIBED
         from weft.graph.ops import Kind
 
     with usage.progress(f"reading {', '.join(path.name for path in files)}"):
         found = read_measurements(files, Kind(kind.value) if kind is not None else None)
     with usage.progress(f"fitting {len(found.samples)} samples"):
-        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name)
+        device = found.compute.device() or UNDESCRIBED
+        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name, device)
         text = cluster_text(fitted, [path.name for path in files])
     notes = [*found.notes, *fitted.notes]
     if output is not None or not as_json:
         usage.write(text, output)
     if not as_json:
-        usage.show("\n".join([*_table(fitted), *notes]), err=True)
+        usage.show("\n".join([*_table(fitted), *_compute_lines(found.compute, device), *notes]), err=True)
         return
-    told = _record(fitted, notes) | ({"toml": text} if output is None else {})
+    told = (
+        _record(fitted, notes)
+        | {"compute": _compute(found.compute, device)}
+        | ({"toml": text} if output is None else {})
+    )
     usage.write(json.dumps(told, indent=1) + "\n", None)
 
 
@@ -106,6 +119,48 @@ def _line(line: Line) -> dict[str, Any]:
             for each in line.residuals
         ],
     }
+
+
+def _compute(found: ComputeTrace, device: Device) -> dict[str, Any]:
+    rates = _rates(device)
+    return {
+        "peak_tflops": dict(device.peak_tflops),
+        "memory_gbps": device.memory_gbps,
+        "kernels": [asdict(kernel) for kernel in found.kernels],
+        "residuals": [asdict(each) | {"fitted_us": each.amount / rates[each.key] * 1e6} for each in found.work],
+    }
+
+
+def _rates(device: Device) -> dict[str, float]:
+    """Flops, or bytes, in a second."""
+    peaks = {key: peak * 1e12 for key, peak in device.peak_tflops}
+    return peaks | ({} if device.memory_gbps is None else {"memory": device.memory_gbps * 1e9})
+
+
+def _compute_lines(found: ComputeTrace, device: Device) -> list[str]:
+    """Products and copies against the device that was fitted to them, and the kernels that took longest."""
+    from weft.report.plain_text import plain_line
+    from weft.report.report import table
+
+    lines: list[str] = []
+    for key, rate in _rates(device).items():
+        unit = "bytes" if key == "memory" else "flops"
+        rows: list[tuple[str, ...]] = [(unit, "measured us", "fitted us", "off by")]
+        for each in (each for each in found.work if each.key == key):
+            fitted_us = each.amount / rate * 1e6
+            rows.append((str(each.amount), _us(each.us), _us(fitted_us), f"{(fitted_us / each.us - 1) * 100:+.1f} %"))
+        reached = f"{rate / 1e9:.4g} GB/s" if key == "memory" else f"{rate / 1e12:.4g} TFLOP/s"
+        lines += [f"{key}: {reached}", *(f"  {row}" for row in table(rows)), ""]
+    if found.kernels:
+        rows = [("compute kernel", "runs", "us in all")]
+        rows += [(_short(plain_line(k.name)), str(k.count), _us(k.total_us)) for k in found.kernels[:MAX_KERNELS]]
+        rest = len(found.kernels) - MAX_KERNELS
+        lines += [*table(rows), *([f"... and {rest} more"] if rest > 0 else []), ""]
+    return lines
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
 
 
 def _table(fitted: Fit) -> list[str]:

@@ -5,8 +5,7 @@ sizes, by robust least squares on relative errors. A level's links are fitted to
 for each step around a ring where groups of several sizes were measured; they price what was not measured. What was
 measured is priced by the tables.
 
-Contract: a fit is data; the same samples in any order give the same fit. Compute is not fitted: a trace says how long a
-kernel ran, not how many operations it did.
+Contract: a fit is data; the same samples in any order give the same fit. The device is given: `compute_trace` tells it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ import numpy as np
 
 from weft.cost.chrome_trace import Trace, merge_traces, read_chrome_trace
 from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.compute_trace import merge_compute
+from weft.cost.device import UNDESCRIBED, Device
 from weft.cost.nccl_tests import read_nccl_tests
 from weft.cost.robust import fit_times
 from weft.cost.samples import MeasurementError, Measurements, Sample, open_measurements
@@ -115,6 +116,7 @@ def read_measurements(paths: Iterable[str | Path], kind: Kind | None = None) -> 
         tuple(sample for each in found for sample in each.samples),
         tuple(dict.fromkeys(note for each in found for note in each.notes)),
         per_node.pop() if len(per_node) == 1 else None,
+        merge_compute(each.compute for each in found),
     )
 
 
@@ -128,7 +130,12 @@ def _is_trace(path: Path) -> bool:
     return head.startswith(b"{") or (head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"]"))
 
 
-def fit(samples: Sequence[Sample], ranks_per_node: int | None = None, name: str = "calibrated") -> Fit:
+def fit(
+    samples: Sequence[Sample],
+    ranks_per_node: int | None = None,
+    name: str = "calibrated",
+    device: Device = UNDESCRIBED,
+) -> Fit:
     """Fit lines and links; without `ranks_per_node` all groups are taken to be inside of one node."""
     if not samples:
         raise MeasurementError(["there are no samples"])
@@ -156,7 +163,7 @@ def fit(samples: Sequence[Sample], ranks_per_node: int | None = None, name: str 
     if levels[-1].num_ranks < blank.num_ranks or len(levels) < len(blank.levels):
         levels = [replace(levels[-1], num_ranks=blank.num_ranks)]
     tables = tuple(replace(line.table, level=line.level) for line in lines)
-    return Fit(lines, replace(blank, levels=tuple(levels), tables=tables), tuple(notes))
+    return Fit(lines, replace(blank, levels=tuple(levels), tables=tables, device=device), tuple(notes))
 
 
 def _blank(name: str, num_nodes: int, per_node: int) -> Cluster:

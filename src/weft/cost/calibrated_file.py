@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from weft.cost import cluster_file
 from weft.cost.calibrate import Fit, Line
 from weft.cost.cluster import Level, Link
+from weft.cost.device import Device
 from weft.graph.ops import Kind
 
+NO_DEVICE = "# [device] is left out: nothing that was measured tells of compute. Without it compute takes no time."
 MAX_POINTS = 200
 """Of one table; where more sizes were measured, evenly chosen ones are written."""
 
@@ -23,12 +25,14 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
     lines = [
         f"# Fitted by `weft calibrate` to {', '.join(map(json.dumps, sources)) or 'samples'}.",
         "# Tables are medians of what was measured; links are fitted to them, for what the tables do not hold.",
-        "# [device] is left out: measured collectives say nothing of compute. Without it compute takes no time.",
+        *([] if cluster.device.name else [NO_DEVICE]),
         "",
         f"name = {json.dumps(cluster.name)}",
         f"num_nodes = {cluster.num_nodes}",
         f"ranks_per_node = {cluster.ranks_per_node}",
     ]
+    if cluster.device.name:
+        lines += ["", *_device(cluster.device)]
     for level in cluster.levels:
         lines += ["", *_level(level, "node" if level.num_ranks == cluster.ranks_per_node else "cluster")]
     known = {level.name for level in cluster.levels}
@@ -37,6 +41,16 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
     text = "\n".join(lines) + "\n"
     cluster_file.read(cluster.name, text.encode())
     return text
+
+
+def _device(device: Device) -> Iterator[str]:
+    yield from ("[device]", f'name = "{device.name}"')
+    if device.peak_tflops:
+        peaks = ", ".join(f"{key} = {peak:.6g}" for key, peak in device.peak_tflops)
+        yield f"peak_tflops = {{ {peaks} }}  # what large products reached, hence:"
+    yield f"matmul_efficiency = {device.matmul_efficiency:.6g}"
+    if device.memory_gbps is not None:
+        yield f"memory_gbps = {device.memory_gbps:.6g}  # what large copies and additions reached"
 
 
 def _level(level: Level, spans: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ rank to arrive waits for nobody: of one collective, the shortest time over the r
 by group and sequence number (where a trace has none, as those of torch 2.11: by group, kind, size and order). A rank
 whose part ends early, such as the root of a broadcast, makes that time too short.
 
-Contract: nothing is executed. Events that are no kernels of collectives are not looked at; those that have no price
+Contract: nothing is executed. Kernels that are no collectives are for `compute_trace`; collectives that have no price
 (point-to-point, one rank, no bytes) are counted; a kernel of a collective that lacks what it needs is a fault.
 """
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from weft.cost.compute_trace import NO_COMPUTE, ComputeReader, ComputeTrace, merge_compute
 from weft.cost.json_stream import EventStream, JsonError
 from weft.cost.samples import (
     MAX_MESSAGE_BYTES,
@@ -73,6 +74,7 @@ class Trace:
     kernels: tuple[Kernel, ...]
     skipped: tuple[tuple[str, int], ...] = ()
     """What was counted instead, and how often."""
+    compute: ComputeTrace = NO_COMPUTE
 
 
 def read_chrome_trace(path: str | Path) -> Trace:
@@ -103,7 +105,8 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> Trace:
             reader.faults.append((1, reader.why_empty()))
     if reader.faults:
         raise MeasurementError(f"{path}:{line}: {what}" for line, what in reader.faults)
-    return Trace(str(path), reader.rank, tuple(reader.kernels), tuple(sorted(reader.skipped.items())))
+    skipped = tuple(sorted(reader.skipped.items()))
+    return Trace(str(path), reader.rank, tuple(reader.kernels), skipped, reader.compute.finish())
 
 
 def _cause(error: Exception) -> str:
@@ -119,6 +122,7 @@ class _Reader:
         self.faults: list[tuple[int, str]] = []
         self.rank: int | None = None
         self.num_events = 0
+        self.compute = ComputeReader()
 
     def add(self, line: int, event: Any) -> None:
         self.num_events += 1
@@ -127,11 +131,15 @@ class _Reader:
             return
         found = cast(dict[str, Any], event)
         args = found.get("args")
+        if found.get("cat") == "cpu_op":
+            self.compute.add_operator(found)
         if found.get("cat") != "kernel":
             return
         if not isinstance(args, dict) or NAME not in args:
             if str(found.get("name", "")).lower().startswith("nccl"):
                 self.skipped["NCCL kernels that do not say what they do"] += 1
+            else:
+                self.compute.add_kernel(found)
             return
         self._add_kernel(line, found, _Fields(cast(dict[str, Any], args)))
 
@@ -277,7 +285,8 @@ def merge_traces(traces: Sequence[Trace]) -> Measurements:
         samples.append(Sample(kernel.kind, kernel.num_ranks, kernel.num_bytes, kernel.us, kernel.ranks))
     if faults := [_unmatched(group, members[group]) for group in members if group not in whole]:
         raise MeasurementError(faults)
-    return Measurements(tuple(samples), tuple(_notes(traces, members, num_partial)))
+    notes = tuple(_notes(traces, members, num_partial))
+    return Measurements(tuple(samples), notes, compute=merge_compute(trace.compute for trace in traces))
 
 
 def _by_rank(traces: Iterable[Trace]) -> dict[int | str, list[Kernel]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from weft.cost.compute_trace import NO_COMPUTE, ComputeTrace
 from weft.errors import ReadError, compose
 from weft.graph.ops import Kind
 
@@ -45,6 +46,8 @@ class Measurements:
     notes: tuple[str, ...] = ()
     ranks_per_node: int | None = None
     """Where the files say it."""
+    compute: ComputeTrace = NO_COMPUTE
+    """What traces say of compute."""
 
 
 class MeasurementError(ReadError):

@@ -62,7 +62,7 @@ def test_json_holds_lines_residuals_and_the_file(weft: Weft, tables: Path, tmp_p
     done = weft("calibrate", tables, "--json")
     assert (done.exit_code, done.stderr) == (0, "")
     data = json.loads(done.stdout)
-    assert list(data) == ["name", "num_nodes", "ranks_per_node", "lines", "notes", "toml"]
+    assert list(data) == ["name", "num_nodes", "ranks_per_node", "lines", "notes", "compute", "toml"]
     line = data["lines"][0]
     assert (line["kind"], line["num_ranks"], line["level"], line["num_samples"]) == ("all_gather", 2, "intra-node", 5)
     assert [residual["measured_us"] for residual in line["residuals"]] == [51.0, 179.0, 1620.0, 20700.0, 89400.0]

@@ -1,0 +1,153 @@
+"""Compute in a trace: time by kernel, and the device that products and copies tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from weft.cost.calibrate import fit, read_measurements
+from weft.cost.calibrated_file import cluster_text
+from weft.cost.chrome_trace import read_chrome_trace
+from weft.cost.cluster import Cluster
+from weft.cost.compute_trace import KernelTime, Work
+
+BF16 = "c10::BFloat16"
+
+
+def collective(num_bytes: int, us: float) -> dict[str, Any]:
+    args = {"Collective name": "allreduce", "In msg nelems": num_bytes, "Out msg nelems": num_bytes, "Group size": 2}
+    return {"ph": "X", "cat": "kernel", "name": "nccl", "ts": 0, "dur": us, "args": {**args, "dtype": "Byte"}}
+
+
+def operator(number: object, name: str, shapes: Any, types: Any) -> dict[str, Any]:
+    args = {"External id": number, "Input Dims": shapes, "Input type": types}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 0, "dur": 1.0, "args": args}
+
+
+def kernel(number: object, us: object, name: object = "gemm") -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": 0, "dur": us, "args": {"External id": number}}
+
+
+def product(number: int, m: int, k: int, n: int, us: float, dtype: str = BF16) -> list[dict[str, Any]]:
+    return [operator(number, "aten::mm", [[m, k], [k, n]], [dtype, dtype]), kernel(number, us)]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def made(*events: dict[str, Any], name: str = "rank0.json") -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps([collective(1 << 20, 100.0), collective(1 << 24, 1000.0), *events]))
+        return path
+
+    return made
+
+
+def test_products_tell_the_flops_of_their_dtype_and_copies_the_bandwidth_of_memory(write: Any):
+    # 2 * 1000^3 flops in 4 us are 500 TFLOP/s; of f32 in 40 us 50. A copy of 64 MiB reads and writes it: 134 217 728
+    # bytes in 100 us are 1342 GB/s. The second run of a shape was slower, and does not count.
+    copy = operator(4, "aten::copy_", [[1 << 25], [1 << 25], []], [BF16, BF16, "Scalar"])
+    path = write(
+        *product(1, 1000, 1000, 1000, 4.0),
+        *product(2, 1000, 1000, 1000, 9.0),
+        *product(3, 1000, 1000, 1000, 40.0, "float"),
+        kernel(4, 100.0, "copy"),
+        copy,
+    )
+    found = read_chrome_trace(path).compute
+    assert found.work == (Work("bf16", 2 * 10**9, 4.0), Work("f32", 2 * 10**9, 40.0), Work("memory", 1 << 27, 100.0))
+    assert found.kernels == (KernelTime("copy", 1, 100.0), KernelTime("gemm", 3, 53.0))
+    device = found.device()
+    assert device is not None
+    assert dict(device.peak_tflops) == pytest.approx({"bf16": 500.0, "f32": 50.0})
+    assert device.memory_gbps == pytest.approx((1 << 27) / 100e-6 / 1e9)
+
+
+def test_the_device_stands_in_the_file_and_prices_what_was_measured(write: Any, tmp_path: Path):
+    measured = read_measurements([write(*product(1, 2048, 4096, 1024, 30.0))])
+    device = measured.compute.device()
+    assert device is not None
+    path = tmp_path / "mine.toml"
+    path.write_text(cluster_text(fit(measured.samples, device=device)))
+    loaded = Cluster.load(path).device
+    assert loaded.peak_tflops[0][0] == "bf16"
+    assert loaded.peak_tflops[0][1] * loaded.matmul_efficiency == pytest.approx(2 * 2048 * 4096 * 1024 / 30e-6 / 1e12)
+
+
+def test_the_median_over_shapes_counts_and_several_kernels_of_an_operator_add_up(write: Any):
+    path = write(
+        *product(1, 1000, 1000, 1000, 10.0),  # 200 TFLOP/s
+        *product(2, 1000, 1000, 2000, 10.0),  # 400
+        *product(3, 1000, 1000, 3000, 5.0),  # in 5 + 5 us: 600
+        kernel(3, 5.0, "split"),
+    )
+    device = read_chrome_trace(path).compute.device()
+    assert device is not None
+    assert dict(device.peak_tflops) == pytest.approx({"bf16": 400.0})
+
+
+def test_ranks_are_one_device(write: Any):
+    paths = [write(*product(1, 1000, 1000, 1000, us), name=f"rank{us}.json") for us in (8.0, 4.0)]
+    found = [read_chrome_trace(path).compute for path in paths]
+    assert [each.work[0].us for each in found] == [8.0, 4.0]
+    assert read_measurements([paths[1]]).compute.work == (Work("bf16", 2 * 10**9, 4.0),)
+
+
+def test_what_is_small_or_has_no_shapes_tells_nothing_but_its_time(write: Any):
+    path = write(
+        *product(1, 10, 10, 10, 4.0),
+        operator(2, "aten::mm", [], []),
+        kernel(2, 4.0),
+        operator(3, "aten::copy_", [[8], [8]], [BF16, BF16]),
+        kernel(3, 1.0),
+        kernel(9, 2.0),
+    )
+    found = read_chrome_trace(path).compute
+    assert found.device() is None
+    assert found.kernels == (KernelTime("gemm", 4, 11.0),)
+    assert "[device] is left out" in cluster_text(fit(read_measurements([path]).samples))
+
+
+def test_a_copy_of_what_is_expanded_tells_nothing(write: Any):
+    event = operator(1, "aten::copy_", [[1 << 13, 1 << 13]] * 2, [BF16, BF16])
+    event["args"]["Input Strides"] = [[1 << 13, 1], [0, 1]]
+    assert read_chrome_trace(write(event, kernel(1, 100.0))).compute.work == ()
+    event["args"]["Input Strides"] = [[1 << 13, 1], [1 << 13, 1]]
+    assert read_chrome_trace(write(event, kernel(1, 100.0), name="other.json")).compute.work != ()
+
+
+def test_nonsense_tells_nothing_and_stops_nothing(write: Any):
+    rng = Random(0)
+    values: list[Any] = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        "x",
+        [],
+        {},
+        [[]],
+        [[0, -1]],
+        [["a"]],
+        [[4096, 4096]],
+        [BF16],
+        [BF16, 3],
+    ]
+    events = [
+        event
+        for number in range(300)
+        for event in (
+            operator(
+                rng.choice([number, *values]),
+                rng.choice(["aten::mm", "aten::add"]),
+                rng.choice(values),
+                rng.choice(values),
+            ),
+            kernel(rng.choice([number, *values]), rng.choice([4.0, *values]), rng.choice(["k", *values])),
+        )
+    ]
+    assert read_chrome_trace(write(*events)).compute.device() is None
