@@ -246,7 +246,7 @@ def test_apply_refuses_another_graph_and_leaves_it_as_it_was():
 def test_apply_refuses_a_plan_of_another_torch():
     plan = weft.optimize(module_of()).plan
     old = weft.Plan(plan.steps, {**plan.facts, "torch": "2.0.0"})
-    with pytest.raises(PlanError, match="it was made with another version of torch\n    torch: '.*' here, '2.0.0' in"):
+    with pytest.raises(PlanError, match=r"another version of torch\n    torch: '.*' here, '2\.0\.0' in the plan"):
         weft.apply(module_of(), old)
 
 

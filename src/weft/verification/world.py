@@ -78,11 +78,8 @@ class World:
                 for rank, places in enumerate(self.places)
             )
             if len(seen) == len(set(kinds)):
-                break
+                return kinds
             kinds = finer
-        # Ranks of one kind that call one place by two names are alike, and yet one cannot stand for the other.
-        crossed = any(len({kind for kind, _ in known}) < len(known) for known in map(frozenset, met.values()))
-        return tuple(range(len(kinds))) if crossed else kinds
 
     def met(self, place: Place, kinds: Sequence[int]) -> frozenset[Any] | tuple[Any, ...]:
         """The kinds that meet at a place, each with its name of the group; by position where that counts."""

@@ -378,6 +378,7 @@ def graph(p: b8[()], x: f32[2]):
 # Orders as values.
 
 
+@needs_transfers
 def test_an_order_comes_back_from_its_text():
     orders = read_orders([*pipeline(4, 3)[::4], graph("a = all_to_all(y, [6, 2], [6, 2], 'dp')", "w = wait(a)")])
     assert [IssueOrder.from_json(order.to_json()) for order in orders] == orders
@@ -393,6 +394,7 @@ def test_orders_behind_each_other_are_one_order():
     assert forward.then(backward) == both
 
 
+@needs_transfers
 def test_ranks_that_cannot_be_told_apart_are_one_kind():
     world = World.of(read_orders(pipeline(4, 3)))
     assert len(set(world.kinds())) == 4
@@ -467,6 +469,7 @@ def test_a_group_whose_ranks_show_different_sequences_is_withheld_from_merging()
         Pipeline.parse("bucket-all-gathers").run(weft.parse(texts[0]), withheld=found[0], strict=True)
 
 
+@needs_transfers
 def test_a_group_whose_ranks_show_one_sequence_in_different_graphs_is_not_withheld():
     assert withheld([graph(*REDUCE), graph("z = neg(x)", *REDUCE)]) == [{}, {}]
     assert withheld(pipeline(4, 3))[0].keys() == {"pp"}
