@@ -198,9 +198,13 @@ def simulate(
     cluster: str | Path | Cluster = DEFAULT_CLUSTER,
     *,
     groups: Groups | None = None,
+    overrides: Mapping[str, float] | None = None,
 ) -> Timeline:
-    """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound."""
-    return simulate_modules(modules, cluster, groups)
+    """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound.
+
+    `overrides` are times in microseconds by the name of a node, such as measured ones; they come before every estimate.
+    """
+    return simulate_modules(modules, cluster, groups, overrides=overrides)
 
 
 def listing(module: GraphModule) -> str:

@@ -15,7 +15,7 @@ output that a later graph takes is free behind its last use there; every other o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Any
@@ -38,19 +38,27 @@ from weft.simulation.program import Program, Queue, Sort
 Source = GraphModule | Graph | Dag
 
 
-def program_of(source: Source, groups: GroupTable, cluster: Cluster) -> Program:
-    """The program of one graph, priced for a cluster."""
-    return sequence_of([(source, groups)], cluster)
+def program_of(
+    source: Source, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None
+) -> Program:
+    """The program of one graph, priced for a cluster; `overrides` are times in microseconds by the name of a node."""
+    return sequence_of([(source, groups)], cluster, overrides)
 
 
-def sequence_of(sources: Sequence[tuple[Source, GroupTable]], cluster: Cluster) -> Program:
+def sequence_of(
+    sources: Sequence[tuple[Source, GroupTable]], cluster: Cluster, overrides: Mapping[str, float] | None = None
+) -> Program:
     """The program of graphs that run one behind the other."""
-    builder = _Builder(cluster)
+    builder, left = _Builder(cluster), dict(overrides or {})
     with collector_paused():
-        for source, groups in sources:
+        for k, (source, groups) in enumerate(sources, 1):
             graph = source.graph if isinstance(source, GraphModule) else source
             dag = graph if isinstance(graph, Dag) else Dag(graph)
-            builder.add(dag, groups, price(dag, groups, cluster))
+            names = {node.name for node in dag.nodes} if left else set[str]()
+            is_last = k == len(sources)  # and refuses what none of them knows
+            own = {name: us for name, us in left.items() if name in names or is_last}
+            left = {name: us for name, us in left.items() if name not in own}
+            builder.add(dag, groups, price(dag, groups, cluster, own))
         return builder.program()
 
 

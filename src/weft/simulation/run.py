@@ -25,16 +25,18 @@ def simulate_modules(
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
     *,
     bound: bool = False,
+    overrides: Mapping[str, float] | None = None,
 ) -> Timeline:
     """When everything of a graph runs on a cluster, or of graphs that run one behind the other.
 
     What a graph of a sequence takes under the name of an earlier output is held until then. With `bound` the lower
-    bound is found now and stands in the timeline, else when it is first asked for.
+    bound is found now and stands in the timeline, else when it is first asked for. `overrides` are times in
+    microseconds by the name of a node, of compute or of a launch's collective: they come before every estimate.
     """
     given = [modules] if isinstance(modules, GraphModule) else list(modules)
     if not given:
         raise GraphError(compose("simulate", "there is no graph to simulate", do="give one graph module or more"))
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    program = sequence_of([(module, read_groups(module, groups)) for module in given], described)
+    program = sequence_of([(module, read_groups(module, groups)) for module in given], described, overrides)
     timeline = simulate(program)
     return replace(timeline, lower_bound_ns=lower_bound(program).bound_ns) if bound else timeline

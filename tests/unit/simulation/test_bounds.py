@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -283,3 +284,23 @@ def test_what_is_no_certificate_is_refused(change: dict[str, Any]):
     given = program("g: launch 10 on 0\nh: launch 9 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
     with pytest.raises(VerificationError, match="check bound: this is no certificate of this program"):
         check(given, lower_bound(given).certificate | change)
+
+
+# Speed.
+
+
+def test_bounds_take_time_that_grows_with_the_program():
+    """Four times the operations take about four times as long; sixteen times would be the square."""
+
+    def seconds(rounds: int) -> float:
+        lines = [
+            f"g{k}: launch 10/3 on 0\nw{k}: wait g{k}\na{k}: compute 4 w{k} {f'a{k - 1}' if k else ''}\n"
+            f"s{k}: launch 7/2 on 1 a{k}"
+            for k in range(rounds)
+        ]
+        given = program("\n".join(lines))
+        began = time.perf_counter()
+        lower_bound(given)
+        return time.perf_counter() - began
+
+    assert min(seconds(1600) for _ in range(2)) < 10 * max(seconds(400) for _ in range(2))

@@ -197,3 +197,37 @@ def test_nothing_to_simulate_and_too_few_ranks_are_errors():
         simulate_modules([])
     with pytest.raises(ClusterError, match="it has 2 ranks, group 'dp' needs 4"):
         simulate_modules(weft.parse(GROUPS + FORWARD.replace("'tp'", "'dp'")), "h100-1x2")
+
+
+HIDDEN_BY_A_CHAIN = """def graph(x: f32[1000], p: f32[500]):
+    g = all_gather(p, 2, 'tp')
+    a = relu(x)
+    b = neg(a)
+    c = mul(b, b)
+    w = wait(g)
+    return [c, w]
+"""
+
+
+def test_a_chain_of_pointwise_operators_hides_a_collective():
+    # One kernel that reads and writes 4000 bytes at 1 byte per ns: 8 us. The gather sends 2000 bytes behind 1 us: 3 us.
+    # It is launched at 0, the kernel a gap of 0.5 us later, and all the rest of the gather is beside it.
+    (span,) = simulate(build(HIDDEN_BY_A_CHAIN)).collectives
+    assert (span.end_ns - span.start_ns, span.hidden_ns, span.exposed_ns) == (3000, 2500, 0)
+    assert set(span.hidden_by) <= {"a", "b", "c"}
+
+
+def test_times_that_are_known_come_before_every_estimate():
+    module = weft.parse(GROUPS + HIDDEN_BY_A_CHAIN)
+    found = weft.simulate(module, QUIET, overrides={"g": 7.0, "a": 2.0})
+    assert [(span.name, span.end_ns - span.start_ns) for span in found.collectives] == [("g", 7000)]
+    assert [(span.name, span.end_ns - span.start_ns) for span in found.compute] == [("a", 2000)]
+
+
+def test_overrides_of_a_sequence_find_their_graph_and_what_none_knows_is_refused():
+    first = weft.parse(GROUPS + "def graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n")
+    second = weft.parse(GROUPS + "def graph(a: f32[4]):\n    b = neg(a)\n    return [b]\n")
+    found = weft.simulate([first, second], QUIET, overrides={"b": 2.0, "x": 0.0})
+    assert [span.name for span in found.compute] == ["b"]
+    with pytest.raises(ClusterError, match="c: no node has this name"):
+        weft.simulate([first, second], QUIET, overrides={"c": 2.0})
