@@ -115,6 +115,19 @@ def test_a_check_without_the_option_says_what_to_do(fresh: None):
     )
 
 
+def test_a_graph_that_is_left_as_it_was_is_said_too(fresh: None, tmp_path: Path):
+    text = LISTING.replace("    wb: f32[32] = wait(b)\n", "").replace(", wb]", "]")
+    SESSION.weave(weft.parse(text), Options(agreement=tmp_path, groups={"dp": 1}), "identity", None)
+    assert "b is never waited for" in SESSION.report().entries[0].skipped
+    assert list(digests(FolderBoard(tmp_path), 1)[0]) == ["inference"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_stops_nothing(fresh: None, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    SESSION.weave(weft.parse(LISTING), Options(agreement=tmp_path / "file"), "identity", None)
+    assert SESSION.report().messages[0].startswith("the other ranks are not told of a graph: ")
+
+
 @pytest.mark.needs_cpp
 def test_what_inductor_takes_from_its_cache_is_said_when_it_is_asked_for(mesh: DeviceMesh, tmp_path: Path):
     said: list[dict[str, str]] = []

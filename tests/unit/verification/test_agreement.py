@@ -14,7 +14,7 @@ from weft.graph.groups import Group, read_groups
 from weft.passes.pipeline import Pipeline
 from weft.planning.plan import Reason
 from weft.verification.agreement import Fault, Finding, check, read_orders, withheld
-from weft.verification.comparison import example_inputs
+from weft.verification.comparison import compare, example_inputs
 from weft.verification.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
 from weft.verification.virtual_cluster import VirtualCluster
 from weft.verification.world import World
@@ -101,6 +101,33 @@ def test_a_circle_through_two_replicas_of_a_pipeline_is_named():
     ranks = [at.rank for at in findings[0].where]
     assert {2, 12} < set(ranks)
     assert "rank 2 at done waits for grad of group 'dp', which rank 0 launches behind in_b0" in findings[0].sentence
+
+
+@needs_transfers
+def test_stages_that_are_planned_each_by_itself_agree_and_compute_the_same():
+    reduced = "    done = wait(grad)\n"
+    more = f"    more = all_reduce(v, 'sum', 'dp')\n{reduced}    also = wait(more)\n"
+    texts = [
+        text.replace("w: f32[4, 4]):", "w: f32[4, 4], v: f32[2, 4]):")
+        .replace(reduced, more)
+        .replace("[done]", "[done, also]")
+        for text in pipeline(4, 4)
+    ]
+    held = withheld(texts)
+    assert all(groups.keys() == {"pp"} for groups in held)
+    before = {text: weft.parse(text) for text in texts}
+    passes = Pipeline.parse("bucket-all-reduces,hoist-launches,sink-waits")
+    runs = {text: passes.run(module, withheld=held[texts.index(text)]) for text, module in before.items()}
+    assert all(
+        "launches of all_reduce in 'dp' become one" in run.log[0].step.applied[-1].sentence for run in runs.values()
+    )
+    sides = [[before[text] for text in texts], [runs[text].module for text in texts]]
+    found = [check(side) for side in sides]
+    assert [agreement.holds for agreement in found] == [True, True]
+    assert found[1].num_launches == found[0].num_launches - 16
+    inputs = example_inputs(sides[0][0], 16)
+    results = [VirtualCluster(16).run(side, inputs, [read_groups(module) for module in side]) for side in sides]
+    assert compare(*results, num_terms=2).bitwise
 
 
 # Orders of one group.
@@ -327,6 +354,15 @@ def test_waits_for_views_and_for_buffers_in_place_are_found():
     (order,) = read_orders([text])
     waits = [event for event in order.events if isinstance(event, Wait)]
     assert waits[:2] == [Wait("w", ((0, 0),)), Wait("w1", ((1, 0),))]
+
+
+def test_an_operator_without_a_wait_is_complete_when_it_returns():
+    line = "r = _dtensor.shard_dim_alltoall.default(z, {}, {}, 'dp')"
+    texts = [graph("z = view(y, [2, 4])", line.format(*dims)) for dims in ((0, 1), (1, 0))]
+    (order,) = read_orders(texts[:1])
+    assert [type(event) for event in order.events] == [Launch, Wait]
+    assert check([texts[0]] * 2).holds
+    assert "the pair of dims is 0, 1 on rank 0, 1, 0 on rank 1" in only(*texts).sentence
 
 
 # Groups.
