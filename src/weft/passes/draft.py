@@ -8,6 +8,8 @@ replacement that anybody could tell from the original: by a write in between, or
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from weft.errors import GraphError
 from weft.graph import lines, metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, Profile, profile
+from weft.passes.strides import is_alike, is_stride_blind
 from weft.planning.plan import Reason, Rewrite
 
 
@@ -51,6 +54,9 @@ class New:
 
 
 AnyNode = Node | New
+
+MAX_RESTRIDED = 32
+"""So many nodes may get other strides by one rewrite."""
 
 
 class Draft:
@@ -112,19 +118,19 @@ class Draft:
     def value(self, node: AnyNode) -> Any:
         """The fake value of a node, computed at the first question for a planned call; GraphError if impossible."""
         if isinstance(node, New) and "val" not in node.meta:
-            args, kwargs = self._values(node)
+            args, kwargs = self._looked_up([list(node.args), node.kwargs], {})
             node.meta["val"] = metadata.compute(node.target, args, kwargs, self.mode)
         return node.meta.get("val")
 
-    def _values(self, node: New) -> tuple[Any, Any]:
-        def look(item: Any) -> Any:
-            if isinstance(item, New | Node):
-                return self.value(item)
-            if isinstance(item, lines.GroupOf):
-                return "group"
-            return type(item)(map(look, item)) if isinstance(item, list | tuple) else item
-
-        return look(list(node.args)), {key: look(value) for key, value in node.kwargs.items()}
+    def _looked_up(self, item: Any, known: Mapping[AnyNode, Any]) -> Any:
+        """Arguments with values in place of nodes."""
+        if isinstance(item, New | Node):
+            return known[item] if item in known else self.value(item)
+        if isinstance(item, lines.GroupOf):
+            return "group"
+        if isinstance(item, Mapping):
+            return {key: self._looked_up(value, known) for key, value in item.items()}
+        return [self._looked_up(part, known) for part in item] if isinstance(item, list | tuple) else item
 
     def profile(self, node: AnyNode) -> Profile:
         """What the node does to storages and to the world."""
@@ -208,10 +214,11 @@ class Draft:
     def why_not_replace(self, old: AnyNode, new: AnyNode, *, keeps_strides: bool = True) -> Refusal | None:
         """Why `new` cannot stand for `old`; None if it can."""
         try:
-            is_same = _is_alike(self.value(old), self.value(new), keeps_strides)
+            is_same = metadata.same(self.value(old), self.value(new))
+            is_fit = is_same or (not keeps_strides and self._may_restride(old, new))
         except GraphError as error:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: {str(error).splitlines()[0]}")
-        if not is_same:
+        if not is_fit:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: its replacement has another type or strides")
         mine, theirs = set(self.held(old)), set(self.held(new))
         if mine == theirs:
@@ -219,6 +226,28 @@ class Draft:
         if isinstance(new, New) and not self.is_alias(new):
             return self._why_not_copy(old, mine) if self.is_alias(old) else None
         return self._why_not_share(old, new, mine, theirs)
+
+    def _may_restride(self, old: AnyNode, new: AnyNode) -> bool:
+        """Whether nobody minds other strides: what takes the result, up to where strides are the same again."""
+        was, value = self.value(old), self.value(new)
+        if not is_alike(was, value):
+            return False
+        changed: dict[AnyNode, Any] = {old: value}
+        only_moved = metadata.same(list(was.stride()), list(value.stride()))
+        waiting: list[AnyNode] = [old]
+        while waiting:
+            for user in self.users(waiting.pop()):
+                if not is_stride_blind(user.target, only_moved) or len(changed) > MAX_RESTRIDED:
+                    return False
+                args, kwargs = self.arguments(user)
+                args, kwargs = self._looked_up([list(args), dict(kwargs)], changed)
+                result = metadata.compute(user.target, args, kwargs, self.mode)
+                if self.profile(user).aliases or not metadata.same(result, self.value(user)):
+                    if not is_alike(result, self.value(user)):
+                        return False
+                    changed[user] = result
+                    waiting.append(user)
+        return True
 
     def _why_not_same(self, old: AnyNode, new: AnyNode) -> Refusal | None:
         """A view that is returned stays apart from an input, and from another tensor that is returned."""
@@ -302,21 +331,29 @@ class Draft:
         return self._users[node]
 
     def _erase(self, candidates: Sequence[AnyNode]) -> list[AnyNode]:
-        """Take out what nobody uses, users first."""
+        """Take out those of the candidates that nobody uses, users first, and what only they needed."""
         erased: list[AnyNode] = []
-        waiting = sorted(dict.fromkeys(candidates), key=self.position, reverse=True)
-        progress = True
-        while progress:
-            progress = False
-            for node in waiting:
-                if node in self.gone or node.op != "call_function" or self.users(node):
-                    continue
-                self.gone[node] = None
-                erased.append(node)
-                progress = True
-                for source in sources(*self.arguments(node)):
-                    self._own_users(source).pop(node, None)
+        order = itertools.count()
+        heap = [(-self.position(node), next(order), node) for node in dict.fromkeys(candidates)]
+        heapq.heapify(heap)
+        while heap:
+            node = heapq.heappop(heap)[2]
+            if node in self.gone or node.op != "call_function" or self.users(node):
+                continue
+            self.gone[node] = None
+            erased.append(node)
+            for source in sources(*self.arguments(node)):
+                users = self._own_users(source)
+                users.pop(node, None)
+                if not users and self._is_pure(source):
+                    heapq.heappush(heap, (-self.position(source), next(order), source))
         return erased
+
+    def _is_pure(self, node: AnyNode) -> bool:
+        """Whether the node does nothing but give its result."""
+        found = self.profile(node)
+        acts = found.opaque or found.random or found.ordered or found.writes or found.launch or found.wait
+        return node.op == "call_function" and not acts
 
 
 def op_word(op: Any) -> str:
@@ -343,12 +380,6 @@ def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
 
 def _is_given(node: AnyNode) -> bool:
     return node.op in ("placeholder", "get_attr")
-
-
-def _is_alike(old: Any, new: Any, keeps_strides: bool) -> bool:
-    if keeps_strides or not (isinstance(old, Tensor) and isinstance(new, Tensor)):
-        return metadata.same(old, new)
-    return old.dtype == new.dtype and old.device == new.device and metadata.same(list(old.shape), list(new.shape))
 
 
 def _swap(item: Any, old: AnyNode, new: AnyNode) -> Any:

@@ -1,0 +1,111 @@
+"""Pieces: which part of which tensor a node is.
+
+Contract: a piece is exact or there is none. It is followed through one operator; sizes along its dim are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.graph import ops
+from weft.passes.draft import AnyNode, Draft
+
+PARTS = ("split", "split_with_sizes", "split.sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unbind.int")
+SPLITS = frozenset(ops.op_of(name) for name in PARTS[:-1]) - {None}
+UNBIND = ops.op_of("unbind.int")
+SLICE, NARROW, SELECT, ITEM = (ops.op_of(n) for n in ("slice", "narrow", "select.int", "operator.getitem"))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements start to end, along a dim, of a source that has `size` of them."""
+
+    source: AnyNode
+    dim: int
+    start: int
+    end: int
+    size: int
+    node: AnyNode | None = None
+    """The node that is the piece; None where it would have to be made."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.end == self.size
+
+
+def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> Piece | None:
+    """The piece along `dim` that a node is, or with `is_single` the one element that it was selected as."""
+    if not isinstance(node, AnyNode):
+        return None
+    if node.target is ITEM:
+        return _item(draft, node, dim, is_single)
+    if node.target not in (SLICE, NARROW, SELECT):
+        return None
+    given = draft.bind(node)
+    size = _size(draft, given["self"], given["dim"], dim)
+    if size is None or (node.target is SELECT) != is_single:
+        return None
+    if node.target is SLICE:
+        start, end = (_bounded(given[name], size, default) for name, default in (("start", 0), ("end", size)))
+        if given["step"] != 1 or start is None or end is None:
+            return None
+        return Piece(given["self"], dim, start, max(start, end), size, node)
+    start = _bounded(given["index" if is_single else "start"], size, 0)
+    length = 1 if is_single else given["length"]
+    known = start is not None and isinstance(length, int)
+    return Piece(given["self"], dim, start, start + length, size, node) if known and start is not None else None
+
+
+def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
+    """An item of what a tensor was split into."""
+    whole, k = draft.arguments(node)[0]
+    if not isinstance(whole, AnyNode) or not isinstance(k, int) or (whole.target is UNBIND) != is_single:
+        return None
+    if whole.target is not UNBIND and whole.target not in SPLITS:
+        return None
+    given = draft.bind(whole)
+    size = _size(draft, given["self"], given["dim"], dim)
+    parts = draft.value(whole)
+    if size is None or not isinstance(parts, list | tuple):
+        return None
+    sizes = [1 if is_single else part.shape[dim] for part in parts]
+    if any(type(s) is not int for s in sizes):
+        return None
+    k %= len(sizes)
+    start = sum(sizes[:k])
+    return Piece(given["self"], dim, start, start + sizes[k], size, node)
+
+
+def _size(draft: Draft, source: Any, cut_dim: Any, dim: int) -> int | None:
+    """The size of a source along the dim that it is cut from, if that is the dim asked for and the size is known."""
+    value = draft.value(source) if isinstance(source, AnyNode) else None
+    if not isinstance(value, Tensor) or not value.dim() or not isinstance(cut_dim, int):
+        return None
+    size: Any = value.shape[cut_dim]
+    return size if cut_dim % value.dim() == dim and type(size) is int else None
+
+
+def _bounded(value: Any, size: int, default: int) -> int | None:
+    """A bound of a slice as a place: counted from the end where negative, and inside the tensor."""
+    if value is None:
+        return default
+    if not isinstance(value, int):
+        return None
+    return min(max(value + size if value < 0 else value, 0), size)
+
+
+def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool = False) -> list[Piece]:
+    """The pieces that nodes are, neighbours of one tensor made one; what is no piece of anything stands for itself."""
+    found: list[Piece] = []
+    for node in nodes:
+        piece = piece_of(draft, node, dim, is_single=is_single) or Piece(node, dim, -2, -1, 0, node)
+        last = found[-1] if found else None
+        if last is not None and last.source is piece.source and last.end == piece.start:
+            found[-1] = Piece(piece.source, piece.dim, last.start, piece.end, piece.size)
+        else:
+            found.append(piece)
+    return found

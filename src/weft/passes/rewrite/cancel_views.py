@@ -1,0 +1,102 @@
+"""Cancel views that lead back to where they began, and make one of two in a row.
+
+Why: sharding and autograd reshape and permute back and forth; each view is work for the host and hides what is behind.
+
+Before::
+
+    p: f32[8, 4] = permute(h, [1, 0])
+    v: f32[8, 4] = view(p, [8, 4])
+    q: f32[4, 8] = permute(v, [1, 0])
+    r: f32[4, 8] = relu(q)
+
+After::
+
+    r: f32[4, 8] = relu(h)
+
+A view that has the sizes, strides, place and dtype of a tensor that it is a view of is that tensor, whatever lies in
+between. Two reshapes in a row are one, and so are two permutations, if nobody needs what is between.
+
+Declines: a view that is returned and would be an input, or be returned twice.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.compat import OpOverload
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft
+from weft.passes.pattern import ANY, VIEWS, Match, Var, op
+from weft.passes.rewrite.remove_noops import is_same
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+
+PERMUTATIONS = ("permute", "t", "transpose.int")
+ALL = (*VIEWS, *PERMUTATIONS, "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "expand", "alias", "slice")
+MOST = (*ALL, "view.dtype", "as_strided", "detach", "select.int", "narrow", "flatten.using_ints")
+
+
+@dataclass(frozen=True)
+class CancelViews(RewritePass):
+    """Cancel views that lead back to where they began."""
+
+    numerics = Numerics.EXACT
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        inner = op(VIEWS, Var("x"), ANY).named("inner").used(1)
+        turned = op(PERMUTATIONS, Var("x")).named("inner").used(1).ignoring()
+        return [
+            Rule(op(MOST).ignoring(), _ancestor),
+            Rule(op(VIEWS, inner, Var("shape")), _one_view),
+            Rule(op(PERMUTATIONS, turned).ignoring(), _one_permutation),
+        ]
+
+
+def _ancestor(draft: Draft, match: Match) -> Replacement:
+    """A tensor further up that the view is."""
+    value = draft.value(match.root)
+    node: Any = match.root
+    while isinstance(node, AnyNode) and node.op == "call_function" and _is_view(draft, node):
+        node = draft.bind(node)[draft.profile(node).aliases[0]]
+        if isinstance(node, AnyNode) and is_same(value, draft.value(node)):
+            return node
+    return None
+
+
+def _is_view(draft: Draft, node: AnyNode) -> bool:
+    found = draft.profile(node)
+    is_plain = isinstance(node.target, OpOverload) and not (found.wait or found.writes or found.opaque)
+    return is_plain and bool(found.aliases) and draft.is_alias(node)
+
+
+def _one_view(draft: Draft, match: Match) -> Replacement:
+    inner = match["inner"]
+    if not _is_view(draft, inner) or not _is_view(draft, match.root):
+        return None
+    return draft.call("view", match["x"], match["shape"], before=match.root)
+
+
+def _one_permutation(draft: Draft, match: Match) -> Replacement:
+    first, second = (_order(draft, node) for node in (match["inner"], match.root))
+    if first is None or second is None:
+        return None
+    return draft.call("permute", match["x"], [first[d] for d in second], before=match.root)
+
+
+def _order(draft: Draft, node: AnyNode) -> Sequence[int] | None:
+    """The order of dims of a permutation."""
+    value, given = draft.value(node), draft.bind(node)
+    if not isinstance(value, Tensor):
+        return None
+    order = list(range(value.dim()))
+    if "dims" in given:
+        return [d % value.dim() for d in given["dims"]]
+    if "dim0" in given and order:
+        a, b = given["dim0"], given["dim1"]
+        order[a], order[b] = order[b], order[a]
+        return order
+    return order[::-1]

@@ -1,0 +1,89 @@
+"""Take a matmul that only moves memory apart into a product of elements and a sum.
+
+Why: a matmul of many rows with a few columns does so little per element that a fused pointwise kernel, which needs no
+tiles, is faster; and with a single column of the left factor there is nothing to sum.
+
+Before::
+
+    m: f32[20480, 4] = mm(x, w)
+
+After::
+
+    m_unsqueeze: f32[20480, 8, 1] = unsqueeze(x, 2)
+    m_unsqueeze_1: f32[1, 8, 4] = unsqueeze(w, 0)
+    m_mul: f32[20480, 8, 4] = mul(m_unsqueeze, m_unsqueeze_1)
+    m_sum: f32[20480, 4] = sum.dim_IntList(m_mul, [1])
+
+It pays where a compiler below fuses the product into the sum: on a GPU, by the device of the tensors or a cluster that
+is given.
+
+Declines: on a CPU, unless asked for; sizes outside the limits or unknown; 16-bit floats, which would be rounded early.
+Numerics: reassociates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.passes.uses import is_on_gpu
+from weft.planning.plan import Reason
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class DecomposeMatmuls(RewritePass):
+    """Take a matmul that only moves memory apart."""
+
+    numerics = Numerics.REASSOCIATES
+
+    min_rows: int = 10240
+    """The least number of rows of the result (with the batch) for which it pays."""
+
+    max_others: int = 32
+    """The largest number of columns, and of terms of each sum, for which it pays."""
+
+    anywhere: bool = False
+    """Whether to do so on a CPU too."""
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        def apart(draft: Draft, match: Match) -> Replacement:
+            x, w = draft.value(match["x"]), draft.value(match["w"])
+            if not isinstance(x, Tensor) or not isinstance(w, Tensor):
+                return None
+            return self._why_not(x, w, match.root.name, context) or _taken_apart(draft, match, x.dim() - 2)
+
+        return [Rule(op(name, Var("x"), Var("w")), apart) for name in ("mm", "bmm")]
+
+    def _why_not(self, x: Tensor, w: Tensor, name: str, context: Context) -> Refusal | None:
+        if any(type(size) is not int for size in (*x.shape, *w.shape)):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: not all of its sizes are known")
+        rows, terms, columns = x.shape[-2] * (x.shape[0] if x.dim() == 3 else 1), x.shape[-1], w.shape[-1]
+        is_thin = rows >= self.min_rows and max(terms, columns) <= self.max_others
+        if not is_thin:
+            return Refusal(Reason.NO_GAIN, f"{name} stays: it computes more than it moves")
+        if x.dtype not in DTYPES:
+            return Refusal(
+                Reason.UNSUPPORTED_FORM, f"{name} stays: its products would be rounded before they are summed"
+            )
+        if not self.anywhere and not is_on_gpu(x, context):
+            return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU nothing fuses its products into the sum")
+        return None
+
+
+def _taken_apart(draft: Draft, match: Match, batch: int) -> Replacement:
+    root = match.root
+    if draft.value(match["x"]).shape[-1] == 1:  # nothing to sum
+        return draft.call("mul", match["x"], match["w"], before=root)
+    left = draft.call("unsqueeze", match["x"], batch + 2, before=root)
+    right = draft.call("unsqueeze", match["w"], batch, before=root)
+    product = draft.call("mul", left, right, before=root)
+    return draft.call("sum.dim_IntList", product, [batch + 1], before=root)

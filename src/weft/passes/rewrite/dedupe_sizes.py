@@ -1,0 +1,64 @@
+"""Compute each symbolic number once.
+
+Why: tracing with dynamic shapes asks every tensor for its sizes and multiplies them again and again; each is work on
+the host before a kernel can be launched.
+
+Before::
+
+    n: int[s0] = sym_size.int(x, 0)
+    m: int[s0] = sym_size.int(y, 0)
+    a: int[4*s0] = operator.mul(n, 4)
+    b: int[4*s0] = operator.mul(m, 4)
+
+After::
+
+    n: int[s0] = sym_size.int(x, 0)
+    a: int[4*s0] = operator.mul(n, 4)
+
+Two numbers are one if their expressions in the symbols of the graph are: `s0` is the size of whatever has it.
+
+Declines: nothing.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from weft.compat import expression_of
+from weft.graph import ops
+from weft.graph.profiles import profile_of
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Decision, Erase, Reason, Replace, Step
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True)
+class DedupeSizes(Pass):
+    """Compute each symbolic number once."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        first: dict[Any, Node] = {}
+        replaced: list[tuple[Node, Node]] = []
+        for node in graph.nodes:
+            value = ops.value_of(node)
+            if not isinstance(value, SYMBOLIC):
+                continue
+            key = (type(value), expression_of(value))
+            if key not in first:
+                first[key] = node
+            elif node.op == "call_function" and profile_of(node).plain:
+                replaced.append((node, first[key]))
+        actions = [Replace(node.name, by.name) for node, by in replaced]
+        erased = [Erase(tuple(node.name for node, _ in replaced))] if replaced else []
+        return self.step([*actions, *erased], [self._replaced(node, by) for node, by in replaced])
+
+    def _replaced(self, node: Node, by: Node) -> Decision:
+        return self.decision(Reason.APPLIED, f"{node.name} is the number {by.name}", node.name, by.name)

@@ -1,0 +1,98 @@
+"""Pad the factors of a matmul to sizes that its kernels take whole, where the time saved exceeds the copies.
+
+Why: tensor cores load rows in pieces of 16 bytes; a vocabulary of 50257 columns runs on slow kernels for want of 7.
+
+Before::
+
+    m: bf16[4096, 50257] = mm(x, w)
+
+After::
+
+    m_constant_pad_nd: bf16[4096, 50264] = constant_pad_nd(w, [0, 7, 0, 0])
+    m_mm: bf16[4096, 50264] = mm(x, m_constant_pad_nd)
+    m_slice: bf16[4096, 50257] = slice(m_mm, 1, 0, 50257)
+    m_clone: bf16[4096, 50257] = clone(m_slice, memory_format=memory_format.contiguous_format)
+
+The time of the product is that of its flops on the device of the cluster that is given, `slowdown` times as long where
+a size is odd; the copies take their bytes. Zeros add nothing to a sum.
+
+Declines: without a cluster; where the copies take longer than what is saved; sizes that are unknown.
+Numerics: reassociates; another kernel may add in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.planning.plan import Reason
+
+PIECE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class PadMatmuls(RewritePass):
+    """Pad the factors of a matmul where that saves time."""
+
+    numerics = Numerics.REASSOCIATES
+
+    slowdown: float = 2.0
+    """How many times as long a product takes whose rows are no multiples of 16 bytes."""
+
+    always: bool = False
+    """Pad whatever it costs."""
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        def padded(draft: Draft, match: Match) -> Replacement:
+            x, w = draft.value(match["x"]), draft.value(match["w"])
+            if not isinstance(x, Tensor) or not isinstance(w, Tensor):
+                return None
+            if any(type(size) is not int for size in (*x.shape, *w.shape)):
+                return Refusal(Reason.UNKNOWN_SIZE, f"{match.root.name} stays: not all of its sizes are known")
+            extra = [-size % (PIECE_BYTES // x.element_size()) for size in (x.shape[0], x.shape[1], w.shape[1])]
+            if not any(extra[1:]):  # rows of either factor are whole pieces
+                return None
+            return self._why_not(x, w, extra, match.root.name, context) or _padded(draft, match, extra)
+
+        return [Rule(op("mm", Var("x"), Var("w")), padded)]
+
+    def _why_not(self, x: Tensor, w: Tensor, extra: Sequence[int], name: str, context: Context) -> Refusal | None:
+        if self.always:
+            return None
+        if context.cluster is None:
+            return Refusal(Reason.NO_GAIN, f"{name} stays: without a cluster nobody knows whether padding pays")
+        rows, terms, columns = x.shape[0], x.shape[1], w.shape[1]
+        more_terms, more_columns = terms + extra[1], columns + extra[2]
+        device = context.cluster.device
+        product = device.product_ns(2 * rows * terms * columns, x.dtype)
+        larger = device.product_ns(2 * rows * more_terms * more_columns, x.dtype)
+        copied = [(rows, more_terms)] * bool(extra[1]) + [(more_terms, more_columns)]
+        copied += [(rows, columns)] * bool(extra[2])
+        copies = device.traffic_ns(sum(2 * prod(size) * x.element_size() for size in copied))
+        if product is None or larger is None or copies is None:
+            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: the device has no peak for {x.dtype}")
+        if larger + copies >= self.slowdown * product:
+            return Refusal(Reason.NO_GAIN, f"{name} stays: padding would take longer than it saves")
+        return None
+
+
+def _padded(draft: Draft, match: Match, extra: Sequence[int]) -> Replacement:
+    root = match.root
+    _, terms, columns = extra
+    x: AnyNode = match["x"]
+    if terms:
+        x = draft.call("constant_pad_nd", x, [0, terms, 0, 0], before=root)
+    w = draft.call("constant_pad_nd", match["w"], [0, columns, 0, terms], before=root)
+    product = draft.call("mm", x, w, before=root)
+    if not columns:
+        return product
+    whole = draft.call("slice", product, 1, 0, draft.value(root).shape[1], before=root)
+    return draft.call("clone", whole, memory_format=torch.contiguous_format, before=root)

@@ -1,0 +1,74 @@
+"""Remove assertions about the type of a tensor that the types in the graph already show to hold.
+
+Why: tracing guards casts with assertions; they cost a call on the host each, and keep tensors alive.
+
+Before::
+
+    check = _assert_tensor_metadata(x, None, None, f32)
+    r: f32[4] = relu(x)
+
+After::
+
+    r: f32[4] = relu(x)
+
+Declines: an assertion that the types do not show to hold: it would fail, or depends on a size that nobody knows.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from weft.graph import metadata, ops
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Decision, Erase, Reason, Step
+
+ASSERTION = "_assert_tensor_metadata"
+
+
+@dataclass(frozen=True)
+class RemoveAssertions(Pass):
+    """Remove assertions about types that are known to hold."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        target = ops.op_of(f"{ASSERTION}.default")
+        found = [node for node in graph.nodes if node.target is target]
+        holds = [node for node in found if not node.users and _holds(node)]
+        actions = [Erase(tuple(node.name for node in holds))] if holds else []
+        return self.step(actions, [self._decide(node, node in holds) for node in found])
+
+    def _decide(self, node: Node, holds: bool) -> Decision:
+        if holds:
+            return self.decision(Reason.APPLIED, f"{node.name} is removed: the types show that it holds", node.name)
+        sentence = f"{node.name} stays: the types do not show that it holds"
+        return self.decision(Reason.HAS_EFFECT, sentence, node.name)
+
+
+def _holds(node: Node) -> bool:
+    bound = ops.bind(node)
+    value = ops.value_of(bound["a"]) if isinstance(bound.get("a"), Node) else None
+    if not isinstance(value, Tensor):
+        return False
+    facts: dict[str, Any] = {
+        "size": list(value.shape),
+        "stride": list(value.stride()),
+        "dtype": value.dtype,
+        "device": value.device,
+        "layout": value.layout,
+    }
+    return all(_agrees(bound.get(name), fact) for name, fact in facts.items())
+
+
+def _agrees(claimed: Any, fact: Any) -> bool:
+    if claimed is None:
+        return True
+    if isinstance(claimed, list | tuple):
+        values = [ops.value_of(item) if isinstance(item, Node) else item for item in claimed]
+        return metadata.same(values, fact)
+    return claimed == fact

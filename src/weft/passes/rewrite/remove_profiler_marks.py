@@ -1,0 +1,51 @@
+"""Remove the marks that `record_function` leaves for a profiler.
+
+Why: a mark is a call on the host between kernels, and one that no other rewrite may cross.
+
+Before::
+
+    mark = profiler._record_function_enter_new.default('block')
+    r: f32[4] = relu(x)
+    done = profiler._record_function_exit._RecordFunction(mark)
+
+After::
+
+    r: f32[4] = relu(x)
+
+Declines: a mark that something other than its end takes.
+Numerics: exact; a profile of the graph lacks the marks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from weft.graph import ops
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Decision, Erase, Reason, Step
+
+BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
+ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")
+
+
+@dataclass(frozen=True)
+class RemoveProfilerMarks(Pass):
+    """Remove the marks that `record_function` leaves."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        begins, ends = ({ops.op_of(name) for name in names} - {None} for names in (BEGINS, ENDS))
+        marks = [node for node in graph.nodes if node.target in begins or node.target in ends]
+        kept = {n for n in marks if n.target in begins and any(user.target not in ends for user in n.users)}
+        kept |= {n for n in marks if n.target in ends and (n.users or kept.intersection(n.all_input_nodes))}
+        gone = [node for node in marks if node not in kept]
+        actions = [Erase(tuple(node.name for node in gone))] if gone else []
+        return self.step(actions, [self._decide(node, node in kept) for node in marks])
+
+    def _decide(self, node: Node, is_kept: bool) -> Decision:
+        if is_kept:
+            return self.decision(Reason.HAS_EFFECT, f"{node.name} stays: its result is used", node.name)
+        return self.decision(Reason.APPLIED, f"{node.name} is removed: it only marks a place", node.name)

@@ -1,0 +1,82 @@
+"""Remove casts to a dtype in between that loses nothing.
+
+Why: mixed precision casts up and down again around what other rewrites take away; each cast is a copy.
+
+Before::
+
+    wide: f32[4, 4] = _to_copy(x, dtype=f32)
+    back: bf16[4, 4] = _to_copy(wide, dtype=bf16)
+
+After::
+
+    (x itself)
+
+A cast of a cast is one cast if the dtype in between holds every value of the first: bf16 to f32 to f16 is bf16 to f16;
+and none at all if it comes back to the first. Values that are not numbers stay so; their payload does not count.
+
+Declines: a dtype in between that loses something (f32 to bf16 to f32, i64 to i32 to i64).
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.graph.types import DTYPE_NAMES
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.planning.plan import Reason
+
+WIDER = {
+    "b8": "u8 i8 i16 i32 i64 f16 bf16 f32 f64",
+    "u8": "i16 i32 i64 f16 bf16 f32 f64",
+    "i8": "i16 i32 i64 f16 bf16 f32 f64",
+    "i16": "i32 i64 f32 f64",
+    "i32": "i64 f64",
+    "f16": "f32 f64",
+    "bf16": "f32 f64",
+    "f32": "f64",
+    "f8e4m3fn": "f16 bf16 f32 f64",
+    "f8e5m2": "f16 bf16 f32 f64",
+}
+"""For each dtype those that hold all of its values."""
+
+CASTS = (
+    lambda inner: op("_to_copy", inner, dtype=Var("dtype")),
+    lambda inner: op("prims.convert_element_type.default", inner, Var("dtype")),
+)
+INNER = (
+    op("_to_copy", Var("x"), dtype=Var("between")),
+    op("prims.convert_element_type.default", Var("x"), Var("between")),
+)
+
+
+@dataclass(frozen=True)
+class RemoveRedundantCasts(RewritePass):
+    """Remove casts to a dtype in between that loses nothing."""
+
+    numerics = Numerics.EXACT
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        return [Rule(outer(inner), _direct) for outer in CASTS for inner in INNER]
+
+
+def _direct(draft: Draft, match: Match) -> Replacement:
+    source, between = match["x"], match["between"]
+    value = draft.value(source) if isinstance(source, AnyNode) else None
+    if not isinstance(value, Tensor) or between is None or match["dtype"] is None:
+        return None
+    first, middle = DTYPE_NAMES.get(value.dtype, ""), DTYPE_NAMES.get(between, "")
+    if first == middle:
+        return None  # the inner cast is none: remove-noops
+    if middle not in WIDER.get(first, "").split():
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {middle} does not hold all of {first}")
+    if match["dtype"] == value.dtype:
+        return source
+    args, kwargs = draft.arguments(match.root)
+    return draft.call(match.root.target, source, *args[1:], before=match.root, **kwargs)

@@ -1,0 +1,69 @@
+"""Reduce what was reduced over some dims already instead of the whole tensor once more.
+
+Why: scaling for fp8 asks for the largest value of each row and of all rows; the second reads the whole tensor again.
+
+Before::
+
+    rows: f32[512, 1] = amax(x, [1], True)
+    all_: f32[()] = amax(x)
+
+After::
+
+    rows: f32[512, 1] = amax(x, [1], True)
+    all__amax: f32[()] = amax(rows)
+
+The largest of the largest is the largest, and so is the least: exact whatever the order.
+
+Declines: tensors below `min_numel` elements or of unknown size; a partial reduction that comes later.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.planning.plan import Reason
+
+X = Var("x")
+PAIRS = (
+    *(("amax", full) for full in (op("amax", X), op("max", X))),
+    *(("amin", full) for full in (op("amin", X), op("min", X))),
+)
+
+
+@dataclass(frozen=True)
+class ReusePartialReductions(RewritePass):
+    """Reduce what was reduced over some dims already."""
+
+    numerics = Numerics.EXACT
+
+    min_numel: int = 4096
+    """Leave smaller tensors alone: they are read again in no time."""
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        return [
+            Rule((op(name, X, Var("dims").where(_is_some, "some dims")).ignoring("keepdim"), full), self._reused)
+            for name, full in PAIRS
+        ]
+
+    def _reused(self, draft: Draft, match: Match) -> Replacement:
+        partial, full = match.roots
+        value = draft.value(match["x"])
+        if not isinstance(value, Tensor) or any(type(size) is not int for size in value.shape):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{full.name} stays: not all sizes of what it reduces are known")
+        if value.numel() < self.min_numel:
+            return Refusal(Reason.NO_GAIN, f"{full.name} stays: it reduces {value.numel()} elements only")
+        if draft.position(partial) > draft.position(full):
+            return Refusal(Reason.DEPENDENCY, f"{full.name} stays: {partial.name} comes later", partial.name)
+        return [partial, draft.call("amax" if "max" in str(full.target) else "amin", partial, before=full)]
+
+
+def _is_some(draft: Draft, dims: object) -> bool:
+    return isinstance(dims, list | tuple) and bool(dims)

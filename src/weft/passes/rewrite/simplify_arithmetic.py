@@ -1,0 +1,124 @@
+"""Simplify arithmetic that gives back what it was given.
+
+Why: scales of one, offsets of zero and double negations come from options that are switched off and from gradients;
+each is a kernel, or a step in one.
+
+Before::
+
+    a: f32[4] = mul(x, 1.0)
+    b: f32[4] = neg(a)
+    c: f32[4] = neg(b)
+    d: f32[4] = sub(c, 0.0)
+    r: f32[4] = relu(d)
+
+After::
+
+    r: f32[4] = relu(x)
+
+Only what is exact for every value is simplified: x + 0.0 is not x where x is -0.0 (x - 0.0 and x + -0.0 are), x * 0.0
+is not 0.0 where x is infinite or no number; whole numbers know neither. The dtype must stay: i64 * 1.0 is another.
+
+Declines: zeros that are added to or multiplied with floats.
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.pattern import Match, Var, op
+from weft.passes.rewrite.remove_noops import is_same
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.planning.plan import Reason
+
+X = Var("x")
+N = Var("n").where(lambda _, value: not isinstance(value, AnyNode), "a number")
+ONES = op(("full", "full_like", "new_full", "ones", "ones_like", "zeros", "zeros_like", "new_zeros", "new_ones"))
+FILL = ONES.ignoring().named("n")
+MUL, ADD, SUB = ("mul", "mul.Scalar"), ("add", "add.Scalar"), ("sub", "sub.Scalar")
+WHOLE = ("bitwise_or.Scalar", "bitwise_xor.Scalar", "__lshift__.Scalar", "__rshift__.Scalar")
+
+
+@dataclass(frozen=True)
+class SimplifyArithmetic(RewritePass):
+    """Simplify arithmetic that gives back what it was given."""
+
+    numerics = Numerics.EXACT
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        both = (N, FILL)
+        return [
+            *(Rule(op(MUL, X, n).either_way(), _neutral(1)) for n in both),
+            *(Rule(op(("div", "div.Scalar"), X, n), _neutral(1)) for n in both),
+            *(Rule(op(ADD, X, n).either_way(), _neutral(0)) for n in both),
+            *(Rule(op(SUB, X, n), _neutral(0)) for n in both),
+            Rule(op(WHOLE, X, N), _neutral(0)),
+            Rule(op(MUL, X, N).either_way(), _zero),
+            *(Rule(op(name, op(name, X)), _source) for name in ("neg", "bitwise_not", "logical_not")),
+            *(Rule(op(name, op(name, X).named("inner")), _inner) for name in ("abs", "relu", "floor", "ceil", "trunc")),
+            Rule(op(("maximum", "minimum", "bitwise_and", "bitwise_or"), X, X), _source),
+            Rule(op("where.self", Var("condition"), X, X), _source),
+        ]
+
+
+def _kept(draft: Draft, match: Match, node: Any) -> Replacement:
+    """The node if it is what the root is by type and strides; no match otherwise."""
+    is_node = isinstance(node, AnyNode)
+    return node if is_node and is_same(draft.value(match.root), draft.value(node)) else None
+
+
+def _source(draft: Draft, match: Match) -> Replacement:
+    return _kept(draft, match, match["x"])
+
+
+def _inner(draft: Draft, match: Match) -> Replacement:
+    return _kept(draft, match, match["inner"])
+
+
+def _number(draft: Draft, value: Any) -> int | float | None:
+    """The number that an argument is, or that a constant tensor is filled with; None where it is not known."""
+    if isinstance(value, AnyNode):
+        held = draft.value(value)
+        name = str(value.target).partition(".")[2].partition(".")[0]
+        if not isinstance(held, Tensor) or not name.removeprefix("new_").startswith(("full", "ones", "zeros")):
+            return None
+        default = int("ones" in name)
+        value = draft.bind(value).get("fill_value", default)
+        value = float(value) if isinstance(value, int) and held.dtype.is_floating_point else value
+    return value if isinstance(value, int | float) else None
+
+
+def _neutral(wanted: int) -> Callable[[Draft, Match], Replacement]:
+    def source(draft: Draft, match: Match) -> Replacement:
+        number, node = _number(draft, match["n"]), match["x"]
+        if number is None or number != wanted:
+            return None
+        found = _kept(draft, match, node)
+        if wanted or found is None:
+            return found
+        is_float = draft.value(node).dtype.is_floating_point or draft.value(node).dtype.is_complex
+        is_added = str(match.root.target).startswith("aten.add")
+        is_negative = math.copysign(1, number) < 0
+        if is_float and (is_negative != is_added or draft.value(node).dtype.is_complex):
+            sentence = f"{match.root.name} stays: it makes 0.0 of -0.0"
+            return Refusal(Reason.UNSUPPORTED_FORM, sentence)
+        return found
+
+    return source
+
+
+def _zero(draft: Draft, match: Match) -> Replacement:
+    """Whole numbers times zero are zeros."""
+    value = draft.value(match.root)
+    if _number(draft, match["n"]) != 0 or not isinstance(value, Tensor):
+        return None
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: infinite times zero is no number")
+    return draft.call("zeros_like", match["x"], before=match.root)
