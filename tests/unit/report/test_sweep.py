@@ -126,6 +126,13 @@ def test_what_names_nothing_or_comes_twice_is_refused(
 # Executors.
 
 
+def test_each_cell_is_told_when_it_is_done_in_order(module: GraphModule, cells: list[Cell]):
+    told: list[Cell] = []
+    with ThreadPoolExecutor(2) as pool:
+        sweep(module, CLUSTERS, PIPELINES, pool, done=told.append)
+    assert timeless(told) == timeless(cells)
+
+
 def test_threads_give_the_same_cells(module: GraphModule, cells: list[Cell]):
     with ThreadPoolExecutor(3) as pool:
         assert timeless(sweep(module, CLUSTERS, PIPELINES, pool)) == timeless(cells)
