@@ -23,6 +23,7 @@ from weft.compat import FakeTensorMode, codegen_of, input_nodes, lazy_graph_modu
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
+from weft.graph.orders import check_order, contracted, cycle, displaced
 from weft.graph.profiles import profile
 from weft.graph.writer import excerpt
 
@@ -191,9 +192,19 @@ class Edit:
         To be called first: it changes where the nodes are, and so what nodes that are created there mean.
         """
         nodes = list(self.graph.nodes)
-        order = _contracted_order(Dag(nodes), groups)
+        order = contracted(Dag(nodes), groups)
         self._original = nodes
-        set_node_order(self.graph, order, _displaced(order, {node: i for i, node in enumerate(nodes)}, {}))
+        set_node_order(self.graph, order, displaced(order, {node: i for i, node in enumerate(nodes)}, {}))
+
+    def arrange(self, order: Sequence[Node]) -> None:
+        """Put all nodes into another order, at once; refuses one that does not keep what depends on what.
+
+        To be called first, as `bring_together`. The order of launches of a group is kept where the edit asks for it.
+        """
+        nodes = list(self.graph.nodes)
+        check_order(Dag(nodes), order, self.keep_issue_order)
+        self._original = nodes
+        set_node_order(self.graph, list(order), displaced(list(order), {node: i for i, node in enumerate(nodes)}, {}))
 
     # Ending.
 
@@ -232,7 +243,7 @@ class Edit:
         positions = {node: i for i, node in enumerate(live)}
         for node in reversed(list(self._erased)):
             self.graph.erase_node(node)
-        set_node_order(self.graph, order, _displaced(order, positions, self._anchors))
+        set_node_order(self.graph, order, displaced(order, positions, self._anchors))
         self.changed = True
         self._forget()
 
@@ -275,7 +286,7 @@ class Edit:
                 if waiting[j] == 0:
                     heapq.heappush(heap, rank[j])
         if len(order) < len(live):
-            raise _cycle([live[i] for i, count in enumerate(waiting) if count], dag)
+            raise cycle([live[i] for i, count in enumerate(waiting) if count], dag)
         return order
 
     def _placed(self) -> list[Node]:
@@ -314,61 +325,6 @@ def _changes_value(user: Node, old: Node, new: Node) -> bool:
     if before is after:
         return False
     return user.op != "call_function" or not profile(user.target).plain or not metadata.same(before, after)
-
-
-def _displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[Node, Any]) -> set[Node]:
-    """The nodes to relink: those that were moved, and those that had to give way to them."""
-    displaced: set[Node] = set()
-    last = -1
-    for node in order:
-        position = positions[node]
-        if node in moved or position < last:
-            displaced.add(node)
-        else:
-            last = position
-    return displaced
-
-
-def _contracted_order(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:
-    """The nodes in an order that the Dag allows, each group in one place and everything else as it was if possible."""
-    leader = list(range(len(dag.nodes)))
-    members: dict[int, list[int]] = {}
-    for group in groups:
-        ids = sorted(dag.index[node] for node in group)
-        members[ids[-1]] = ids
-        for i in ids:
-            leader[i] = ids[-1]
-    waiting: dict[int, int] = dict.fromkeys(leader, 0)
-    for i, preds in enumerate(dag.preds):
-        waiting[leader[i]] += sum(leader[j] != leader[i] for j in preds)
-    heap = sorted(i for i, count in waiting.items() if count == 0)
-    order: list[Node] = []
-    while heap:
-        popped = heapq.heappop(heap)
-        for i in members.get(popped, [popped]):
-            order.append(dag.nodes[i])
-            for j in dag.succs[i]:
-                if leader[j] != popped:
-                    waiting[leader[j]] -= 1
-                    if waiting[leader[j]] == 0:
-                        heapq.heappush(heap, leader[j])
-    if len(order) < len(dag.nodes):
-        stuck = {node for i, node in enumerate(dag.nodes) if waiting[leader[i]]}
-        raise _cycle([node for node in dag.nodes if node in stuck], dag)
-    return order
-
-
-def _cycle(stuck: list[Node], dag: Dag) -> GraphError:
-    """The error for nodes that need one another: walk back from one of them until a node repeats."""
-    inside = {dag.index[node] for node in stuck}
-    path = [min(inside)]
-    while path.count(path[-1]) == 1:
-        back = [p for p in dag.preds[path[-1]] if p in inside]
-        back += [a for a, b in dag.queue if b == path[-1] and a in inside]
-        path.append(back[0])
-    names = [dag.nodes[i].name for i in reversed(path[path.index(path[-1]) :])]
-    what = f"no order is possible: {' before '.join(names)}"
-    return GraphError(compose("edit", what, where=excerpt(dag.nodes[path[-1]]), do="leave one of these edits out"))
 
 
 # Graph modules.

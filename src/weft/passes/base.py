@@ -30,7 +30,7 @@ from weft.graph.edit import Edit
 from weft.graph.groups import GroupTable
 from weft.graph.lines import LineReader
 from weft.passes.merging import merge
-from weft.planning.plan import Decision, Erase, Merge, Move, Reason, Replace, Rewrite, Step
+from weft.planning.plan import Arrange, Decision, Erase, Merge, Move, Reason, Replace, Rewrite, Step
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""
@@ -116,6 +116,8 @@ class Pass(ABC):
         reader = LineReader([call for action in rewrites for call in action.calls], nodes) if rewrites else None
         for action in step.actions:
             match action:
+                case Arrange(runs):
+                    edit.arrange(_stretches(list(edit.graph.nodes), nodes, runs))
                 case Move(names, anchor, side):
                     move = edit.move_before if side == "before" else edit.move_after
                     move([nodes[name] for name in names], nodes[anchor])
@@ -161,6 +163,12 @@ def _carry_out(edit: Edit, nodes: NamedNodes, action: Rewrite, reader: LineReade
     edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
     for name in action.erased:
         edit.erase(nodes[name])
+
+
+def _stretches(order: list[Node], nodes: NamedNodes, runs: Iterable[tuple[str, str]]) -> list[Node]:
+    """The nodes of stretches of the graph, in the order of these."""
+    place = {node: i for i, node in enumerate(order)}
+    return [node for first, last in runs for node in order[place[nodes[first]] : place[nodes[last]] + 1]]
 
 
 class NamedNodes(dict[str, Node]):

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
-from weft.errors import PipelineError, PlanError, compose
+from weft.errors import PlanError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import copy_module, recompile
@@ -93,10 +93,6 @@ class Pipeline:
 
         `withheld` names groups that no pass may merge launches of, with the reason; `agreement.withheld` finds them.
         """
-        if memory_limit_bytes is not None:
-            raise PipelineError(
-                compose("pipeline", "no pass can keep a memory limit yet", do="leave memory_limit_bytes out")
-            )
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
         return _run(module, context, [(p, None) for p in self.passes])

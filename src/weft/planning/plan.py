@@ -36,6 +36,9 @@ class Reason(StrEnum):
     FULL = "full"
     OTHER_ROLE = "other-role"
     FORBIDDEN = "forbidden"
+    QUEUE = "queue"
+    LINK = "link"
+    MEMORY = "memory"
     NO_PRODUCT = "no-product"
     OTHER_ORDER = "other-order"
     NOT_BY_ROWS = "not-by-rows"
@@ -128,7 +131,19 @@ class Merge:
     """The node that the wait is put before; None: right behind the launch."""
     together: bool = False
     """Whether the launches must first be brought together, since something between them writes to what they hold."""
+    waits: tuple[str, ...] = ()
+    """For each launch the wait in whose place its tensors are waited for, instead of all in one place; only where they
+    are waited for one by one. Empty for a launch: right behind the bucket."""
     kind: Literal["merge"] = "merge"
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """Put all nodes into another order, before anything else is done."""
+
+    runs: tuple[tuple[str, str], ...]
+    """Stretches of the graph as it is, each by its first and its last node, in the order that they are put into."""
+    kind: Literal["arrange"] = "arrange"
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,7 @@ class Stream:
     kind: Literal["stream"] = "stream"
 
 
-Action = Move | Replace | Erase | Merge | Fold | Rewrite | Stream
+Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Stream
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Choose the order of everything: launches, waits, compute, and which collectives are one, for the shortest step.
+
+Why: launching early and waiting late is not enough. A weight gradient that nothing waits for can run while a collective
+is on the wire, a queue takes one collective at a time, and whatever is in flight holds memory.
+
+Before::
+
+    ag = all_gather(x, 4, 'tp')
+    g = wait(ag)
+    y = mm(g, w)
+    dw = mm(xt, dy)
+
+After::
+
+    ag = all_gather(x, 4, 'tp')
+    dw = mm(xt, dy)
+    g = wait(ag)
+    y = mm(g, w)
+
+The order comes from a search (`planning/search.py`) that is judged by the simulator on the cluster that is described:
+it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
+twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
+Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
+
+Declines: what stays exposed, with what holds it back. Numerics: merged reductions may round otherwise on some backends;
+with `merge=gathers` or `merge=none` it is exact. Memory: the limit is a promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.fx import Graph
+
+from weft.cost.cluster import Cluster
+from weft.errors import RefusedError, compose
+from weft.graph.dag import Dag
+from weft.graph.groups import Group
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.blocked import explain_exposed
+from weft.planning.bucket_prices import BucketPrices
+from weft.planning.members import COALESCED
+from weft.planning.plan import Arrange, Merge, Step
+from weft.planning.policies import default_cluster
+from weft.planning.search import Outcome, search
+from weft.simulation.build import program_of
+
+GATHERS = frozenset({Kind.ALL_GATHER})
+
+
+@dataclass(frozen=True)
+class ScheduleOverlap(Pass):
+    """Order the graph, and merge collectives, for the shortest step on the cluster."""
+
+    numerics = Numerics.REASSOCIATES
+    reorders_launches = True
+
+    merge: Literal["all", "gathers", "none"] = "all"
+    """Which collectives may be launched as one."""
+
+    def __post_init__(self) -> None:
+        if self.merge != "all":
+            object.__setattr__(self, "numerics", Numerics.EXACT)
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        cluster = context.cluster or _assumed(context)
+        program = program_of(dag, context.groups, cluster)
+        kinds = {"all": COALESCED, "gathers": GATHERS, "none": frozenset[Kind]()}[self.merge]
+        outcome = search(
+            program,
+            context.effort,
+            context.memory_limit_bytes,
+            lambda jobs: BucketPrices(dag, jobs, context.groups, cluster, kinds, context.withheld),
+        )
+        limit = context.memory_limit_bytes
+        if limit is not None and outcome.peak_bytes > limit:
+            least = outcome.least_peak_bytes
+            what = f"no order was found that fits in {limit} bytes; the least that one needs is {least}"
+            raise RefusedError(compose(self.name(), what, do=f"allow {least} bytes"))
+        names = program.names
+        actions = [*_arrange(outcome.order, names), *(_merge(dag, outcome, bucket) for bucket in outcome.buckets)]
+        return self.step(actions, explain_exposed(self.name(), program, outcome))
+
+
+def _assumed(context: Context) -> Cluster:
+    """The cluster where none is given: as many nodes of eight H100 as the largest group needs."""
+    groups = context.groups.groups.values()
+    return default_cluster(max(groups, key=lambda group: (group.size * group.stride, group.name), default=Group("", 1)))
+
+
+def _arrange(order: Sequence[int], names: Sequence[str]) -> list[Arrange]:
+    """The order as stretches of the graph; none where it stays."""
+    runs: list[list[int]] = []
+    for op in order:
+        if runs and op == runs[-1][1] + 1:
+            runs[-1][1] = op
+        else:
+            runs.append([op, op])
+    return [Arrange(tuple((names[first], names[last]) for first, last in runs))] if len(runs) > 1 else []
+
+
+def _merge(dag: Dag, outcome: Outcome, bucket: Sequence[int]) -> Merge:
+    """The action that makes launches one; each is waited for where it was."""
+    waits = tuple(dag.nodes[wait].name if (wait := outcome.first_wait.get(op)) is not None else "" for op in bucket)
+    return Merge(tuple(dag.nodes[op].name for op in bucket), "coalesced", waits=waits)

@@ -1,0 +1,280 @@
+"""The joint search over buckets, order and memory: many runs of the scheduler, judged by the simulator.
+
+Contract: the outcome is never slower than the order it started from, nor does it use more memory than allowed. The
+number of evaluations depends on effort and size, never on a clock; all random choices come from a fixed seed. The same
+program gives the same outcome on every rank.
+
+A portfolio of settings comes first. What time is left goes into moves: settings are changed at random, and in small
+programs single jobs are put elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from typing import Any, Literal
+
+from weft.graph.dag import collector_paused
+from weft.planning.jobs import Emitter, Jobs, jobs_of
+from weft.planning.scheduler import Knobs, Merging, Schedule, schedule
+from weft.planning.shape import Shape
+from weft.simulation.memory import Curve, memory_of
+from weft.simulation.program import Program
+from weft.simulation.simulator import Trace, run
+
+Effort = Literal["fast", "default", "best"]
+SPARE, SPARE_BYTES = 0.05, 1 << 26
+"""Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
+OPERATIONS = {"fast": 50_000, "default": 200_000, "best": 2_000_000}
+"""How many operations all evaluations together may have, so that small programs are searched more."""
+LEAST = {"fast": 4, "default": 16, "best": 160}
+"""Evaluations at least."""
+MOST = {"fast": 100, "default": 2_000, "best": 20_000}
+MOVES = 100
+"""Jobs that are moved before settings are changed again."""
+FEW_JOBS = 200
+"""Programs with no more are searched job by job."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best order that was found."""
+
+    program: Program
+    order: Sequence[int]
+    """All operations."""
+    buckets: tuple[tuple[int, ...], ...]
+    """Operations that launch and are to be one."""
+    step_ns: int
+    peak_bytes: int
+    least_peak_bytes: int
+    """The smallest peak of all orders that were tried: what a limit would have to be at least, as far as is known."""
+    num_evaluations: int
+    trace: Trace
+    """Of that order."""
+    memory: Curve
+    duration_ns: tuple[int, ...]
+    """Of all operations, as the buckets make them."""
+    given_exposed_ns: dict[int, int]
+    """How long each launch was exposed before."""
+    limit_bytes: int
+    """What may be used."""
+
+    @functools.cached_property
+    def first_wait(self) -> dict[int, int]:
+        """By launch the first operation that waits for it."""
+        found: dict[int, int] = {}
+        for op in self.order:
+            for launch in self.program.waits_for[op]:
+                found.setdefault(launch, op)
+        return found
+
+
+def search(
+    program: Program, effort: Effort = "default", limit_bytes: int | None = None, merging: MergingOf | None = None
+) -> Outcome:
+    """The best order of a program within a limit of memory; without one, hardly more than it uses now."""
+    with collector_paused():
+        return _Search(program, effort, limit_bytes, merging).outcome()
+
+
+MergingOf = Callable[[Jobs], Merging]
+
+
+@dataclass(frozen=True)
+class _Found:
+    step_ns: int
+    peak_bytes: int
+    order: Sequence[int]
+    buckets: tuple[tuple[int, ...], ...]
+    knobs: Knobs | None
+    """None: the order that was given."""
+    jobs: tuple[int, ...] = ()
+    """The jobs in order, where single ones are moved."""
+
+
+class _Search:
+    def __init__(self, program: Program, effort: Effort, limit_bytes: int | None, merging: MergingOf | None) -> None:
+        self.program = program
+        size = max(len(program.names), 1)
+        self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
+        self.num_evaluations = self.left
+        self.jobs = jobs_of(program)
+        self.shape = Shape(self.jobs)
+        self.emitter = Emitter(self.jobs)
+        self.merging = merging(self.jobs) if merging is not None else None
+        trace = run(program)
+        peak = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)[0]
+        self.given_exposed = trace.exposed_ns
+        self.given = _Found(trace.step_ns, peak, trace.order, (), None)
+        self.limit = peak + max(int(peak * SPARE), SPARE_BYTES) if limit_bytes is None else limit_bytes
+        self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
+        self.best = self.given
+        self.least_peak = peak
+        self.tried: dict[Knobs, _Found] = {}
+        self.random = Random(0)
+
+    def outcome(self) -> Outcome:
+        if self.jobs.program.queues:
+            for knobs in self.portfolio():
+                if self.left <= 0:
+                    break
+                self.try_knobs(knobs)
+            self.improve()
+        best = self.best
+        program = self.merged(best.buckets)
+        trace = run(program, best.order)
+        return Outcome(
+            program=self.program,
+            order=best.order,
+            buckets=best.buckets,
+            step_ns=best.step_ns,
+            peak_bytes=best.peak_bytes,
+            least_peak_bytes=self.least_peak,
+            num_evaluations=self.num_evaluations - self.left,
+            trace=trace,
+            memory=memory_of(program, best.order, trace.reached_ns, trace.end_ns)[1],
+            duration_ns=program.duration_ns,
+            given_exposed_ns=self.given_exposed,
+            limit_bytes=self.limit,
+        )
+
+    def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
+        """The program if launches that stand side by side were one: the first takes the time of all."""
+        if not buckets or self.merging is None:
+            return self.program
+        program, job_of = self.program, self.jobs.job_of
+        duration, kernel = list(program.duration_ns), list(program.kernel or range(len(program.names)))
+        for bucket in buckets:
+            for op in bucket:
+                duration[op], kernel[op] = 0, bucket[0]
+            duration[bucket[0]] = self.merging.duration([job_of[op] for op in bucket])
+        return replace(program, duration_ns=tuple(duration), kernel=tuple(kernel))
+
+    # Settings.
+
+    def portfolio(self) -> Iterator[Knobs]:
+        """Settings to try, the later ones around the best so far."""
+        for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
+            yield Knobs(window, hold, lookahead)
+        for bucket, patience in ((50, 0), (10, 0), (300, 300)) if self.merging is not None else ():
+            yield replace(self.best_knobs(), bucket=bucket, patience=patience)
+        if self.best.peak_bytes > self.limit or self.best.knobs is None:
+            yield Knobs(0, 0, 0, budget_bytes=self.budget)
+        faster = sorted(
+            (found.step_ns, number, knobs)
+            for number, (knobs, found) in enumerate(self.tried.items())
+            if found.peak_bytes > self.limit and self.is_better(found, ignore_memory=True)
+        )
+        for _, _, knobs in faster[:3]:  # too much memory: once more with less of it
+            yield replace(knobs, budget_bytes=self.budget)
+        yield replace(self.best_knobs(), finish="work")
+        yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
+
+    def best_knobs(self) -> Knobs:
+        return self.best.knobs or Knobs()
+
+    def changed(self, knobs: Knobs) -> Knobs:
+        """Settings with one of them changed at random."""
+        values: dict[str, tuple[int | str, ...]] = {
+            "window": (0, 10, 20, 40, 80, 150, 300, 600),
+            "hold": (0, 5, 10, 20, 30, 50, 80, 120, 200, 400, 1000),
+            "lookahead": (5, 10, 20, 30, 50, 80, 120, 200),
+            "filler": (20, 50, 100, 200, 300, 500, 800),
+            "finish": ("tail", "work"),
+            "keep": (False, True),
+            "bucket": (0, 2, 5, 10, 20, 50, 100, 300, 1000) if self.merging is not None else (0,),
+            "patience": (0, 1, 10, 100, 300, 1000) if self.merging is not None else (0,),
+        }
+        name = self.random.choice(list(values))
+        chosen: dict[str, Any] = {name: self.random.choice(values[name])}
+        return replace(knobs, **chosen)
+
+    def try_knobs(self, knobs: Knobs) -> None:
+        if knobs in self.tried:
+            return
+        made = schedule(self.shape, knobs, self.merging)
+        found = self.judge(made, knobs)
+        self.tried[knobs] = found
+        self.keep(found)
+
+    # Judging.
+
+    def judge(self, made: Schedule, knobs: Knobs | None) -> _Found:
+        self.left -= 1
+        order = self.emitter.order(made.events)
+        jobs = self.jobs
+        buckets = tuple(tuple(jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
+        trace = run(self.merged(buckets), order, is_legal=True)
+        peak = self.peak(trace)
+        return _Found(trace.step_ns, peak, order, buckets, knobs, tuple(e for e in made.events if e >= 0))
+
+    def peak(self, trace: Trace) -> int:
+        peak = memory_of(self.program, trace.order, trace.reached_ns, trace.end_ns)[0]
+        self.least_peak = min(self.least_peak, peak)
+        return peak
+
+    def is_better(self, found: _Found, ignore_memory: bool = False) -> bool:
+        best = self.best
+        if not ignore_memory and (found.peak_bytes > self.limit) != (best.peak_bytes > self.limit):
+            return found.peak_bytes <= self.limit
+        if not ignore_memory and found.peak_bytes > self.limit:
+            return found.peak_bytes < best.peak_bytes
+        return (found.step_ns, found.peak_bytes) < (best.step_ns, best.peak_bytes)
+
+    def keep(self, found: _Found) -> bool:
+        if not self.is_better(found):
+            return False
+        self.best = found
+        return True
+
+    # Moves.
+
+    def improve(self) -> None:
+        """Spend what is left: jobs are moved where they are few, settings are changed."""
+        is_small = len(self.jobs) <= FEW_JOBS
+        while self.left > 0:
+            before = self.left
+            for _ in range(4):
+                self.try_knobs(self.changed(self.best_knobs()))
+            if is_small and self.left > 0:
+                self.move_jobs()
+            self.left -= before == self.left
+
+    def move_jobs(self) -> None:
+        """Put single jobs elsewhere; keep what is no worse."""
+        current = self.best
+        order = list(current.jobs) or list(range(len(self.jobs)))
+        for _ in range(MOVES):
+            if self.left <= 0:
+                return
+            moved = self.moved(order)
+            found = self.judge(Schedule(self.with_waits(moved), []), current.knobs)
+            if (found.peak_bytes <= self.limit, -found.step_ns) >= (current.peak_bytes <= self.limit, -current.step_ns):
+                order, current = moved, found
+                self.keep(found)
+
+    def moved(self, order: list[int]) -> list[int]:
+        """The jobs with one of them put somewhere else that is legal."""
+        jobs, place = self.jobs, {job: i for i, job in enumerate(order)}
+        i = self.random.randrange(len(order))
+        job = order[i]
+        low = max((place[p] + 1 for p in (*jobs.preds[job], *jobs.comm_preds[job])), default=0)
+        high = min((place[s] - 1 for s in jobs.succs[job]), default=len(order) - 1)
+        rest = order[:i] + order[i + 1 :]
+        j = self.random.randint(low, high)
+        return [*rest[:j], job, *rest[j:]]
+
+    def with_waits(self, order: Sequence[int]) -> list[int]:
+        """The events of jobs in order, each launch waited for before the first that needs it."""
+        jobs, events, waited = self.jobs, list[int](), set[int]()
+        for job in order:
+            for launch in jobs.comm_preds[job]:
+                if launch not in waited:
+                    waited.add(launch)
+                    events.append(~launch)
+            events.append(job)
+        return [*events, *(~job for job in order if jobs.queue[job] >= 0 and job not in waited)]

@@ -1,0 +1,165 @@
+"""Shape: what every run of the scheduler needs to know of the jobs, found once.
+
+Memory here is by job: a storage that one job makes and uses is left out, since a fused kernel does not write it. It
+guides the scheduler; what counts is the memory of the whole order, which is measured on the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.planning.jobs import NO_JOB, Jobs
+
+
+class Shape:
+    """Tables of the jobs of one program."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.size = size = len(jobs)
+        self.is_launch = [queue >= 0 for queue in jobs.queue]
+        self.elapsed = [0] * (size + 1)
+        """Compute before each job in the order of the jobs."""
+        for job, ns in enumerate(jobs.duration):
+            self.elapsed[job + 1] = self.elapsed[job] + (0 if self.is_launch[job] else ns)
+        self.total = self.elapsed[size]
+        self.span = max(self.total, sum(jobs.duration) - self.total)
+        """All compute or all communication, whichever is more."""
+        self.rest = [0] * size
+        """The longest path of compute behind each job."""
+        self.tail = [0] * size
+        """The longest path behind each job, collectives included."""
+        self._find_paths()
+        self._fillers: dict[int, tuple[list[bool], list[int]]] = {}
+        self.prepares = self._preparing()
+        """Jobs that need nothing, that only launches need, and that take no longer than these: casts of shards."""
+        self.order_of_use = self._ordered_preparing()
+        self.memory = _memory(jobs)
+        self.peaks = _Maxima(self.memory.curve)
+
+    def _find_paths(self) -> None:
+        jobs, rest, tail = self.jobs, self.rest, self.tail
+        for job in range(self.size - 1, -1, -1):
+            for succ in jobs.succs[job]:
+                ns = jobs.duration[succ]
+                rest[job] = max(rest[job], rest[succ] + (0 if self.is_launch[succ] else ns))
+                tail[job] = max(tail[job], tail[succ] + ns)
+
+    def fillers(self, share: int) -> tuple[list[bool], list[int]]:
+        """Which jobs are fillers, since the longest path behind them is less than so many thousandths of what is left;
+        and for each launch the first job that is none and needs it, the number of jobs where there is none."""
+        if share not in self._fillers:
+            size, left = self.size, zip(self.rest, self.elapsed, strict=False)
+            found = [rest * 1000 < share * (self.total - elapsed) for rest, elapsed in left]
+            fillers = [is_filler and not is_launch for is_filler, is_launch in zip(found, self.is_launch, strict=True)]
+            first_use = [size] * size
+            for job in range(size - 1, -1, -1):
+                if not fillers[job]:
+                    for launch in self.jobs.comm_preds[job]:
+                        first_use[launch] = first_use[job] if self.is_launch[job] else job
+            self._fillers[share] = fillers, first_use
+        return self._fillers[share]
+
+    def _preparing(self) -> list[bool]:
+        jobs = self.jobs
+        found = [not is_launch for is_launch in self.is_launch]
+        last = 0
+        while sum(found) != last:  # until all that these need, and all that needs these, is of the sort
+            last = sum(found)
+            for job in range(self.size):
+                found[job] = found[job] and not jobs.comm_preds[job] and all(found[p] for p in jobs.preds[job])
+            for job in range(self.size - 1, -1, -1):
+                succs, ns = jobs.succs[job], jobs.duration[job]
+                for_launches = all((self.is_launch[s] or found[s]) and jobs.duration[s] >= ns for s in succs)
+                found[job] = found[job] and bool(succs) and for_launches
+        return found
+
+    def _ordered_preparing(self) -> list[int]:
+        """The jobs that prepare launches, by the first use of what is launched."""
+        jobs, use, (_, first_use) = self.jobs, dict[int, int](), self.fillers(0)
+        for job in range(self.size - 1, -1, -1):
+            if self.prepares[job]:
+                use[job] = min(first_use[s] if self.is_launch[s] else use[s] for s in jobs.succs[job])
+        return sorted(use, key=lambda job: (use[job], job))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What jobs allocate and hold."""
+
+    size: list[int]
+    """Bytes of each storage that is neither kept nor inside one job; 0 for the others."""
+    made: list[tuple[int, ...]]
+    """The storages that come to life with each job."""
+    held: list[tuple[int, ...]]
+    """The storages that each job needs or makes."""
+    holders: list[int]
+    """How many jobs hold each storage."""
+    curve: NDArray[np.int64]
+    """Bytes in use while each job runs, if they run in order and are waited for at once."""
+    frees: list[bool]
+    """Launches that hold no less than they bring: waiting for them frees memory."""
+
+
+def _memory(jobs: Jobs) -> Memory:
+    program, count = jobs.program, len(jobs)
+    made: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    holders: dict[int, set[int]] = {}
+    for op, allocated in enumerate(program.allocates):
+        job = jobs.job_of[op]
+        for storage, num_bytes in allocated:
+            if storage not in program.kept and job != NO_JOB:
+                made[job].append((storage, num_bytes))
+                holders.setdefault(storage, set()).add(job)
+    for op, used in enumerate(program.uses):
+        job = jobs.job_of[op]
+        for storage in used:
+            if storage in holders and job != NO_JOB:
+                holders[storage].add(job)
+    num = max(holders, default=-1) + 1
+    size, held = [0] * num, [list[int]() for _ in range(count)]
+    for storages in made:
+        for storage, num_bytes in storages:
+            if len(holders[storage]) > 1:
+                size[storage] += num_bytes
+    for storage, users in holders.items():
+        if size[storage]:
+            for job in sorted(users):
+                held[job].append(storage)
+    brings = [tuple(dict.fromkeys(storage for storage, _ in storages if size[storage])) for storages in made]
+    curve, left, now = np.zeros(count + 1, np.int64), [len(holders.get(s, ())) for s in range(num)], 0
+    num_holders = list(left)
+    for job in range(count):
+        now += sum(size[storage] for storage in brings[job])
+        curve[job] = now
+        for storage in held[job]:
+            left[storage] -= 1
+            if left[storage] == 0:
+                now -= size[storage]
+    frees = [
+        jobs.queue[job] >= 0
+        and sum(size[s] for s in held[job] if s not in brings[job]) >= sum(size[s] for s in brings[job])
+        for job in range(count)
+    ]
+    return Memory(size, brings, [tuple(h) for h in held], num_holders, curve, frees)
+
+
+class _Maxima:
+    """The maximum of any stretch of a row of numbers."""
+
+    def __init__(self, row: NDArray[np.int64]) -> None:
+        self.levels = [row]
+        width = 1
+        while 2 * width <= len(row):
+            last = self.levels[-1]
+            self.levels.append(np.maximum(last[:-width], last[width:]))
+            width *= 2
+
+    def of(self, first: int, last: int) -> int:
+        """Of the numbers from first to last."""
+        level = (last - first + 1).bit_length() - 1
+        row = self.levels[level]
+        return int(max(row[first], row[last - (1 << level) + 1]))
