@@ -20,8 +20,7 @@ from weft.compat import schema_of
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.graph.profiles import profile
-from weft.planning.chunks import Chunking, Operand, Place, chunk_of, stride_of
+from weft.planning.chunks import Chunking, Operand, Place, chunk_of, replaced, still_needed, stride_of
 from weft.planning.layouts import Layout
 from weft.planning.views import sizes_of
 
@@ -141,22 +140,11 @@ class _Builder:
         shape[dim] *= self.chunking.chunks
         return self.call(aten.reshape.default, (whole, shape), name, like)
 
-    def dead(self, gone: set[Node]) -> list[Node]:
-        """The nodes that nobody needs once these are not computed any more, users first."""
-        found = dict.fromkeys(gone)
-        stack = list(gone)
-        while stack:
-            for source in stack.pop().all_input_nodes:
-                removable = source is self.launch or (source.op == "call_function" and _is_pure(source))
-                if source not in found and removable and all(user in found for user in source.users):
-                    found[source] = None
-                    stack.append(source)
-        return list(found)
-
 
 class _Gather(_Builder):
     def build(self) -> dict[Node, Node]:
         chunking = self.chunking
+        gone = replaced(chunking)
         source = self.collective.inputs[0]
         shard = Place(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
         count = range(chunking.chunks)
@@ -171,7 +159,6 @@ class _Gather(_Builder):
             product: self.joined([self.made[product, c] for c in count], chunking.places[product], product)
             for product in chunking.products
         }
-        gone = self._gone()
         if self.launch not in gone:
             self.anchor = self._first_use(gone)
             whole = self.joined([self.made[self.launch, c] for c in count], chunking.places[self.launch], self.launch)
@@ -180,20 +167,6 @@ class _Gather(_Builder):
         for node in gone:
             self.edit.erase(node)
         return heirs
-
-    def _gone(self) -> set[Node]:
-        """What is not needed any more: the products, and what only they needed of the way to them."""
-        return set(self.dead(set(self.chunking.products))) & (self._behind() | {self.launch})
-
-    def _behind(self) -> set[Node]:
-        """Everything behind the launch."""
-        found: set[Node] = set()
-        stack = [self.launch]
-        while stack:
-            new = [user for user in stack.pop().users if user not in found]
-            found.update(new)
-            stack += new
-        return found
 
     def _first_use(self, gone: set[Node]) -> Node:
         users = {
@@ -211,17 +184,12 @@ class _Scatter(_Builder):
         result = chunking.result
         if result is None:
             return {}
-        sent: list[Node] = []
-        for c in range(chunking.chunks):
-            sent.append(self.communicate(self.contiguous(self.operand(result, c)), c))
+        gone = replaced(chunking)
+        sent = [self.communicate(self.contiguous(self.operand(result, c)), c) for c in range(chunking.chunks)]
         heirs: dict[Node, Node] = {}
-        gone = set(self.dead({self.launch, *self.collective.waits}))
-        for node in chunking.calls:
-            if node not in gone:
-                parts = [self.made[node, c] for c in range(chunking.chunks)]
-                heirs[node] = self.joined(parts, chunking.places[node], node)
-                gone.add(node)
-        gone |= set(self.dead(gone))
+        for node in still_needed(chunking, gone):
+            parts = [self.made[node, c] for c in range(chunking.chunks)]
+            heirs[node] = self.joined(parts, chunking.places[node], node)
         self.anchor = self._first_wait()
         waits = [self.wait(launch) for launch in sent]
         whole = self.joined(waits, Place(chunking.dim, 1, 0), self.launch)
@@ -234,9 +202,3 @@ class _Scatter(_Builder):
         waits = set(self.collective.waits)
         last = next(reversed(self.edit.graph.nodes))
         return next((node for node in self.edit.graph.nodes if node in waits), last)
-
-
-def _is_pure(node: Node) -> bool:
-    """Whether a call may go when nobody takes its result: it only computes, or it is a view or a collective."""
-    found = profile(node.target)
-    return not (found.writes or found.random or found.ordered or found.opaque or found.launch)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from weft.graph.ops import is_wait
+from weft.graph.profiles import profile
 from weft.planning.layouts import Digit, Layout, Unfollowed
 from weft.planning.matmuls import Rowwise
 from weft.planning.members import Refusal
@@ -108,3 +110,34 @@ def place_before(call: Rowwise, name: str, place: Place) -> Place | None:
     dims = call.dims[name]
     found = [d for d, dim in enumerate(dims) if dim == place.dim]
     return Place(found[0], place.outer, place.inner) if found else None
+
+
+def replaced(cut: Chunking) -> set[Node]:
+    """The nodes that nobody needs once a site runs in chunks; of a gather its launch too if only products needed it."""
+    needed = {tensor for node in cut.calls for tensor in node.all_input_nodes}
+    needed -= {operand.node for operands in cut.calls.values() for operand in operands.values() if operand.base}
+    needed |= {operand.node for operands in cut.calls.values() for operand in operands.values() if not operand.base}
+    waits = [user for user in cut.launch.users if is_wait(user.target)]
+    found = dict.fromkeys(cut.products if cut.result is None else (cut.launch, *waits, *cut.calls))
+    stack = list(found)
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            removable = source is cut.launch or (source.op == "call_function" and _is_pure(source))
+            if source in found or source in needed or not removable or not all(u in found for u in source.users):
+                continue
+            found[source] = None
+            if source is not cut.launch or cut.result is not None:
+                stack.append(source)
+    return set(found)
+
+
+def still_needed(cut: Chunking, gone: set[Node]) -> list[Node]:
+    """The calls whose results somebody else takes: these are joined from their chunks."""
+    calls = cut.products if cut.result is None else cut.calls
+    return [node for node in calls if any(user not in gone for user in node.users)]
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a call may go when nobody takes its result."""
+    found = profile(node.target)
+    return not (found.writes or found.random or found.ordered or found.opaque or found.launch)

@@ -1,0 +1,46 @@
+"""Chunks as plain nodes: every dim of shards of two and three dims, every kind of product, 2 to 8 virtual ranks.
+
+Data are small whole numbers, where every order of addition is exact: results must be the same bit by bit.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from tests.unit.kernels.streams import Case, cases, gather, scatter
+from weft.passes.pipeline import Pipeline
+from weft.verification.comparison import example_inputs
+from weft.verification.equivalence import prove
+
+RANKS = (2, 3, 4, 8)
+
+
+def check(listing: str, spec: str, num_ranks: int) -> int:
+    """Raise unless the pass keeps every value, bit by bit and for all data; how many sites it streamed."""
+    before = weft.parse(listing)
+    run = Pipeline.parse(spec).run(before)
+    inputs = example_inputs(before, num_ranks, integers=True)
+    verdict = weft.verify(before, run.module, ranks=num_ranks, inputs=inputs)
+    assert verdict.bitwise, f"{verdict}\n{run.before}\n{run.after}"
+    proof = prove(before, run.module, reassociates=True)
+    assert proof, f"{proof}\n{run.before}\n{run.after}"
+    return len(run.plan.steps[0].applied)
+
+
+@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n)], ids=str)
+def test_a_gather_and_its_product_in_chunks_compute_the_same(case: Case):
+    assert check(gather(case), "fuse-all-gather-matmuls{chunks=2}", case.num_ranks) == 1
+
+
+@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n)], ids=str)
+def test_a_product_and_its_scatter_in_chunks_compute_the_same(case: Case):
+    assert check(scatter(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize("case", cases(4, ("plain",)), ids=str)
+def test_both_in_more_chunks(case: Case, chunks: int):
+    first = check(gather(case), f"fuse-all-gather-matmuls{{chunks={chunks}}}", 4)
+    second = check(scatter(case), f"fuse-matmul-reduce-scatters{{chunks={chunks}}}", 4)
+    assert (first, second) == (1, 1)
