@@ -300,6 +300,114 @@ class Builder:
         result = self.new((source.shape[0] * size, *source.shape[1:]), source.dtype)
         self.fly(f"    {result.name} = {text}", [source], [result])
 
+    # What rewrites look for.
+
+    def arithmetic(self) -> None:
+        """Arithmetic that does nothing, or nearly."""
+        if value := self.pick():
+            ops = ["mul({}, 1.0)", "div({}, 1)", "add({}, 0.0)", "sub({}, 0.0)", "add({}, -0.0)", "mul({}, 0)"]
+            self.emit(self.like(value), self.rng.choice([*ops, "abs({})", "relu({})", "neg({})"]).format(value.name))
+
+    def cast_back(self) -> None:
+        """A cast and one back, or on."""
+        if value := self.pick():
+            dtype = self.rng.choice(DTYPES)
+            wide = self.emit(self.like(value, dtype), f"_to_copy({value.name}, dtype={dtype})")
+            back = self.rng.choice([value.dtype, *DTYPES])
+            self.emit(self.like(wide, back), f"_to_copy({wide.name}, dtype={back})")
+
+    def view_back(self) -> None:
+        """A view and its inverse, or another view."""
+        value = self.pick(contiguous=True)
+        if value and len(value.shape) == 2:
+            rows, columns = value.shape
+            flat = self.new((rows * columns,), value.dtype, value.storages)
+            self.emit(flat, f"view({value.name}, [{rows * columns}])")
+            shape = self.rng.choice([(rows, columns), (columns, rows)])
+            self.emit(self.new(shape, value.dtype, value.storages), f"reshape({flat.name}, {list(shape)})")
+
+    def turn_back(self) -> None:
+        """A permutation, and once more."""
+        value = self.pick(contiguous=True)
+        if value and len(value.shape) == 2:
+            turned = self.new(value.shape[::-1], value.dtype, value.storages, contiguous=False)
+            self.emit(turned, f"permute({value.name}, [1, 0])")
+            self.emit(self.new(value.shape, value.dtype, value.storages), f"t({turned.name})")
+
+    def biased(self) -> None:
+        """A matmul with something added to it: a row, a whole tensor, another matmul."""
+        a = self.pick()
+        if not a or len(a.shape) != 2:
+            return
+        b = self.pick(dtype=a.dtype)
+        if not b or len(b.shape) != 2 or b.shape[0] != a.shape[1]:
+            return
+        product = self.emit(self.new((a.shape[0], b.shape[1]), a.dtype), f"mm({a.name}, {b.name})")
+        if self.rng.random() < 0.3:
+            self.write()
+        bias = self.pick(shape=self.rng.choice([product.shape, product.shape[1:]]), dtype=a.dtype) or product
+        names = self.rng.sample([product.name, bias.name], 2)
+        total = self.emit(self.new(product.shape, a.dtype), f"add({names[0]}, {names[1]})")
+        self.emit(self.new(product.shape, a.dtype), f"sigmoid({total.name})")
+
+    def summed(self) -> None:
+        """The sum of two matmuls, and an addmm."""
+        a, b = self.pick(), self.pick()
+        fits = a and b and a.dtype == b.dtype and len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]
+        if a and b and fits:
+            shape = (a.shape[0], b.shape[1])
+            other = self.pick(shape=a.shape, dtype=a.dtype) or a
+            first = self.emit(self.new(shape, a.dtype), f"mm({a.name}, {b.name})")
+            second = self.emit(self.new(shape, a.dtype), f"mm({other.name}, {b.name})")
+            total = self.emit(self.new(shape, a.dtype), f"add({first.name}, {second.name})")
+            both = self.emit(self.new(shape, a.dtype), f"addmm({total.name}, {a.name}, {b.name})")
+            self.emit(self.new(shape, a.dtype), f"sigmoid({both.name})")
+
+    def join_again(self) -> None:
+        """Pieces of a tensor, put together in order or not."""
+        value = self.pick()
+        if not value or not value.shape or value.shape[0] % 2:
+            return
+        half = (value.shape[0] // 2, *value.shape[1:])
+        self.counter += 1
+        name = f"n{self.counter}"
+        self.lines.append(f"    {name} = split({value.name}, {half[0]})")
+        parts = [self.new(half, value.dtype, value.storages, value.contiguous) for _ in range(2)]
+        a, b = (self.emit(part, f"{name}[{k}]") for k, part in enumerate(parts))
+        if self.rng.random() < 0.3:
+            self.write()
+        pieces = self.rng.choice([(a, b), (a, b), (b, a), (a, a), (a, b, a)])
+        shape = (half[0] * len(pieces), *half[1:])
+        if shape[0] <= 32:
+            self.emit(self.new(shape, value.dtype), f"cat([{', '.join(p.name for p in pieces)}])")
+
+    def cut_again(self) -> None:
+        """Tensors put together, and cut again where they meet or not."""
+        if (a := self.pick()) and a.shape and a.shape[0] <= 8 and (b := self.pick(shape=a.shape, dtype=a.dtype)):
+            rows = a.shape[0]
+            whole = self.emit(self.new((2 * rows, *a.shape[1:]), a.dtype), f"cat([{a.name}, {b.name}])")
+            start = self.rng.choice([0, rows, rows // 2])
+            part = self.new(a.shape, a.dtype, whole.storages)
+            self.emit(part, f"slice({whole.name}, 0, {start}, {start + rows})")
+            self.emit(self.like(part), f"relu({part.name})")
+
+    def reduce_twice(self) -> None:
+        """The largest of each row, and of all."""
+        value = self.pick()
+        if value and len(value.shape) == 2:
+            self.emit(self.new((value.shape[0],), value.dtype), f"amax({value.name}, [1])")
+            if self.rng.random() < 0.3:
+                self.write()
+            self.emit(self.new((), value.dtype), f"amax({value.name})")
+
+    def count_up(self) -> None:
+        """The running sum of a constant."""
+        size, dtype = self.rng.choice([4, 8]), self.rng.choice(DTYPES)
+        ones = self.emit(self.new((size,), dtype), f"full([{size}], {self.rng.choice([1, 2, 0.5])}, dtype={dtype})")
+        if self.rng.random() < 0.3:
+            self.write()
+        self.emit(self.new((size,), dtype), f"cumsum({ones.name}, 0)")
+
 
 STEPS = (
     *(("pointwise", 6), ("binary", 5), ("matmul", 4), ("cast", 3), ("draw", 3), ("concatenate", 2)),
@@ -307,6 +415,22 @@ STEPS = (
     *(("all_gather", 4), ("reduce_scatter", 3), ("all_reduce", 4), ("broadcast", 1), ("all_to_all", 1)),
     *(("coalesced", 1), ("wait", 7), ("wait_again", 1), ("gather_again", 2)),
 )
+
+
+REWRITE_STEPS = (
+    *(("arithmetic", 8), ("cast_back", 5), ("view_back", 5), ("turn_back", 4), ("biased", 6), ("join_again", 5)),
+    *(
+        ("cut_again", 4),
+        ("reduce_twice", 2),
+        ("count_up", 1),
+        ("copy", 6),
+        ("pointwise", 3),
+        ("matmul", 2),
+        ("slice", 2),
+    ),
+    *(("summed", 4), ("write", 4), ("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("wait", 4)),
+)
+"""Programs with much that can be rewritten, and writes and collectives in between."""
 
 
 BUCKET_STEPS = (
@@ -396,6 +520,54 @@ def random_program(rng: Random, max_ops: int = 40, is_plain: bool = False) -> Pr
         given=frozenset(given),
         latency_ns=tuple(rng.randint(0, ns) if launch else 0 for ns, launch in zip(durations, launches, strict=True)),
         kernel=random_kernels(rng, sorts),
+    )
+
+
+def random_gradients(rng: Random, max_layers: int = 3, is_plain: bool = False) -> Program:
+    """Layers backwards: each may need a gathered weight, and has gradients that are reduced, maybe over two queues."""
+    sorts: list[Sort] = []
+    preds: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    queue: list[int] = []
+
+    def add(sort: Sort, needs: list[int], on: int = -1) -> int:
+        sorts.append(sort)
+        preds.append(tuple(needs))
+        waits.append(tuple(needs) if sort is Sort.WAIT else ())
+        queue.append(on)
+        return len(sorts) - 1
+
+    last: list[int] = []
+    for _ in range(rng.randint(1, max_layers)):
+        if rng.random() < 0.5:
+            last = [*last, add(Sort.WAIT, [add(Sort.LAUNCH, [], 0)])]
+        for _ in range(rng.randint(1, 2)):
+            gradient = add(Sort.COMPUTE, last)
+            reduced = add(Sort.LAUNCH, [gradient], 1)
+            if rng.random() < 0.3:
+                add(Sort.LAUNCH, [add(Sort.WAIT, [reduced])], 2)
+        last = [add(Sort.COMPUTE, last)]
+    if rng.random() < 0.5:
+        add(Sort.LAUNCH, last, 1)
+    links = (0, 1, 2) if is_plain else rng.choice(((0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2)))
+    longest = {Sort.COMPUTE: rng.choice((10, 30)), Sort.LAUNCH: rng.choice((10, 30))}
+    durations = [rng.randint(1, longest[sort]) if sort in longest else 0 for sort in sorts]
+    latency = [rng.randint(0, ns // 2) if sort is Sort.LAUNCH else 0 for sort, ns in zip(sorts, durations, strict=True)]
+    return Program(
+        names=tuple(f"op{op}" for op in range(len(sorts))),
+        sorts=tuple(sorts),
+        duration_ns=tuple(durations),
+        preds=tuple(preds),
+        queue=tuple(queue),
+        waits_for=tuple(waits),
+        queues=tuple(Queue(f"g{number}", link) for number, link in enumerate(links)),
+        links=tuple(f"link{link}" for link in sorted(set(links))),
+        drains=(False,) * len(sorts),
+        launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
+        slowdown_ppm=0 if is_plain else rng.choice((0, 0, 189_000, 1_000_000)),
+        allocates=((),) * len(sorts),
+        uses=((),) * len(sorts),
+        latency_ns=tuple(latency),
     )
 
 

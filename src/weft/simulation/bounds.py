@@ -13,17 +13,26 @@ that `check_bound` recomputes from the program alone.
     heads and tails   the same with what resources force before and behind (`heads`)
     one machine       Jackson's bound per resource on those heads and tails (`machines`)
     idle cut          compute between two collectives that cannot hide, or others behind them on their queues (`cuts`)
+    drag cut          compute before a collective that is not hidden by holding back what has its own (`drags`)
     memory            storages that a limit forces to be held one after the other (`held`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.graph.dag import collector_paused
-from weft.simulation.certificates import Certificate, certificate_of, cut_claim, machine_claim, memory_claim, task_claim
+from weft.simulation.certificates import (
+    Certificate,
+    certificate_of,
+    cut_claim,
+    drag_claim,
+    machine_claim,
+    memory_claim,
+    task_claim,
+)
 from weft.simulation.cuts import Cut, Side, best_cut
+from weft.simulation.drags import Drag, best_drag
 from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.held import memory_forced
 from weft.simulation.machines import OneMachine, Slowdown, machines_of, one_machine
@@ -76,7 +85,7 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
     with collector_paused():
         tasks = tasks_of(program, merging)
         backwards = tasks.reversed()
-        found = list(candidates(program, tasks, backwards))
+        found = candidates(program, tasks, backwards)
         if memory_limit_bytes is not None:
             found += of_memory(program, tasks, merging, memory_limit_bytes)
         best = max(found, key=lambda candidate: candidate.value)
@@ -92,25 +101,31 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
         )
 
 
-def candidates(program: Program, tasks: Tasks, backwards: Tasks) -> Iterator[Candidate]:
+def candidates(program: Program, tasks: Tasks, backwards: Tasks) -> list[Candidate]:
     """Every bound, the simple ones first: the first of equals wins."""
+    found: list[Candidate] = []
     nothing = Heads([0] * len(tasks.preds), {}, {})
     machines = machines_of(tasks)
     slowdown = Slowdown(program, machines)
     for resource, machine in enumerate(machines):
         if machine.nodes:
             name = "compute" if resource == COMPUTE else f"communication: {program.links[resource - 1]}"
-            yield of_machine(name, one_machine(machine, resource, nothing, nothing, slowdown), nothing, nothing)
-    yield of_task("critical path", program, tasks, path_heads(tasks), path_heads(backwards))
+            found.append(of_machine(name, one_machine(machine, resource, nothing, nothing, slowdown), nothing, nothing))
+    found.append(of_task("critical path", program, tasks, path_heads(tasks), path_heads(backwards)))
     heads, tails = find_heads(tasks), find_heads(backwards)
-    yield of_task("heads and tails", program, tasks, heads, tails)
+    found.append(of_task("heads and tails", program, tasks, heads, tails))
     for resource, machine in enumerate(machines):
         if machine.nodes:
             name = f"one machine: {program.links[resource - 1] if resource else 'compute'}"
-            yield of_machine(name, one_machine(machine, resource, heads, tails, slowdown), heads, tails)
+            found.append(of_machine(name, one_machine(machine, resource, heads, tails, slowdown), heads, tails))
     cut = best_cut((tasks, heads), (backwards, tails), machines[COMPUTE], slowdown)
     if cut is not None:
-        yield of_cut(program, tasks, cut, heads, tails)
+        found.append(of_cut(program, tasks, cut, heads, tails))
+    above = max(candidate.value for candidate in found)
+    drag = best_drag((tasks, heads), (backwards, tails), slowdown, above)
+    if drag is not None:
+        found.append(of_drag(program, tasks, drag, heads, tails))
+    return found
 
 
 def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> Candidate:
@@ -142,6 +157,18 @@ def of_cut(program: Program, tasks: Tasks, cut: Cut, heads: Heads, tails: Heads)
     claim = cut_claim(ends[0], cut.first_drag, ends[1], cut.last_drag)
     head_levels, tail_levels = levels_of(tasks, heads, cut, cut.first), levels_of(tasks, tails, cut, cut.last)
     return Candidate("idle cut", cut.value, text, claim, heads, tails, head_levels, tail_levels)
+
+
+def of_drag(program: Program, tasks: Tasks, drag: Drag, heads: Heads, tails: Heads) -> Candidate:
+    towards = heads if drag.is_last else tails
+    compute = [node for node in tasks.on(COMPUTE) if towards.start[node] >= drag.head]
+    before = dict.fromkeys(compute, drag.head) | {drag.node: min(drag.head, towards.start[drag.node])}
+    behind = dict.fromkeys([drag.node, *(dragged for _, dragged, _ in drag.shares)], drag.tail)
+    side, other = ("before", "late") if drag.is_last else ("after", "early")
+    text = f"all compute {side} {name_of(program, drag.node)}; what is {other} drags others of its link along"
+    claim = drag_claim(drag.node, drag.is_last, drag.head, drag.shares)
+    levels = (before, behind) if drag.is_last else (behind, before)
+    return Candidate("drag cut", drag.value, text, claim, heads, tails, *levels)
 
 
 def of_memory(program: Program, tasks: Tasks, merging: Merging, limit_bytes: int) -> list[Candidate]:

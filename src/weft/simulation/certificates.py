@@ -12,6 +12,10 @@ resource 0 is the compute stream, `k + 1` is link `k`.
                kind cut:      compute between the collectives `first` and `last` (either may be null). Compute that does
                               not depend on `first` runs after it, or a collective that ends earlier on its queue goes
                               before it: `first_drag` is the least that this costs. `last` is its mirror image.
+               kind drag:     compute whose heads reach `head`, then the collective `node` and the least tail. What ends
+                              after `node` has started drags the collectives of its link that depend on it behind that:
+                              `shares` divides its work over them, [compute, collective, time]. Where `is_last` is false
+                              time runs backwards.
                kind memory:   storages that are held one after the other where the peak is at most `limit_bytes`: those
                               of which only `count` fit at once, or null: all of them, by their bytes
     bound_ns   the value of the claim; the checker wants no less than this
@@ -42,6 +46,10 @@ def machine_claim(resource: int, head: int, tail: int) -> dict[str, object]:
 
 def cut_claim(first: int | None, first_drag: int, last: int | None, last_drag: int) -> dict[str, object]:
     return {"kind": "cut", "first": first, "first_drag": first_drag, "last": last, "last_drag": last_drag}
+
+
+def drag_claim(node: int, is_last: bool, head: int, shares: list[tuple[int, int, int]]) -> dict[str, object]:
+    return {"kind": "drag", "node": node, "is_last": is_last, "head": head, "shares": [[*share] for share in shares]}
 
 
 def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:

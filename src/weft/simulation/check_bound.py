@@ -112,6 +112,8 @@ class Proof:
             return heads[node] + self.duration.get(node, 0) + tails[node]
         if claim["kind"] == "cut":
             return self.cut(claim, heads, tails)
+        if claim["kind"] == "drag":
+            return self.drag(claim, heads, tails) if claim["is_last"] else self.reversed().drag(claim, tails, heads)
         if claim["kind"] == "memory":
             return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
         on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
@@ -150,6 +152,38 @@ class Proof:
             for pred in self.preds[other] if other in drags else ():
                 drags[pred] = max(drags.get(pred, -1), drags[other])
         return drags
+
+    def drag(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """Compute, then a collective, then what late compute drags: its link carries all that in turn."""
+        last, slowdown_ppm = int(claim["node"]), self.program.slowdown_ppm
+        shares = [(int(node), int(dragged), int(share)) for node, dragged, share in claim["shares"]]
+        chosen = [node for node, resource in self.resource.items() if resource == 0 and heads[node] >= claim["head"]]
+        own = self.before(last, heads)
+        late = {node: self.duration[node] for node in chosen if node not in own}
+        given = dict.fromkeys((dragged for _, dragged, _ in shares), 0)
+        bits, reached = {node: 1 << number for number, node in enumerate(given)}, self.reached(given)
+        for node, dragged, share in shares:
+            late[node] -= share
+            given[dragged] += share
+            if share < 0 or late[node] < 0 or not reached[node] & bits[dragged]:
+                raise ValueError(f"the work of {node} cannot be divided like this")
+        if any(self.resource[node] != self.resource[last] for node in given) or last not in self.latency:
+            raise ValueError("collectives of one link are needed")
+        lead, trail = min(heads[node] for node in (last, *chosen)), min(tails[node] for node in (last, *given))
+        outside, cases = lead + self.duration[last] + trail, list[int]()
+        for slowed, ppm in ((0, 0), (self.slowed(chosen, outside), slowdown_ppm)):
+            rooms = {node: (self.duration[node] - self.latency[node]) * MILLION // (MILLION + ppm) for node in given}
+            gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
+            cases.append(outside + sum(self.duration[node] for node in chosen) + slowed - gained)
+        return max(cases)
+
+    def reached(self, collectives: Iterable[int]) -> dict[int, int]:
+        """For each node those collectives that are or depend on it, a bit for each in turn."""
+        reached = {node: 1 << number for number, node in enumerate(collectives)}
+        for node in reversed(self.order):
+            for pred in self.preds[node] if node in reached else ():
+                reached[pred] = reached.get(pred, 0) | reached[node]
+        return reached
 
     def held(self, limit_bytes: int, count: int | None) -> int:
         """What storages take that are held one after the other, as only some of them fit into the limit at once."""

@@ -1,0 +1,122 @@
+"""Drag cuts are below the optimum, whichever collective, threshold and division of work; no certificate of one lies.
+
+Not only the best ones: every collective of every link, with every threshold, in both directions of time.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.property.strategies import random_gradients, random_order, random_program
+from tests.property.test_bounds import change, optimum, random_merge
+from weft.errors import VerificationError
+from weft.simulation.bounds import lower_bound, of_drag
+from weft.simulation.certificates import certificate_of
+from weft.simulation.check_bound import check
+from weft.simulation.drags import Drag, Drags
+from weft.simulation.heads import Heads, find_heads
+from weft.simulation.machines import Slowdown, machines_of
+from weft.simulation.program import Program
+from weft.simulation.simulator import run
+from weft.simulation.tasks import COMPUTE, Merging, Tasks, tasks_of
+
+NUM_PROGRAMS = 1000 if os.environ.get("WEFT_FUZZ") == "full" else 120
+NUM_ORDERS = 12
+
+
+def some_program(seed: int, is_plain: bool) -> tuple[Random, Program]:
+    rng = Random(seed)
+    return rng, random_program(rng, 12, is_plain) if seed % 3 == 0 else random_gradients(rng, 3, is_plain)
+
+
+def all_drags(program: Program, merging: Merging) -> Iterator[tuple[Tasks, Heads, Heads, Drag]]:
+    """Every drag cut of a program, good or bad."""
+    tasks = tasks_of(program, merging)
+    if not tasks.on(COMPUTE):
+        return
+    heads, tails = find_heads(tasks), find_heads(tasks.reversed())
+    slowdown = Slowdown(program, machines_of(tasks))
+    for drags in (
+        Drags(tasks, heads, tails, slowdown, is_last=True),
+        Drags(tasks.reversed(), tails, heads, slowdown, is_last=False),
+    ):
+        for link in range(COMPUTE + 1, tasks.num_resources):
+            room = {node: tasks.duration[node] - tasks.latency[node] for node in tasks.on(link)}
+            for node in room:
+                near = {each: ns for each, ns in room.items() if drags.tails.start[each] >= drags.tails.start[node]}
+                for threshold in sorted(set(drags.starts.tolist())):
+                    yield from (
+                        (tasks, heads, tails, drags.divide(node, threshold, dict(rooms))) for rooms in (room, near)
+                    )
+
+
+def most(program: Program, merging: Merging) -> int:
+    return max((drag.value for *_, drag in all_drags(program, merging)), default=0) - program.launch_gap_ns
+
+
+def shortest(rng: Random, program: Program) -> int:
+    """Of some orders."""
+    return min(run(program, random_order(rng, program)).step_ns for _ in range(NUM_ORDERS))
+
+
+def test_every_drag_cut_is_below_the_optimum_of_every_merging():
+    for seed in range(NUM_PROGRAMS):
+        rng, program = some_program(seed, is_plain=True)
+        best = optimum(program)
+        assert most(program, Merging.EXCLUDED) <= best, f"seed {seed}"
+        merged = random_merge(rng, program)
+        if merged is not None:
+            assert most(program, Merging.ALLOWED) <= optimum(merged), f"seed {seed}"
+
+
+def test_every_drag_cut_is_below_every_order_with_shared_links_gaps_and_slowdown():
+    for seed in range(3 * NUM_PROGRAMS):
+        rng, program = some_program(seed, is_plain=False)
+        assert most(program, Merging.EXCLUDED) <= shortest(rng, program), f"seed {seed}"
+        allowed = most(program, Merging.ALLOWED)
+        merged: Program | None = program
+        while merged is not None:
+            assert allowed <= shortest(rng, merged), f"seed {seed}"
+            merged = random_merge(rng, merged)
+
+
+def test_it_is_the_best_bound_sometimes_and_tight_sometimes():
+    wins = tight = 0
+    for seed in range(NUM_PROGRAMS):
+        program = random_gradients(Random(seed), is_plain=True)
+        bound = lower_bound(program, Merging.EXCLUDED)
+        if bound.name == "drag cut":
+            wins += 1
+            tight += bound.bound_ns == optimum(program)
+    assert wins >= NUM_PROGRAMS // 40, (wins, tight)
+    assert tight >= NUM_PROGRAMS // 60, (wins, tight)
+
+
+@pytest.mark.parametrize("merging", Merging)
+def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused_or_true(merging: Merging):
+    refused = 0
+    for seed in range(NUM_PROGRAMS):
+        rng, program = some_program(seed, is_plain=False)
+        found = list(all_drags(program, merging))
+        step_ns = shortest(rng, program)
+        for tasks, heads, tails, drag in rng.sample(found, min(4, len(found))):
+            candidate = of_drag(program, tasks, drag, heads, tails)
+            value = max(0, drag.value - program.launch_gap_ns)
+            rests = (tasks, heads, candidate.head_levels), (tasks.reversed(), tails, candidate.tail_levels)
+            certificate = json.loads(json.dumps(certificate_of(candidate.claim, value, merging, *rests)))
+            assert check(program, certificate) >= value, f"seed {seed}"
+            for _ in range(5):
+                changed: dict[str, Any] = copy.deepcopy(certificate)
+                change(rng, changed["claim"])
+                try:
+                    assert check(program, changed | {"bound_ns": 0}) <= step_ns, f"seed {seed}: {changed}"
+                except VerificationError:
+                    refused += 1
+    assert refused > NUM_PROGRAMS
