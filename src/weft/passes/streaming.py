@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
@@ -16,11 +17,13 @@ from weft.graph.ops import Kind
 from weft.kernels.portable import stream
 from weft.passes.base import Context, NamedNodes, Pass
 from weft.planning.chunks import Chunking
+from weft.planning.gains import choose
 from weft.planning.members import Refusal
 from weft.planning.plan import Decision, Reason, Step, Stream
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes
+from weft.simulation.run import DEFAULT_CLUSTER
 
 Site = GatherSite | ScatterSite
 
@@ -65,9 +68,8 @@ class StreamPass(Pass):
             taken.update(site.products)
             sites.append(site)
         actions: list[Stream] = []
-        for site in sites:
+        for site, cut in zip(sites, self._cuts(sites, dag, context), strict=True):
             name = site.collective.launch.name
-            cut = site.cut(self.chunks or 2)
             cut = writes.why_not(cut) or cut if isinstance(cut, Chunking) else cut
             if isinstance(cut, Refusal):
                 decisions.append(self._declined(site.collective, cut))
@@ -78,6 +80,13 @@ class StreamPass(Pass):
             sentence = f"{name} and {', '.join(products)} run in {cut.chunks} chunks"
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
+
+    def _cuts(self, sites: list[Site], dag: Dag, context: Context) -> list[Chunking | Refusal]:
+        """For each site its chunks, or why it stays whole."""
+        if self.chunks is not None:
+            return [site.cut(self.chunks) for site in sites]
+        cluster = context.cluster or Cluster.load(DEFAULT_CLUSTER)
+        return choose(sites, dag, context.groups, cluster, context.effort)
 
     def _site(self, collective: Collective, dag: Dag, taken: set[Node]) -> Site | Refusal:
         site = self.read(collective, dag)
