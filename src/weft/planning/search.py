@@ -18,8 +18,9 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
+from weft.planning.execution import Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
-from weft.planning.scheduler import Knobs, Merging, Schedule, schedule
+from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
 from weft.simulation.memory import Curve, memory_of
 from weft.simulation.program import Program
@@ -30,7 +31,7 @@ SPARE, SPARE_BYTES = 0.05, 1 << 26
 """Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
 OPERATIONS = {"fast": 50_000, "default": 200_000, "best": 2_000_000}
 """How many operations all evaluations together may have, so that small programs are searched more."""
-LEAST = {"fast": 4, "default": 16, "best": 160}
+LEAST = {"fast": 5, "default": 12, "best": 160}
 """Evaluations at least."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
 MOVES = 100
@@ -82,6 +83,8 @@ def search(
 
 
 MergingOf = Callable[[Jobs], Merging]
+UNKNOWN = 1 << 62
+"""The peak of what cannot be the best."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,8 @@ class _Found:
     buckets: tuple[tuple[int, ...], ...]
     knobs: Knobs | None
     """None: the order that was given."""
-    jobs: tuple[int, ...] = ()
-    """The jobs in order, where single ones are moved."""
+    units: tuple[tuple[int, ...], ...] = ()
+    """Jobs, and buckets of them, in order: what single moves change."""
 
 
 class _Search:
@@ -204,18 +207,16 @@ class _Search:
     # Judging.
 
     def judge(self, made: Schedule, knobs: Knobs | None) -> _Found:
+        """How good a schedule is. Memory is measured only where it may be the best."""
         self.left -= 1
         order = self.emitter.order(made.events)
-        jobs = self.jobs
-        buckets = tuple(tuple(jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
+        buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
         trace = run(self.merged(buckets), order, is_legal=True)
-        peak = self.peak(trace)
-        return _Found(trace.step_ns, peak, order, buckets, knobs, tuple(e for e in made.events if e >= 0))
-
-    def peak(self, trace: Trace) -> int:
-        peak = memory_of(self.program, trace.order, trace.reached_ns, trace.end_ns)[0]
-        self.least_peak = min(self.least_peak, peak)
-        return peak
+        best, peak = self.best, UNKNOWN
+        if trace.step_ns <= best.step_ns or best.peak_bytes > self.limit:
+            peak = memory_of(self.program, order, trace.reached_ns, trace.end_ns)[0]
+            self.least_peak = min(self.least_peak, peak)
+        return _Found(trace.step_ns, peak, order, buckets, knobs, made.units)
 
     def is_better(self, found: _Found, ignore_memory: bool = False) -> bool:
         best = self.best
@@ -245,36 +246,54 @@ class _Search:
             self.left -= before == self.left
 
     def move_jobs(self) -> None:
-        """Put single jobs elsewhere; keep what is no worse."""
+        """Put single jobs or buckets elsewhere, merge and split them; keep what is no worse."""
         current = self.best
-        order = list(current.jobs) or list(range(len(self.jobs)))
+        units = list(current.units) or [(job,) for job in range(len(self.jobs))]
         for _ in range(MOVES):
             if self.left <= 0:
                 return
-            moved = self.moved(order)
-            found = self.judge(Schedule(self.with_waits(moved), []), current.knobs)
-            if (found.peak_bytes <= self.limit, -found.step_ns) >= (current.peak_bytes <= self.limit, -current.step_ns):
-                order, current = moved, found
+            moved = self.moved(units)
+            if moved is None:
+                continue
+            found = self.judge(Schedule(self.with_waits(moved), tuple(moved)), current.knobs)
+            if found.peak_bytes <= self.limit and found.step_ns <= current.step_ns:
+                units, current = moved, found
                 self.keep(found)
 
-    def moved(self, order: list[int]) -> list[int]:
-        """The jobs with one of them put somewhere else that is legal."""
-        jobs, place = self.jobs, {job: i for i, job in enumerate(order)}
-        i = self.random.randrange(len(order))
-        job = order[i]
-        low = max((place[p] + 1 for p in (*jobs.preds[job], *jobs.comm_preds[job])), default=0)
-        high = min((place[s] - 1 for s in jobs.succs[job]), default=len(order) - 1)
-        rest = order[:i] + order[i + 1 :]
+    def moved(self, units: list[Unit]) -> list[Unit] | None:
+        """The units with one of them put somewhere else, taken apart or joined with another; None: not legal."""
+        i = self.random.randrange(len(units))
+        unit, rest = units[i], units[:i] + units[i + 1 :]
+        first = unit[0]
+        if len(unit) > 1 and self.random.random() < 0.3:
+            return [*units[:i], *((job,) for job in unit), *units[i + 1 :]]
+        jobs = self.jobs
+        if self.merging is not None and (key := self.merging.key(first)) >= 0 and self.random.random() < 0.5:
+            others = [j for j, other in enumerate(rest) if self.merging.key(other[0]) == key and other[0] != first]
+            if others:
+                j = self.random.choice(others)
+                joined = (*rest[j], *unit)
+                rest[j] = joined
+                return rest if self.is_legal(rest, j) else None
+        place = {job: k for k, other in enumerate(rest) for job in other}
+        low = max((place[p] + 1 for job in unit for p in (*jobs.preds[job], *jobs.comm_preds[job])), default=0)
+        high = min((place[s] for job in unit for s in jobs.succs[job]), default=len(rest))
         j = self.random.randint(low, high)
-        return [*rest[:j], job, *rest[j:]]
+        return [*rest[:j], unit, *rest[j:]]
 
-    def with_waits(self, order: Sequence[int]) -> list[int]:
-        """The events of jobs in order, each launch waited for before the first that needs it."""
+    def is_legal(self, units: list[Unit], i: int) -> bool:
+        """Whether all that a unit needs is before it, and all that needs it behind."""
+        jobs, place = self.jobs, {job: k for k, unit in enumerate(units) for job in unit}
+        before = all(place[p] < i for job in units[i] for p in (*jobs.preds[job], *jobs.comm_preds[job]))
+        return before and all(place[s] > i for job in units[i] for s in jobs.succs[job])
+
+    def with_waits(self, units: Sequence[Unit]) -> list[int]:
+        """The events of units in order, each launch waited for before the first job that needs it."""
         jobs, events, waited = self.jobs, list[int](), set[int]()
-        for job in order:
-            for launch in jobs.comm_preds[job]:
+        for unit in units:
+            for launch in (launch for job in unit for launch in jobs.comm_preds[job]):
                 if launch not in waited:
                     waited.add(launch)
                     events.append(~launch)
-            events.append(job)
-        return [*events, *(~job for job in order if jobs.queue[job] >= 0 and job not in waited)]
+            events += unit
+        return [*events, *(~job for unit in units for job in unit if jobs.queue[job] >= 0 and job not in waited)]

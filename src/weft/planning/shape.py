@@ -92,8 +92,8 @@ class Memory:
 
     size: list[int]
     """Bytes of each storage that is neither kept nor inside one job; 0 for the others."""
-    made: list[tuple[int, ...]]
-    """The storages that come to life with each job."""
+    made_bytes: list[int]
+    """What comes to life with each job."""
     held: list[tuple[int, ...]]
     """The storages that each job needs or makes."""
     holders: list[int]
@@ -130,21 +130,19 @@ def _memory(jobs: Jobs) -> Memory:
             for job in sorted(users):
                 held[job].append(storage)
     brings = [tuple(dict.fromkeys(storage for storage, _ in storages if size[storage])) for storages in made]
+    made_bytes = [sum(size[storage] for storage in storages) for storages in brings]
     curve, left, now = np.zeros(count + 1, np.int64), [len(holders.get(s, ())) for s in range(num)], 0
     num_holders = list(left)
     for job in range(count):
-        now += sum(size[storage] for storage in brings[job])
+        now += made_bytes[job]
         curve[job] = now
         for storage in held[job]:
             left[storage] -= 1
             if left[storage] == 0:
                 now -= size[storage]
-    frees = [
-        jobs.queue[job] >= 0
-        and sum(size[s] for s in held[job] if s not in brings[job]) >= sum(size[s] for s in brings[job])
-        for job in range(count)
-    ]
-    return Memory(size, brings, [tuple(h) for h in held], num_holders, curve, frees)
+    sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
+    frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
+    return Memory(size, made_bytes, [tuple(h) for h in held], num_holders, curve, frees)
 
 
 class _Maxima:

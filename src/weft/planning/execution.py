@@ -1,0 +1,321 @@
+"""Execution: what a schedule has done so far, on the compute stream, on the queues and in memory.
+
+Contract: jobs are run and launched one by one; `now` is when the stream is free. A launch is committed to its queue
+only when the queue would run empty otherwise. Gathers go by their first use; reductions that nothing waits for go first
+where all gathers still come in time; launches that are ready beside each other may go as one. Times are those of the
+model, but that queues on one link do not slow each other here: the simulator's verdict on the whole order counts.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from weft.planning.jobs import Jobs
+from weft.planning.shape import Shape
+
+MILLION = 1_000_000
+NEVER = 1 << 62
+GATHERS_SEEN = 8
+"""How many gathers are looked at to see whether they still come in time."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What one run is tuned by. Times are thousandths of all compute."""
+
+    window: int = 40
+    """How many jobs ahead of the first that is left one may run."""
+    hold: int = 60
+    """For how long a filler is held back."""
+    lookahead: int = 60
+    """How long before its first use a gather may be launched."""
+    filler: int = 200
+    """A job is a filler if the longest path behind it is less than so many thousandths of all that is left."""
+    bucket: int = 0
+    """How long a collective of several may take; 0: none is merged. Of all compute or all communication, whichever is
+    more."""
+    patience: int = 0
+    """By how much a gather may come later because it was merged, likewise."""
+    keep: bool = False
+    """Whether fillers that take longer than what they bring to the queues are kept for the end while there is room."""
+    finish: Literal["tail", "work"] = "tail"
+    """In which order the fillers go that are left at the end: the longest path behind first, or what keeps a queue busy
+    for longer than the stream, the shortest first, before all others."""
+    budget_bytes: int = NEVER
+    """What may be in use, by the memory of the shape."""
+
+
+class Merging(Protocol):
+    """What the scheduler asks about buckets."""
+
+    def key(self, launch: int) -> int:
+        """Launches of one key may be one; -1: this one stays alone."""
+        ...
+
+    def duration(self, launches: Sequence[int]) -> int:
+        """What launches take as one."""
+        ...
+
+
+Unit = tuple[int, ...]
+"""A job, or launches that are one."""
+
+
+class Execution:
+    """One schedule in the making."""
+
+    def __init__(self, shape: Shape, knobs: Knobs, merging: Merging | None) -> None:
+        jobs: Jobs = shape.jobs
+        self.shape, self.jobs, self.knobs = shape, jobs, knobs
+        self.merging = merging if knobs.bucket else None
+        self.events: list[int] = []
+        self.units: list[Unit] = []
+        self.now = self.front = 0
+        self.hold = knobs.hold * shape.total // 1000
+        self.longest = knobs.bucket * shape.span // 1000
+        self.patience = knobs.patience * shape.span // 1000
+        self.lookahead = knobs.lookahead * shape.total // 1000
+        self.done = [False] * shape.size
+        self.waited = [False] * shape.size
+        self.end = [0] * shape.size
+        """Of collectives that were launched."""
+        prepares = shape.prepares
+        self.is_filler, self.first_use = shape.fillers(knobs.filler)
+        needs = zip(jobs.preds, jobs.comm_preds, strict=True)
+        self.missing = [sum(not prepares[p] for p in {*preds, *comm}) for preds, comm in needs]
+        """How many each job still needs, but for what prepares launches: that is done with them."""
+        num_queues = len(jobs.program.queues)
+        self.busy = [0] * num_queues
+        self.gathers: list[list[tuple[int, int]]] = [[] for _ in range(num_queues)]
+        """By queue the launches that are ready and that a job needs, by first use."""
+        self.others: list[list[int]] = [[] for _ in range(num_queues)]
+        """By queue the launches that are ready and that nothing needs, as they came."""
+        self.flying: list[int] = []
+        """Launches to be waited for once they have ended."""
+        self.ready: list[int] = []
+        self.fillers: list[int] = []
+        self.next_prepared = 0
+        self.in_use = 0
+        self.made_bytes, self.left = shape.memory.made_bytes, list(shape.memory.holders)
+        for job in range(shape.size):
+            if not self.missing[job] and not prepares[job]:
+                self._arrive(job)
+
+    def when(self, job: int) -> int:
+        """When the collectives that a job needs have ended."""
+        launches, end = self.jobs.comm_preds[job], self.end
+        return max([end[launch] for launch in launches]) if launches else 0
+
+    # Memory.
+
+    def fits(self, until: int, num_bytes: int) -> bool:
+        """Whether bytes more may be held from now until a job."""
+        shape, budget = self.shape, self.knobs.budget_bytes
+        if budget == NEVER:
+            return True
+        ahead = self.in_use - int(shape.memory.curve[self.front])
+        last = max(self.front, min(until, shape.size - 1))
+        return shape.peaks.of(self.front, last) + ahead + num_bytes <= budget
+
+    def _release(self, job: int) -> None:
+        memory, left = self.shape.memory, self.left
+        for storage in memory.held[job]:
+            left[storage] -= 1
+            if left[storage] == 0:
+                self.in_use -= memory.size[storage]
+
+    # Doing.
+
+    def _arrive(self, job: int) -> None:
+        if self.shape.is_launch[job]:
+            queue, use = self.jobs.queue[job], self.first_use[job]
+            if use < self.shape.size:
+                insort(self.gathers[queue], (use, job))
+            else:
+                self.others[queue].append(job)
+        else:
+            insort(self.fillers if self.is_filler[job] else self.ready, job)
+
+    def _issue(self, job: int) -> None:
+        self.done[job] = True
+        if not self.shape.is_launch[job]:
+            self.units.append((job,))
+        self.events.append(job)
+        self.in_use += self.made_bytes[job]
+        if self.shape.prepares[job]:
+            return
+        missing = self.missing
+        for succ in self.jobs.succs[job]:
+            missing[succ] -= 1
+            if not missing[succ]:
+                self._arrive(succ)
+
+    def do(self, job: int) -> None:
+        """Run or launch a job wherever it stands."""
+        if not self.shape.is_launch[job]:
+            self.compute(job)
+            return
+        queue = self.jobs.queue[job]
+        if self.first_use[job] < self.shape.size:
+            self.gathers[queue].remove((self.first_use[job], job))
+        else:
+            self.others[queue].remove(job)
+        self._launch([job])
+
+    def unlock(self, job: int) -> None:
+        """Do all that a job needs and that was put off."""
+        if not self.missing[job]:
+            return
+        needed: set[int] = set()
+        stack = [job]
+        while stack:
+            top = stack.pop()
+            for p in (*self.jobs.preds[top], *self.jobs.comm_preds[top]):
+                if not self.done[p] and p not in needed and not self.shape.prepares[p]:
+                    needed.add(p)
+                    stack.append(p)
+        for p in sorted(needed):
+            if not self.done[p]:
+                self.do(p)
+
+    def compute(self, job: int) -> None:
+        duration = self.jobs.duration[job]
+        if not self.shape.prepares[job]:
+            (self.fillers if self.is_filler[job] else self.ready).remove(job)
+        if (when := self.when(job)) > self.now:
+            self.commit(when)
+            self.now = when
+        self.commit(self.now + duration)
+        for launch in self.jobs.comm_preds[job]:
+            self.wait(launch)
+        self._issue(job)
+        self.now = self._after(duration)
+        self._release(job)
+        if self.flying:
+            for launch in [launch for launch in self.flying if self._is_over(launch)]:
+                self.wait(launch)
+
+    def _is_over(self, launch: int) -> bool:
+        return self.end[launch] + self.jobs.duration[launch] // 4 <= self.now
+
+    def _after(self, duration: int) -> int:
+        slowdown = self.jobs.program.slowdown_ppm
+        beside = max(self.busy, default=0) - self.now if slowdown else 0
+        if beside <= 0:
+            return self.now + duration
+        longer = duration * (MILLION + slowdown) // MILLION
+        return self.now + (longer if longer <= beside else duration + beside * slowdown // (MILLION + slowdown))
+
+    def wait(self, launch: int) -> None:
+        if not self.waited[launch]:
+            self.waited[launch] = True
+            self.events.append(~launch)
+            self._release(launch)
+            if self.shape.memory.frees[launch]:
+                self.flying.remove(launch)
+
+    # Launching.
+
+    def commit(self, until: int) -> None:
+        """Keep every queue busy until then, as far as there is something to launch."""
+        for queue, busy in enumerate(self.busy):
+            while busy < until and (chosen := self._choose(queue)):
+                self._launch(chosen)
+                busy = self.busy[queue]
+
+    def _choose(self, queue: int) -> list[int]:
+        """Take the next launch of a queue, or several that are one."""
+        gathers, others = self.gathers[queue], self.others[queue]
+        if not gathers and not others:
+            return []
+        first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now), None)
+        if first is not None and not self._may_go(*first):
+            first = None
+        other = next((job for job in others if self.when(job) <= self.now), None)
+        if other is not None and (first is None or not self._is_late([other])):
+            chosen = self._joined(other, others, lambda bucket: first is None or not self._is_late(bucket))
+            for job in chosen:
+                others.remove(job)
+            return chosen
+        if first is None:
+            return []
+        use = first[0]
+        known = [job for _, job in gathers[:GATHERS_SEEN] if self._may_go(self.first_use[job], job)]
+        chosen = self._joined(first[1], known, lambda bucket: self._comes_in_time(bucket, use))
+        for job in chosen:
+            gathers.remove((self.first_use[job], job))
+        return chosen
+
+    def _may_go(self, use: int, job: int) -> bool:
+        """Whether it is time for a gather, and there is room for it."""
+        elapsed, front = self.shape.elapsed, self.front
+        if elapsed[use] - elapsed[front] > self.lookahead:
+            return False
+        return use <= front or self.fits(use, self.made_bytes[job])
+
+    def _joined(self, first: int, others: list[int], may: Callable[[list[int]], bool]) -> list[int]:
+        """A launch with those that are ready too and may be one with it."""
+        bucket, merging = [first], self.merging
+        if merging is None or (key := merging.key(first)) < 0:
+            return bucket
+        for job in others:
+            if job != first and merging.key(job) == key and self.when(job) <= self.now:
+                more = [*bucket, job]
+                if merging.duration(more) > self.longest or not may(more):
+                    break
+                bucket = more
+        return bucket
+
+    def _duration(self, bucket: list[int]) -> int:
+        if len(bucket) == 1 or self.merging is None:
+            return self.jobs.duration[bucket[0]]
+        return self.merging.duration(bucket)
+
+    def _comes_in_time(self, bucket: list[int], use: int) -> bool:
+        elapsed, queue = self.shape.elapsed, self.jobs.queue[bucket[0]]
+        end = max(self.now, self.busy[queue]) + self._duration(bucket)
+        return end <= self.now + elapsed[use] - elapsed[self.front] + self.patience
+
+    def _is_late(self, bucket: list[int]) -> bool:
+        """Whether a gather would come too late if reductions went before it."""
+        duration, elapsed, queue = self.jobs.duration, self.shape.elapsed, self.jobs.queue[bucket[0]]
+        here = elapsed[self.front]
+        end = max(self.now, self.busy[queue]) + self._duration(bucket)
+        for use, gather in self.gathers[queue][:GATHERS_SEEN]:
+            end += duration[gather]
+            if end > self.now + elapsed[use] - here:
+                return True
+        return False
+
+    def _launch(self, bucket: list[int]) -> None:
+        for job in bucket:
+            if any(not self.done[p] for p in self.jobs.preds[job]):
+                self._prepare(job)
+            for launch in self.jobs.comm_preds[job]:
+                self.wait(launch)
+                self.now = max(self.now, self.end[launch])
+        queue = self.jobs.queue[bucket[0]]
+        self.busy[queue] = end = max(self.now, self.busy[queue]) + self._duration(bucket)
+        for job in bucket:
+            self.end[job] = end
+            self._issue(job)
+            if self.shape.memory.frees[job]:
+                self.flying.append(job)
+        self.units.append(tuple(bucket))
+
+    def _prepare(self, job: int) -> None:
+        """Run what prepares a launch."""
+        needed: dict[int, None] = {}
+        stack = [job]
+        while stack:
+            for p in self.jobs.preds[stack.pop()]:
+                if not self.done[p] and p not in needed:
+                    needed[p] = None
+                    stack.append(p)
+        for p in sorted(needed):
+            self._issue(p)
+            self.now += self.jobs.duration[p]
+            self._release(p)
