@@ -1,0 +1,136 @@
+"""Random graphs with much to rewrite, through every pass of rules and through all of them together.
+
+Values are compared on every rank: bitwise where a pass is exact; else on small whole numbers bitwise, since every order
+of sums is exact there, and on real data within the tolerance of the dtype. `make test` runs 90 graphs for each pass;
+`make test-full` (WEFT_FUZZ=full) runs 3 000.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+from tests.property.strategies import REWRITE_STEPS, random_listing
+from weft.graph import check, metadata
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.graph.text import parse, render
+from weft.passes.base import Numerics, all_passes
+from weft.passes.pipeline import Pipeline, Run, replay
+from weft.passes.rewriting import RewritePass
+from weft.verification.comparison import compare, example_inputs
+from weft.verification.equivalence import prove
+from weft.verification.virtual_cluster import VirtualCluster
+
+NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 90
+CHUNK = 30
+CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
+NUM_RANKS = 4
+NUM_TERMS = 1 << 14
+"""Of the sums through which a difference in rounding may have gone: products of products, and sigmoids of them."""
+VARIANTS = {
+    "decompose-addmms": "decompose-addmms{anywhere=true}",
+    "decompose-matmuls": "decompose-matmuls{min-rows=1 anywhere=true}",
+    "pad-matmuls": "pad-matmuls{always=true}",
+    "reuse-partial-reductions": "reuse-partial-reductions{min-numel=1}",
+}
+"""Options under which small graphs are rewritten."""
+SPECS = [VARIANTS.get(name, name) for name, cls in all_passes().items() if issubclass(cls, RewritePass)]
+CLEANING = (
+    "remove-assertions,remove-profiler-marks,remove-noops,remove-redundant-casts,cancel-views,simplify-arithmetic,"
+    "cancel-splits-and-cats,fold-constant-cumsums,reuse-partial-reductions{min-numel=1},remove-dead-code"
+)
+ALGEBRA = "fuse-matmul-sums,fuse-addmms"
+seeds_of = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+
+
+def seeded(seed: int) -> GraphModule:
+    return parse(random_listing(Random(seed), 24, REWRITE_STEPS))
+
+
+def is_exact(pipeline: Pipeline) -> bool:
+    return all(p.numerics is Numerics.EXACT for p in pipeline.passes)
+
+
+def check_one(seed: int, spec: str) -> Run:
+    before, pipeline = seeded(seed), Pipeline.parse(spec)
+    told = f"seed {seed}, {spec}\n{render(before)}"
+    run = pipeline.run(before)
+    check.validate(Dag(run.module.graph))
+    inputs = example_inputs(before, NUM_RANKS, seed=seed)
+    cluster = VirtualCluster(NUM_RANKS)
+    results = [cluster.run(module, inputs, read_groups(module), seed=seed) for module in (before, run.module)]
+    verdict = compare(*results, num_terms=NUM_TERMS)
+    assert verdict.bitwise if is_exact(pipeline) else verdict.equal, f"{verdict}\n{told}\n{render(run.module)}"
+    after = render(run.module)
+    assert render(parse(after)) == after, told
+    again = pipeline.run(run.module) if len(pipeline.passes) == 1 else run
+    assert render(again.module) == after, f"changes twice: {told}\n{after}"
+    assert render(replay(before, weft.Plan.from_json(run.plan.to_json())).module) == after, f"replays otherwise: {told}"
+    return run
+
+
+@seeds_of
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_rewrite_keeps_values_and_is_made_once(spec: str, seeds: range) -> None:
+    for seed in seeds:
+        check_one(seed, spec)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_pass_finds_something_in_these_graphs(spec: str) -> None:
+    assert any(Pipeline.parse(spec).run(seeded(seed)).log[0].changed for seed in range(60))
+
+
+@seeds_of
+@pytest.mark.parametrize("spec", [CLEANING, f"{CLEANING},{ALGEBRA}"], ids=["cleaning", "cleaning and algebra"])
+def test_all_of_them_together_keep_values(spec: str, seeds: range) -> None:
+    for seed in seeds:
+        check_one(seed, spec)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_types_are_those_of_a_full_recomputation(spec: str) -> None:
+    for seed in range(40):
+        module = Pipeline.parse(spec).run(seeded(seed)).module
+        mode = metadata.mode_of(module.graph.nodes)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
+
+
+@pytest.mark.parametrize("spec", [*SPECS, CLEANING])
+def test_the_proof_never_says_that_a_wrong_graph_is_right(spec: str) -> None:
+    """What the proof proves of a rewritten graph it must not prove of one that computes something else."""
+    proved = 0
+    for seed in range(30):
+        before = seeded(seed)
+        pipeline = Pipeline.parse(spec)
+        after = pipeline.run(before).module
+        proved += bool(prove(before, after, reassociates=not is_exact(pipeline)))
+        wrong = render(after).replace("mul(", "div(", 1)
+        if wrong == render(after):
+            continue
+        changed = parse(wrong)
+        verdict = weft.verify(before, changed, ranks=NUM_RANKS, seed=seed)
+        if not verdict.equal:
+            assert not prove(before, changed, reassociates=not is_exact(pipeline)), f"seed {seed}, {spec}"
+    assert proved
+
+
+def test_small_whole_numbers_are_bitwise_the_same_however_sums_are_ordered() -> None:
+    pipeline = Pipeline.parse(ALGEBRA)
+    listing = "def graph(x: f32[8, 4], w: f32[4, 6], y: f32[8, 4], v: f32[4, 6], b: f32[6]):\n"
+    listing += "    m = mm(x, w)\n    n = mm(y, v)\n    s = add(m, n)\n    t = add(s, b)\n    return [t]\n"
+    before = parse(listing)
+    after = pipeline.run(before).module
+    assert render(after) != render(before)
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(8, 4), (4, 6), (8, 4), (4, 6), (6,)]
+    inputs = [torch.randint(-3, 4, shape, generator=rng).float() for shape in shapes]
+    assert weft.verify(before, after, ranks=1, inputs=[inputs]).bitwise
