@@ -256,9 +256,8 @@ class _Search:
             if moved is None:
                 continue
             found = self.judge(Schedule(self.with_waits(moved), tuple(moved)), current.knobs)
-            if found.peak_bytes <= self.limit and found.step_ns <= current.step_ns:
+            if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns):
                 units, current = moved, found
-                self.keep(found)
 
     def moved(self, units: list[Unit]) -> list[Unit] | None:
         """The units with one of them put somewhere else, taken apart or joined with another; None: not legal."""
