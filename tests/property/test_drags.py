@@ -27,7 +27,7 @@ from weft.simulation.program import Program
 from weft.simulation.simulator import run
 from weft.simulation.tasks import COMPUTE, Merging, Tasks, tasks_of
 
-NUM_PROGRAMS = 1000 if os.environ.get("WEFT_FUZZ") == "full" else 120
+NUM_PROGRAMS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
 NUM_ORDERS = 12
 
 
