@@ -6,13 +6,14 @@ does, so the link carries all of them from there on. All other compute has ended
 step takes the compute whose heads reach a threshold (which the head of `node` reaches too: all of it may be late), then
 `node` and the least tail; late compute takes its work from that and adds what it drags.
 
-    compute   |= a =|= b =|= c =|- d -|          d is late: it is saved before `node` starts,
-    link                        | node |  of d |         and its own collective is added behind
+    compute  |== a ==|== b ==|== c ==|-- d --|
+    link                             |=== node ===|== of d ==|     d is saved before `node`, and its own added behind
 
 No choice of late compute gains more than this: divide the work of each over collectives that depend on it; what a
 collective gets beyond its own time is gained, and what is given to none. Work is divided from the last compute to the
 first, as much to each collective as it has room for. Backwards in time the same holds of the first collectives.
 
+Where overlap slows compute, what is dragged slows none of that before `node`, so it counts as less: its `worth`.
 With merging a collective counts as the least that it adds to a bucket. One in the bucket of `node` starts with it, so
 nothing that it depends on is late.
 """
