@@ -44,8 +44,9 @@ class _Builder(Pieces):
     def build(self) -> dict[Node, Node]:
         if self.action.strategy == "coalesced":
             launch = self._launch_list()
-            before = list(self.made)
-            results = [self._item(launch, number) for number in range(len(self.pieces))]
+            items = [self._item(launch, number) for number in range(len(self.pieces))]
+            before = list(self.made)  # with the items: the list would keep all of them until its last one is taken
+            results = [self._wait(*each) for each in zip(self.pieces, items, strict=True)]
         else:
             packed = self._pack() if self.action.strategy == "pack" else self._concatenate()
             launch = self._launch(packed)
@@ -137,11 +138,11 @@ class _Builder(Pieces):
     # Receiving.
 
     def _item(self, launch: Node, number: int) -> Node:
-        piece = self.pieces[number]
-        value = ops.value_of(launch)[number]
-        name = piece.launch.name
-        item = self.call(getitem, (launch, number), value, f"{name}_item", like=piece.launch)
-        return self.call(_op("wait"), (item,), value, f"{name}_done", like=piece.launch)
+        origin = self.pieces[number].launch
+        return self.call(getitem, (launch, number), ops.value_of(launch)[number], f"{origin.name}_item", like=origin)
+
+    def _wait(self, piece: Piece, item: Node) -> Node:
+        return self.call(_op("wait"), (item,), ops.value_of(item), f"{piece.launch.name}_done", like=piece.launch)
 
     def _results(self, wait: Node) -> list[Node]:
         by_rows = self.kind in FROM_ROWS and self.num_ranks > 1
