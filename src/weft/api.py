@@ -15,7 +15,7 @@ from weft.errors import VerificationError, compose
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, parse, render
-from weft.passes.base import Numerics
+from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.comparison import Comparison
@@ -70,7 +70,7 @@ def optimize(
     )
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
     if verify == "equivalence":
-        witnesses.append(f"equivalence: {_proof(module, run, chosen, groups)}")
+        witnesses.append(f"equivalence: {_proof(module, run, groups)}")
     if verify == "values":
         verdict = _verify_modules(module, run.module, groups=groups)
         if not verdict.equal:
@@ -80,11 +80,10 @@ def optimize(
     return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)))
 
 
-def _proof(module: GraphModule, run: Run, pipeline: Pipeline, groups: Groups | None) -> Proof:
+def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
     """The proof that a run kept what is computed; in real arithmetic only where a pass that says so changed it."""
     reassociates = any(
-        entry.changed and rewrite.numerics is not Numerics.EXACT
-        for rewrite, entry in zip(pipeline.passes, run.log, strict=True)
+        entry.changed and parse_pass(entry.step.spec).numerics is not Numerics.EXACT for entry in run.log
     )
     proof = prove(module, run.module, groups=groups)
     if not proof and reassociates:

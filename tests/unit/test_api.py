@@ -166,17 +166,16 @@ def test_the_report_counts_and_tells():
     report = weft.optimize(module_of()).report
     assert (report.before.num_nodes, report.after.num_nodes) == (11, 9)
     assert (report.before.num_collectives, report.after.num_collectives) == (1, 1)
-    assert [record.spec for record in report.passes] == str(weft.Pipeline.parse("auto")).split(",")
-    assert [decision.sentence for decision in report.applied] == [
+    assert [record.spec for record in report.passes] == str(weft.Pipeline.parse("fsdp")).split(",")
+    assert [decision.sentence for decision in report.applied][:2] == [
         "unused is removed: nobody needs its result",
         "w2 waits for what w has waited for: it is removed",
-        "ag is launched behind p",
-        "w sinks to its first use, r",
     ]
+    assert {decision.pass_name for decision in (*report.applied, *report.declined)} >= {"schedule-overlap"}
 
 
 def test_the_text_of_the_report_holds_the_table_and_the_decisions():
-    text = str(weft.optimize(module_of()).report)
+    text = str(weft.optimize(module_of(), pipeline="remove-dead-code,hoist-launches,sink-waits").report)
     lines = text.splitlines()
     assert lines[0] == "nodes       11 -> 9"
     assert lines[1] == "collectives 1 -> 1"

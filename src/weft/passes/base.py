@@ -67,6 +67,8 @@ class Pass(ABC):
     numerics: ClassVar[Numerics]
     reorders_launches: ClassVar[bool] = False
     """Whether the pass may change the issue order of a group. It must then decide the same on every rank."""
+    keeps_memory_limit: ClassVar[bool] = False
+    """Whether what the pass returns needs no more than `Context.memory_limit_bytes`, or it refuses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -16,27 +16,23 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
-from weft.errors import PlanError, compose
+from weft.errors import PipelineError, PlanError, RefusedError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
+from weft.passes.presets import AUTO, PRESETS, recognise
 from weft.planning.plan import Plan, Step, what_differs
+from weft.planning.policies import assumed_cluster
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
 from weft.version import VERSION
-
-# `auto` merges reductions too: from three ranks on their sums may round otherwise. `exact` changes no bit.
-PRESETS: dict[str, str] = {
-    "none": "",
-    "auto": "remove-dead-code,dedupe-collectives,dedupe-reduce-scatters,bucket-all-gathers{only=parameters},"
-    "bucket-reduce-scatters{only=gradients},fuse-ddp-all-reduces,hoist-launches,sink-waits",
-    "exact": "remove-dead-code,dedupe-collectives,bucket-all-gathers{only=parameters},hoist-launches,sink-waits",
-}
 
 
 @dataclass(frozen=True)
@@ -65,18 +61,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order."""
+    """Passes in order, or `auto`: those of the preset that the graph asks for."""
 
     passes: tuple[Pass, ...]
+    is_auto: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """A preset by name, or passes separated by commas."""
+        if text.strip() == AUTO:
+            return cls((), True)
         specs = re.split(r",(?![^{]*\})", PRESETS.get(text.strip(), text))
         return cls(tuple(parse_pass(spec) for spec in specs if spec.strip()))
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.passes))
+        return AUTO if self.is_auto else ",".join(map(str, self.passes))
+
+    def chosen(self, graph: Graph, groups: GroupTable) -> Self:
+        """This one, or where it is `auto` the preset that the graph asks for."""
+        return self.parse(recognise(Dag(graph), groups)) if self.is_auto else self
 
     def run(
         self,
@@ -95,7 +98,14 @@ class Pipeline:
         """
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
-        return _run(module, context, [(p, None) for p in self.passes])
+        chosen = self.chosen(module.graph, context.groups)
+        if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
+            what = f"no pass of {str(self)!r} keeps a limit of memory"
+            raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
+        run = _run(module, context, [(p, None) for p in chosen.passes])
+        if memory_limit_bytes is not None:
+            _check_memory(run, context, memory_limit_bytes)
+        return run
 
 
 def replay(
@@ -151,6 +161,15 @@ def _run_passes(
     recompile(made)
     before = log[0].before if log else listing
     return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log), before, listing)
+
+
+def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
+    """Hold the outcome against the limit, whatever the last passes were."""
+    cluster = context.cluster or assumed_cluster(context.groups)
+    peak = simulate(program_of(run.module, context.groups, cluster)).peak_bytes
+    if peak > limit_bytes:
+        what = f"the graph needs {peak} bytes, {limit_bytes} are allowed"
+        raise RefusedError(compose("pipeline", what, do="put schedule-overlap last, or allow more"))
 
 
 def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:

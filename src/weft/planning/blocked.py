@@ -69,19 +69,19 @@ class _Teller:
         longer = end - start - self.outcome.duration_ns[op]
         if longer > 0:
             link = program.links[program.queues[program.queue[op]].link]
-            return Reason.LINK, f"others share {link} with it", min(exposed, longer), None
+            return Reason.EXPOSED_BY_LINK, f"others share {link} with it", min(exposed, longer), None
         if start > reached:
             other = trace.cause[op]
             why = f"{names[other]} goes first in its queue" if other >= 0 else "others go first in its queue"
-            return Reason.QUEUE, why, min(exposed, start - reached), names[other] if other >= 0 else None
+            return Reason.EXPOSED_BY_QUEUE, why, min(exposed, start - reached), names[other] if other >= 0 else None
         ready, last = self._ready(op)
         held = sum(num_bytes for _, num_bytes in program.allocates[op]) if program.allocates else 0
         if ready < reached and not self.room.has(held, ready, reached):
-            return Reason.MEMORY, "there is no room for it earlier", min(exposed, reached - ready), None
+            return Reason.EXPOSED_BY_MEMORY, "there is no room for it earlier", min(exposed, reached - ready), None
         needed = f"it needs {names[last]}" if last is not None else "nothing runs before it"
         use = self._first_use(op)
         behind = f", and {names[use]} needs it" if use is not None else ""
-        return Reason.DEPENDENCY, needed + behind, exposed, names[last] if last is not None else None
+        return Reason.EXPOSED_BY_DEPENDENCY, needed + behind, exposed, names[last] if last is not None else None
 
     def _ready(self, op: int) -> tuple[int, int | None]:
         """When all that a launch needs is computed, and what comes last of it."""

@@ -291,6 +291,7 @@ class Execution:
         return False
 
     def _launch(self, bucket: list[int]) -> None:
+        bucket.sort()
         for job in bucket:
             if any(not self.done[p] for p in self.jobs.preds[job]):
                 self._prepare(job)

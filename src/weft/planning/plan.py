@@ -36,9 +36,10 @@ class Reason(StrEnum):
     FULL = "full"
     OTHER_ROLE = "other-role"
     FORBIDDEN = "forbidden"
-    QUEUE = "queue"
-    LINK = "link"
-    MEMORY = "memory"
+    EXPOSED_BY_DEPENDENCY = "exposed-by-dependency"
+    EXPOSED_BY_QUEUE = "exposed-by-queue"
+    EXPOSED_BY_LINK = "exposed-by-link"
+    EXPOSED_BY_MEMORY = "exposed-by-memory"
     NO_PRODUCT = "no-product"
     OTHER_ORDER = "other-order"
     NOT_BY_ROWS = "not-by-rows"
@@ -60,6 +61,10 @@ NO_REFUSALS = (
     Reason.FULL,
     Reason.OTHER_ROLE,
     Reason.FORBIDDEN,
+    Reason.EXPOSED_BY_DEPENDENCY,
+    Reason.EXPOSED_BY_QUEUE,
+    Reason.EXPOSED_BY_LINK,
+    Reason.EXPOSED_BY_MEMORY,
     Reason.NO_PRODUCT,
     Reason.NO_GAIN,
 )

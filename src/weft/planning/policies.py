@@ -69,6 +69,12 @@ def default_cluster(group: Group) -> Cluster:
     return Cluster.load(f"h100-{max(-(-num_ranks // 8), 1)}x8")
 
 
+def assumed_cluster(groups: GroupTable) -> Cluster:
+    """What is assumed for a whole graph where no cluster is given: what its largest group needs."""
+    known = groups.groups.values()
+    return default_cluster(max(known, key=lambda group: (group.size * group.stride, group.name), default=Group("", 1)))
+
+
 def cap_from(
     caps: tuple[int, ...], cluster: Cluster | None, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:

@@ -271,7 +271,7 @@ class _Search:
             others = [j for j, other in enumerate(rest) if self.merging.key(other[0]) == key and other[0] != first]
             if others:
                 j = self.random.choice(others)
-                joined = (*rest[j], *unit)
+                joined = tuple(sorted((*rest[j], *unit)))
                 rest[j] = joined
                 return rest if self.is_legal(rest, j) else None
         place = {job: k for k, other in enumerate(rest) for job in other}

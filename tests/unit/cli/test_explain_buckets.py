@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 from weft.cli.main import app
 
 SOURCE = "zoo:llama-debug/fsdp-tp?layers=2&ranks=4"
+PIPELINE = "bucket-all-gathers{only=parameters},bucket-reduce-scatters{only=gradients},fuse-ddp-all-reduces"
 MERGING = ("bucket-all-gathers", "bucket-reduce-scatters", "fuse-ddp-all-reduces")
 
 
 @pytest.fixture(scope="module")
 def explained() -> dict[str, object]:
-    result = CliRunner().invoke(app, ["explain", SOURCE, "--cluster", "h100-8", "--json"])
+    result = CliRunner().invoke(app, ["explain", SOURCE, "--cluster", "h100-8", "--json", "--pipeline", PIPELINE])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 

@@ -66,7 +66,7 @@ def test_with_a_cluster_its_figures_follow_into_the_bucket(weft: Weft, two: Path
 def test_as_json_it_is_data(weft: Weft, two: Path):
     found = json.loads(weft("explain", two, "w1", "--cluster", "h100-8", "--json").stdout)
     assert found["collective"]["name"] == "ag1"
-    assert found["collective"]["outcomes"][0]["pass_name"] == "bucket-all-gathers"
+    assert found["collective"]["outcomes"][0]["pass_name"] == "schedule-overlap"
     simulated = found["simulated"]
     assert simulated["cluster"] == "h100-1x8"
     (before,), (after,) = simulated["before"], simulated["after"]

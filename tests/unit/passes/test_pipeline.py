@@ -132,10 +132,11 @@ def test_a_wrong_spec_is_refused_by_name(spec: str, message: str):
 
 
 def test_presets_are_pipelines_by_name():
-    assert set(PRESETS) >= {"none", "auto"}
+    assert {"none", "exact", "ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "moe"} == set(PRESETS)
     for name, spec in PRESETS.items():
         assert str(Pipeline.parse(name)) == spec
     assert Pipeline.parse("none").passes == ()
+    assert str(Pipeline.parse(" auto ")) == "auto"
 
 
 # Defining passes.
@@ -333,10 +334,20 @@ def test_strict_accepts_what_is_done_already():
     assert [d.reason for d in run.log[0].step.decisions] == [Reason.ALREADY_DONE, Reason.ALREADY_DONE]
 
 
-def test_a_memory_limit_is_refused_while_no_pass_can_keep_it():
+def test_a_memory_limit_is_refused_where_no_pass_keeps_it():
     with pytest.raises(PipelineError) as error:
-        Pipeline.parse("auto").run(weft.parse(LISTING), memory_limit_bytes=1)
-    assert str(error.value) == "pipeline: no pass can keep a memory limit yet\nleave memory_limit_bytes out"
+        Pipeline.parse("sink-waits").run(weft.parse(LISTING), memory_limit_bytes=1)
+    assert str(error.value) == (
+        "pipeline: no pass of 'sink-waits' keeps a limit of memory\nadd schedule-overlap, or leave memory_limit_bytes out"
+    )
+
+
+def test_a_pass_behind_the_planner_cannot_break_the_limit():
+    module = weft.parse(LISTING)
+    least = Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1 << 20)
+    assert least.module is not module
+    with pytest.raises(RefusedError, match="allow [0-9]+ bytes"):
+        Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1)
 
 
 def test_a_pass_that_breaks_an_invariant_changes_nothing(registry: None):

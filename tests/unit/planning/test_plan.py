@@ -78,6 +78,12 @@ def test_a_step_sorts_its_decisions():
 def test_only_what_was_possible_and_not_done_is_a_refusal():
     assert {reason.value for reason in Reason if not reason.is_refusal} == {
         "applied",
+        "exposed-by-dependency",
+        "exposed-by-queue",
+        "exposed-by-link",
+        "exposed-by-memory",
+        "no-gain",
+        "no-product",
         "already-done",
         "alone",
         "full",

@@ -22,8 +22,9 @@ it is never longer than the order of the graph, and never uses more than the lim
 twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
 
-Declines: what stays exposed, with what holds it back. Numerics: merged reductions may round otherwise on some backends;
-with `merge=gathers` or `merge=none` it is exact. Memory: the limit is a promise.
+Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
+Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
+is exact. Memory: the limit is a promise.
 """
 
 from __future__ import annotations
@@ -34,17 +35,15 @@ from typing import Literal
 
 from torch.fx import Graph
 
-from weft.cost.cluster import Cluster
 from weft.errors import RefusedError, compose
 from weft.graph.dag import Dag
-from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics, Pass
 from weft.planning.blocked import explain_exposed
 from weft.planning.bucket_prices import BucketPrices
 from weft.planning.members import COALESCED
 from weft.planning.plan import Arrange, Merge, Step
-from weft.planning.policies import default_cluster
+from weft.planning.policies import assumed_cluster
 from weft.planning.search import Outcome, search
 from weft.simulation.build import program_of
 
@@ -57,6 +56,7 @@ class ScheduleOverlap(Pass):
 
     numerics = Numerics.REASSOCIATES
     reorders_launches = True
+    keeps_memory_limit = True
 
     merge: Literal["all", "gathers", "none"] = "all"
     """Which collectives may be launched as one."""
@@ -67,7 +67,7 @@ class ScheduleOverlap(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        cluster = context.cluster or _assumed(context)
+        cluster = context.cluster or assumed_cluster(context.groups)
         program = program_of(dag, context.groups, cluster)
         kinds = {"all": COALESCED, "gathers": GATHERS, "none": frozenset[Kind]()}[self.merge]
         outcome = search(
@@ -84,12 +84,6 @@ class ScheduleOverlap(Pass):
         names = program.names
         actions = [*_arrange(outcome.order, names), *(_merge(dag, outcome, bucket) for bucket in outcome.buckets)]
         return self.step(actions, explain_exposed(self.name(), program, outcome))
-
-
-def _assumed(context: Context) -> Cluster:
-    """The cluster where none is given: as many nodes of eight H100 as the largest group needs."""
-    groups = context.groups.groups.values()
-    return default_cluster(max(groups, key=lambda group: (group.size * group.stride, group.name), default=Group("", 1)))
 
 
 def _arrange(order: Sequence[int], names: Sequence[str]) -> list[Arrange]:
