@@ -18,6 +18,7 @@ has the same type and strides, and shares memory with nothing new that anybody c
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from abc import abstractmethod
@@ -51,6 +52,16 @@ class Rule:
     replace: Callable[[Draft, Match], Replacement]
     keeps_strides: bool = True
     """False where a result of other strides will do. The users' types are computed again then."""
+
+    @functools.cached_property
+    def guard(self) -> tuple[int, tuple[Any, ...]] | None:
+        """In the argument of the root that must be a call, a place at which that one must take a call, and of what."""
+        root = self.pattern[0] if isinstance(self.pattern, tuple) else self.pattern
+        inner = next((argument for argument in root.args if isinstance(argument, Op)), None)
+        if inner is None or inner.commutes or root.commutes:
+            return None
+        below = [(place, a.targets) for place, a in enumerate(list(inner.args)) if isinstance(a, Op)]
+        return below[0] if below else None
 
     @property
     def targets(self) -> tuple[Any, ...]:
@@ -91,15 +102,12 @@ Refused = list[tuple[tuple[str, ...], Refusal]]
 
 def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
     """Apply rules to a draft until none applies. Returns old and new names of rewrites, and the refusals that stand."""
-    by_target: dict[Any, list[Rule]] = {}
-    for rule in rules:
-        for target in rule.targets:
-            by_target.setdefault(target, []).append(rule)
+    index = RuleIndex(rules)
     order = itertools.count()
     heap: list[tuple[int, int, AnyNode]] = [
         (i, next(order), node)
         for i, node in enumerate(draft.dag.nodes)
-        if node.op == "call_function" and node.target in by_target
+        if node.op == "call_function" and node.target in index.targets
     ]
     applied: Applied = []
     refused: dict[tuple[AnyNode, int], tuple[tuple[str, ...], Refusal]] = {}
@@ -107,7 +115,7 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
     while heap:
         node: AnyNode
         _, _, node = heapq.heappop(heap)
-        for number, rule in enumerate(by_target[node.target]):
+        for number, rule in index.rules_for(draft, node):
             if node in draft.gone:
                 break
             refused.pop((node, number), None)
@@ -117,11 +125,64 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
             if isinstance(outcome, dict):
                 applied.append((tuple(n.name for n in outcome), tuple(n.name for n in outcome.values())))
                 for again in _touched(draft, outcome):
-                    if again.target in by_target:
+                    if again.target in index.targets:
                         heapq.heappush(heap, (draft.position(again), next(order), again))
         if len(applied) > limit:
             raise PipelineError(compose("rewrite", f"the rules for {node.name} undo each other"))
     return applied, [found for (node, _), found in refused.items() if node not in draft.gone]
+
+
+class RuleIndex:
+    """Rules by the operator at their root, and by an operator that one of its arguments must be."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.targets = {target for rule in rules for target in rule.targets}
+        self._always: dict[Any, list[tuple[int, Rule]]] = {}
+        self._guarded: dict[Any, dict[int, dict[Any, list[tuple[int, Rule]]]]] = {}
+        """By root, by the place of an argument, by the operator there."""
+        for number, rule in enumerate(rules):
+            root = rule.pattern[0] if isinstance(rule.pattern, tuple) else rule.pattern
+            guards = _guards(root)
+            for target in root.targets:
+                if not guards:
+                    self._always.setdefault(target, []).append((number, rule))
+                places = self._guarded.setdefault(target, {})
+                for place, inner in guards:
+                    for below in inner.targets:
+                        places.setdefault(place, {}).setdefault(below, []).append((number, rule))
+
+    def rules_for(self, draft: Draft, node: AnyNode) -> list[tuple[int, Rule]]:
+        """The rules that may match at a node, the preferred ones first."""
+        found = list(self._always.get(node.target, ()))
+        places = self._guarded.get(node.target)
+        if not places:
+            return found
+        args, kwargs = draft.arguments(node)
+        for place, below in places.items():
+            if place < len(args):
+                inner = args[place]
+                found += [r for r in below.get(getattr(inner, "target", None), ()) if _may_fit(draft, r[1], inner)]
+            elif kwargs:  # given by keyword: all of them
+                found += [rule for some in below.values() for rule in some]
+        return sorted(dict(found).items(), key=lambda pair: pair[0])
+
+
+def _guards(root: Op) -> list[tuple[int, Op]]:
+    """An argument that must be a call, with its place; both places where the order does not matter."""
+    found = [(place, argument) for place, argument in enumerate(list(root.args)) if isinstance(argument, Op)]
+    if root.commutes:
+        return [(place, inner) for _, inner in found[:1] for place in (0, 1)]
+    return found[:1]
+
+
+def _may_fit(draft: Draft, rule: Rule, node: AnyNode) -> bool:
+    """A look one level further down: whether the argument that must be a call takes the call that it must take."""
+    guard = rule.guard
+    if guard is None:
+        return True
+    args = draft.arguments(node)[0]
+    place, targets = guard
+    return place >= len(args) or getattr(args[place], "target", None) in targets
 
 
 def _touched(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> list[AnyNode]:
