@@ -43,6 +43,8 @@ class _Builder:
         """Where new nodes are put."""
         self.made: dict[tuple[Node, int], Node] = {}
         """The chunks of bases."""
+        self.seen: dict[tuple[Node, int], Node] = {}
+        """The chunks of views of them."""
         self.rows: dict[Node, Node] = {}
         """Tensors that parts are taken of, with the dim that is cut seen as three."""
 
@@ -93,7 +95,9 @@ class _Builder:
         place = self.chunking.places[operand.base]
         stride = stride_of(place, sizes_of(operand.base) or ())
         layout = chunk_of(operand.layout, stride, self.chunking.chunks)
-        return self.viewed(self.chunk(operand.base, c), layout, operand.node)
+        if (operand.node, c) not in self.seen:
+            self.seen[operand.node, c] = self.viewed(self.chunk(operand.base, c), layout, operand.node)
+        return self.seen[operand.node, c]
 
     def part(self, node: Node, place: Place, c: int) -> Node:
         """Chunk c of a tensor that is there as a whole."""

@@ -97,6 +97,13 @@ def chunk_of(layout: Layout, stride: int, chunks: int) -> Layout:
     return Layout(tuple(kept))
 
 
+def check_rows(node: Node, chunks: int) -> None:
+    """Refuse chunks of a single row: nothing is gained by them, and a vector is no matrix to every kernel."""
+    shape = sizes_of(node) or ()
+    if len(shape) > 1 and prod(shape[:-1]) <= chunks:
+        raise Unfollowed("a chunk would be a single row")
+
+
 def place_behind(call: Rowwise, name: str, place: Place) -> Place:
     """Where the result of a call is cut if this argument is."""
     dim = call.dims[name][place.dim]

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from weft.graph import ops
 from weft.graph.collective import Collective
-from weft.planning.chunks import Chunking, Operand, Place, place_before, place_in, stride_of
+from weft.planning.chunks import Chunking, Operand, Place, check_rows, place_before, place_in, stride_of
 from weft.planning.layouts import Layout, Unfollowed
 from weft.planning.matmuls import Rowwise, read_rowwise
 from weft.planning.members import Refusal
@@ -135,6 +135,7 @@ def _cut(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:
             place = places[node]
             if call.product and place.dim == len(sizes_of(node) or ()) - 1 > 0:
                 raise Unfollowed("chunks would be columns of its result")
+            check_rows(node, chunks)
             operands: dict[str, Operand] = {}
             for name, tensor in call.tensors.items():
                 before = place_before(call, name, place)

@@ -17,7 +17,7 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.planning.chunks import Chunking, Operand, Place, place_before, place_behind, place_in, stride_of
+from weft.planning.chunks import Chunking, Operand, Place, check_rows, place_before, place_behind, place_in, stride_of
 from weft.planning.layouts import Layout, Unfollowed, identity
 from weft.planning.matmuls import Rowwise, left_operand, read_rowwise
 from weft.planning.members import Refusal
@@ -255,6 +255,7 @@ def _cut_call(
         place = found.pop()
         if call.product and place.dim == len(sizes_of(node) or ()) - 1 and len(sizes_of(node) or ()) > 1:
             raise Unfollowed("chunks would be columns of its result")
+        check_rows(node, chunks)
         for name, source in call.tensors.items():
             before = place_before(call, name, place)
             if name not in operands and before is not None:

@@ -169,14 +169,14 @@ def _unturned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Value
 def _blocks(extents: tuple[Size, ...], order: tuple[int, ...]) -> tuple[Size, list[int]] | None:
     """The elements that stay together when dims are put in another order, and where each such block came from.
 
-    None where the last dim moves, which would leave single elements, or where there are too many blocks.
+    None where there are too many blocks.
     """
     still = 0
     while order[-1 - still] == len(order) - 1 - still:
         still += 1
     moved = order[: len(order) - still]
     sizes = extents[: len(moved)]
-    if not still or any(type(n) is not int for n in sizes) or product(sizes) > MAX_ROWS:
+    if any(type(n) is not int for n in sizes) or product(sizes) > MAX_ROWS:
         return None
     steps = [product(sizes[d + 1 :]) for d in range(len(sizes))]
     places = [0]
