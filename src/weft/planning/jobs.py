@@ -208,6 +208,7 @@ class Emitter:
             stack = [op]
             while stack:
                 op = stack.pop()
+                count[op] = -1  # once: a second wait may follow the first, and be asked for too
                 order.append(op)
                 for succ in reversed(succs[op]):
                     count[succ] -= 1
@@ -224,7 +225,6 @@ class Emitter:
                 landed[~event] = True
                 for op in self.waits.get(~event, ()):
                     if count[op] == 0 and all(landed[job_of[launch]] for launch in waits_for[op]):
-                        count[op] = -1
                         emit(op)
         return [*order, self.last]
 
