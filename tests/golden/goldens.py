@@ -12,7 +12,8 @@ the title. Behind optional prose stand fenced blocks:
 A line `Not proved: why`, below a heading or for the whole file below its title, says that the symbolic proof does not
 know this algebra; values are compared all the same.
 
-A listing that sends to a peer is written for rank 0 of a ring: on rank r of its group every peer is r further on.
+A listing that sends to a peer is written for rank 0 of a ring: on rank r of its group every peer is r further on. So is
+one whose pass is told `rank=0`: on rank r what is called `own...`, a slice or an item, is r parts further on.
 """
 
 from __future__ import annotations
@@ -88,9 +89,20 @@ class Section:
 
     def modules(self, listing: str) -> GraphModule | list[GraphModule]:
         """The modules of a listing: one for all ranks, or one for each where it names peers."""
+        if self.is_by_rank:
+            return [weft.parse(_shift_parts(listing, rank)) for rank in range(self.num_ranks)]
         if not re.search(r"= (send|recv|batch_p2p)\(", listing):
             return weft.parse(listing)
         return [weft.parse(_shift_peers(listing, rank, self.num_ranks)) for rank in range(self.num_ranks)]
+
+    @property
+    def is_by_rank(self) -> bool:
+        """Whether the pass is told the rank that the listing is of."""
+        return "rank=0" in self.spec
+
+    def pipeline(self, rank: int) -> Pipeline:
+        """The pass as a rank runs it."""
+        return Pipeline.parse(self.spec.replace("rank=0", f"rank={rank}") if self.is_by_rank else self.spec)
 
     def inputs(self, seed: int = 0) -> list[list[Any]]:
         """Arguments for each rank; a size without a hint is 2."""
@@ -165,6 +177,19 @@ def _shift_peers(listing: str, rank: int, size: int) -> str:
     return re.sub(r"(= batch_p2p\(\[[^]]*\], )(\[[^]]*\])", shift, listing)
 
 
+def _shift_parts(listing: str, rank: int) -> str:
+    """The listing of another rank: the lines of `own` parts take the part of that rank."""
+
+    def shift(matched: re.Match[str]) -> str:
+        line = re.sub(r"(\w+)\[0\]$", rf"\1[{rank}]", matched[0])
+        line = re.sub(r"(narrow\(\w+, \d+), 0, (\d+)", lambda m: f"{m[1]}, {rank * int(m[2])}, {m[2]}", line)
+        bounds = re.search(r"slice\(\w+, \d+, 0, (\d+)", line)
+        length = int(bounds[1]) if bounds else 0
+        return re.sub(r"(slice\(\w+, \d+), 0, \d+", rf"\1, {rank * length}, {(rank + 1) * length}", line)
+
+    return re.sub(r"^    own.*$", shift, listing, flags=re.MULTILINE)
+
+
 # Running.
 
 
@@ -202,10 +227,10 @@ def check_soundness(section: Section) -> None:
     """Raise unless the pass leaves its argument alone, is idempotent, replays from JSON, and keeps every value."""
     modules = section.modules(section.before)
     each = [modules] if isinstance(modules, GraphModule) else modules
-    pipeline = Pipeline.parse(section.spec)
+    pipelines = [section.pipeline(rank) for rank in range(len(each))]
     texts = [weft.listing(module) for module in each]
-    runs = [pipeline.run(module) for module in each]
-    for module, text, done in zip(each, texts, runs, strict=True):
+    runs = [pipeline.run(module) for pipeline, module in zip(pipelines, each, strict=True)]
+    for pipeline, module, text, done in zip(pipelines, each, texts, runs, strict=True):
         after = weft.listing(done.module)
         _same("the pass changed its argument", text, weft.listing(module))
         again = pipeline.run(done.module)

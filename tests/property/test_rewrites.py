@@ -40,7 +40,11 @@ VARIANTS = {
     "reuse-partial-reductions": "reuse-partial-reductions{min-numel=1}",
 }
 """Options under which small graphs are rewritten."""
-SPECS = [VARIANTS.get(name, name) for name, cls in all_passes().items() if issubclass(cls, RewritePass)]
+SPECS = [
+    VARIANTS.get(name, name)
+    for name, cls in all_passes().items()
+    if issubclass(cls, RewritePass) and cls.__module__.startswith("weft.passes.rewrite.")
+]
 CLEANING = (
     "remove-assertions,remove-profiler-marks,remove-noops,remove-redundant-casts,cancel-views,simplify-arithmetic,"
     "cancel-splits-and-cats,fold-constant-cumsums,reuse-partial-reductions{min-numel=1},remove-dead-code"

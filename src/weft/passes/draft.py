@@ -362,15 +362,13 @@ def op_word(op: Any) -> str:
 
 
 def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
-    """The nodes among arguments, in order, each once."""
+    """The nodes among arguments, in order, each once. A launch that only names a group is none: it may go."""
     found: dict[AnyNode, None] = {}
     stack: list[Any] = [kwargs, args]
     while stack:
         item = stack.pop()
         if isinstance(item, New | Node):
             found[item] = None
-        elif isinstance(item, lines.GroupOf):
-            stack.append(item.launch)
         elif isinstance(item, Mapping):
             stack += reversed(list(item.values()))
         elif isinstance(item, list | tuple):

@@ -1,0 +1,71 @@
+"""Reduce at once what is scattered only to be gathered again.
+
+Why: a reduce-scatter whose result goes straight into an all-gather of the same group is an all-reduce; one launch has
+one latency, and may be sent by a shorter algorithm.
+
+Before::
+
+    rs: f32[2, 4] = reduce_scatter(g, 'sum', 2, 'dp')
+    w: f32[2, 4] = wait(rs)
+    ag: f32[4, 4] = all_gather(w, 2, 'dp')
+    full: f32[4, 4] = wait(ag)
+
+After::
+
+    full_all_reduce: f32[4, 4] = all_reduce(g, 'sum', 'dp')
+    full_wait: f32[4, 4] = wait(full_all_reduce)
+
+The way back, where a cluster says that two launches are faster, is decompose-all-reduces.
+
+Declines: two groups; a part that somebody else needs; a cluster on which the all-reduce takes longer.
+Numerics: reassociates; an all-reduce may add in another order. Bytes on the wire: unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import Draft, Refusal
+from weft.passes.launching import all_reduced, group_of, is_same_group, num_bytes, price
+from weft.passes.pattern import ANY, Match, Var, op
+from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.planning.plan import Reason
+
+SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), ANY, ANY).named("scatter")
+PART = op("wait", SCATTER).named("part")
+PATTERN = op("wait", op("all_gather", PART, ANY, ANY).named("gather"))
+
+
+@dataclass(frozen=True)
+class FuseScatteredGathers(RewritePass):
+    """Make one all-reduce of a reduce-scatter and the all-gather behind it."""
+
+    numerics = Numerics.REASSOCIATES
+
+    def rules(self, context: Context) -> Iterable[Rule]:
+        def fused(draft: Draft, match: Match) -> Replacement:
+            return _why_not(draft, match, context) or all_reduced(
+                draft, match["sent"], match["reduce_op"], match["gather"], match.root
+            )
+
+        return [Rule(PATTERN, fused)]
+
+
+def _why_not(draft: Draft, match: Match, context: Context) -> Refusal | None:
+    name, scatter, gather, part = match.root.name, match["scatter"], match["gather"], match["part"]
+    if not is_same_group(draft, scatter, gather):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {scatter.name} and {gather.name} are of two groups")
+    other = next((n for node in (scatter, part) for n in draft.users(node) if n not in (part, gather)), None)
+    if other is not None:
+        return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} needs the part too", other.name)
+    full = num_bytes(draft.value(match["sent"]))
+    if context.cluster is None or full is None:
+        return None
+    group = group_of(draft, gather, context)
+    apart = sum(price(context, kind, group, full) for kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER))
+    if price(context, Kind.ALL_REDUCE, group, full) > apart:
+        return Refusal(Reason.NO_GAIN, f"{name} stays: the cluster is faster with two launches")
+    return None

@@ -1,0 +1,129 @@
+"""Scatter a reduction of which each rank takes only its own part.
+
+Why: an all-reduce sends every rank the whole sum; a rank that keeps one part of it needs half the bytes.
+
+Before::
+
+    ar: f32[4, 4] = all_reduce(g, 'sum', 'dp')
+    w: f32[4, 4] = wait(ar)
+    own: f32[2, 4] = slice(w, 0, 0, 2)
+
+After (on rank 0)::
+
+    own_reduce_scatter: f32[2, 4] = reduce_scatter(g, 'sum', 2, 'dp')
+    own_wait: f32[2, 4] = wait(own_reduce_scatter)
+
+A graph does not say which rank it is of, and a slice that is the first rank's own part is not the others'. So the pass
+must be told the rank, and takes it that a slice which is the own part here is the own part on every rank. `weft agree`
+compares what the ranks did: where one of them took another part it says so before anything runs. Parts are looked at by
+what they are of the whole: slices, and items of split or chunk along any dim.
+
+Declines: a rank that is not given; parts that are not the rank's own, or not all that is used of the sum.
+Numerics: reassociates; a reduce-scatter may add in another order. Bytes on the wire: half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Graph
+
+from weft.graph import ops
+from weft.passes.base import Context, Numerics, Pass
+from weft.passes.draft import AnyNode, Draft, New, Refusal
+from weft.passes.launching import group_of, is_written, place_in, scattered
+from weft.passes.pattern import ANY, Match, Var, match_at, op
+from weft.passes.pieces import PARTS, Piece, piece_of
+from weft.passes.rewriting import why_not_apply
+from weft.passes.strides import is_stride_blind
+from weft.planning.plan import Decision, Reason, Step
+
+LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch").used(1)
+WHOLE = op("wait", LAUNCH).named("whole")
+SLICE = op("slice", WHOLE).ignoring()
+ITEM = op("operator.getitem", op(PARTS[:-1], WHOLE).named("parts").ignoring(), ANY)
+ALL_REDUCE, AS_STRIDED = ops.op_of("all_reduce"), ops.op_of("as_strided")
+
+
+@dataclass(frozen=True)
+class FuseSlicedAllReduces(Pass):
+    """Make a reduce-scatter of an all-reduce of which each rank takes its own part."""
+
+    numerics = Numerics.REASSOCIATES
+
+    rank: int | None = None
+    """The rank that the graph is of; its own parts are taken for own parts on every rank. None: no part is."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        if not any(node.target is ALL_REDUCE for node in graph.nodes):
+            return self.step([], [])
+        draft = Draft(graph)
+        decisions: list[Decision] = []
+        for node in draft.dag.nodes:
+            match = next(filter(None, (match_at(draft, pattern, node) for pattern in (SLICE, ITEM))), None)
+            piece = _piece(draft, node) if match is not None else None
+            if match is None or piece is None or piece.is_whole:
+                continue
+            refusal = self._why_not(draft, match, piece, context) or why_not_apply(draft, match)
+            if refusal is not None:
+                decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
+                continue
+            made = _scattered(draft, match, piece, context)
+            draft.replace({node: made}, match.nodes)
+            sentence = f"{made.name} stands for {node.name}"
+            decisions.append(self.decision(Reason.APPLIED, sentence, match["launch"].name, node.name))
+        return self.step(draft.actions, decisions)
+
+    def _why_not(self, draft: Draft, match: Match, piece: Piece, context: Context) -> Refusal | None:
+        name, launch, root = match.root.name, match["launch"], match.root
+        size = group_of(draft, launch, context).size
+        part = piece.end - piece.start
+        if size < 2 or part * size != piece.size:
+            return Refusal(Reason.DOES_NOT_SPLIT, f"{name} stays: it is no part for one of {size} ranks")
+        if self.rank is None:
+            sentence = f"{name} stays: the graph does not say of which rank it is the part"
+            return Refusal(Reason.OTHER_RANKS, sentence)
+        own = place_in(group_of(draft, launch, context), self.rank)
+        if own is None or piece.start != own * part:
+            return Refusal(Reason.OTHER_RANKS, f"{name} stays: it is not the part of rank {self.rank}")
+        users = [user for node in (match["whole"], match.get("parts")) if node for user in draft.users(node)]
+        other = next((user for user in users if user not in (root, match.get("parts"))), None)
+        if other is not None:
+            return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} needs more of the sum", other.name)
+        return _why_not_moved(draft, match, piece)
+
+
+def _why_not_moved(draft: Draft, match: Match, piece: Piece) -> Refusal | None:
+    """Why the part cannot be a tensor of its own. No answer depends on the rank, or the ranks would part."""
+    root = match.root
+    if is_written(draft, root):
+        return Refusal(Reason.MUTATED, f"{root.name} stays: it is written")
+    if piece.dim == 0 and not draft.value(match["sent"]).is_contiguous():
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: what is reduced is not contiguous")
+    stack = [root]
+    while stack:
+        for user in draft.users(stack.pop()):
+            is_view = user.op == "call_function" and draft.is_alias(user)
+            minds = user.target is AS_STRIDED or (piece.dim and (is_view or not is_stride_blind(user.target, False)))
+            if minds:
+                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {user.name} minds its strides", user.name)
+            stack += [user] if is_view else []
+    return None
+
+
+def _piece(draft: Draft, node: AnyNode) -> Piece | None:
+    """The part of the whole that a node is, along whatever dim it was cut."""
+    value = draft.value(node)
+    found = (piece_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
+    return next((piece for piece in found if piece is not None), None)
+
+
+def _scattered(draft: Draft, match: Match, piece: Piece, context: Context) -> New:
+    sent, launch, root = match["sent"], match["launch"], match.root
+    size = group_of(draft, launch, context).size
+    if piece.dim:  # ranks get rows: lay the parts below each other
+        parts = draft.call("split", sent, piece.size // size, piece.dim, before=root)
+        items = [draft.call("operator.getitem", parts, k, before=root) for k in range(size)]
+        sent = draft.call("cat", items, before=root)
+    return scattered(draft, sent, match["reduce_op"], size, launch, root)
