@@ -189,6 +189,8 @@ class Execution:
             self.commit(when)
             self.now = when
         self.commit(self.now + duration)
+        if self.done[job]:  # a launch that it prepares went off
+            return
         for launch in self.jobs.comm_preds[job]:
             self.wait(launch)
         self._issue(job)
