@@ -77,6 +77,8 @@ def optimize(
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
     comparison = None if described is None else Comparison(module, run.module, described, groups, tokens_per_step)
+    if comparison is not None:
+        run = replace(run, plan=replace(run.plan, evidence=comparison.evidence()))
     return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)))
 
 

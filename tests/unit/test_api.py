@@ -13,8 +13,12 @@ import torch
 from torch.fx import GraphModule
 
 import weft
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
+from weft.graph.groups import read_groups
 from weft.graph.text import digest
+from weft.simulation import check_bound
+from weft.simulation.build import program_of
 from weft.verification.equivalence import Proof
 
 LISTING = """group('dp', size=2)
@@ -359,3 +363,39 @@ def test_plans_are_the_same_for_every_hash_seed():
     }
     assert len(found) == 1
     assert OPTIMIZED in found.pop()
+
+
+# What proves a plan.
+
+
+def test_a_plan_carries_its_step_and_a_bound_that_its_certificate_proves(tmp_path: Path):
+    module = weft.zoo.load("llama-debug", parallel="fsdp", ranks=4, part="joint")
+    result = weft.optimize(module, cluster="h100-8")
+    result.plan.save(tmp_path / "plan.json")
+    plan = weft.Plan.load(tmp_path / "plan.json")
+    assert plan == result.plan
+    assert plan.evidence is not None
+    timeline = weft.simulate(result.module, "h100-8")
+    assert (plan.evidence.step_ns, plan.evidence.peak_bytes) == (timeline.step_ns, timeline.peak_bytes)
+    assert plan.evidence.gap == plan.evidence.step_ns / plan.evidence.bound_ns - 1 >= 0
+    program = program_of(module, read_groups(module), Cluster.load("h100-8"))
+    assert check_bound.check(program, dict(plan.evidence.certificate)) >= plan.evidence.bound_ns
+    assert weft.optimize(module).plan.evidence is None
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "tp"])
+def test_graphs_that_are_planned_each_are_faster_as_a_sequence(parallel: str):
+    parts = [weft.zoo.load("llama-debug", parallel=parallel, ranks=4, part=part) for part in ("forward", "backward")]
+    planned = [weft.optimize(module, cluster="h100-8").module for module in parts]
+    before, after = weft.simulate(parts, "h100-8"), weft.simulate(planned, "h100-8")
+    assert after.step_ns < before.step_ns
+    # What one graph hands to the next is found under its name, so that it is not counted twice.
+    assert handed_on(*planned) == handed_on(*parts)
+    assert after.peak_bytes < sum(weft.simulate(module, "h100-8").peak_bytes for module in planned)
+
+
+def handed_on(first: GraphModule, second: GraphModule) -> int:
+    """How many inputs of the second graph are outputs or inputs of the first, by name."""
+    (output,) = (node for node in first.graph.nodes if node.op == "output")
+    known = {node.name for node in (*output.all_input_nodes, *first.graph.nodes) if node.op != "output"}
+    return sum(node.op == "placeholder" and node.name in known for node in second.graph.nodes)

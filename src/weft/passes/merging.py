@@ -25,7 +25,7 @@ from torch.fx import Node
 from weft.compat import FakeTensor, fake_view
 from weft.graph import ops
 from weft.graph.collective import Collective
-from weft.graph.edit import MEMBERS_KEY, Edit
+from weft.graph.edit import Edit
 from weft.graph.ops import Kind
 from weft.kernels.pack import ALIGNMENT, PACK, row_layout
 from weft.passes.bucket_pieces import Piece, Pieces
@@ -42,6 +42,8 @@ def merge(edit: Edit, nodes: Mapping[str, Node], action: Merge) -> dict[Node, No
 
 class _Builder(Pieces):
     def build(self) -> dict[Node, Node]:
+        if self.action.keeps_waits:
+            return self._build_around_waits()
         if self.action.strategy == "coalesced":
             launch = self._launch_list()
             items = [self._item(launch, number) for number in range(len(self.pieces))]
@@ -58,6 +60,14 @@ class _Builder(Pieces):
             heirs |= self._heirs(piece, result)
         self._put(before, self.made[len(before) :])
         self._erase()
+        return heirs
+
+    def _build_around_waits(self) -> dict[Node, Node]:
+        """One launch of a list; every wait waits for its item of that."""
+        launch = self._launch_list()
+        heirs = {piece.launch: self._item(launch, number) for number, piece in enumerate(self.pieces)}
+        for member in self.members:
+            self.edit.erase(member.launch)
         return heirs
 
     # Sending.
@@ -250,22 +260,11 @@ class _Builder(Pieces):
 
     def _put(self, before: list[Node], after: list[Node]) -> None:
         action, nodes = self.action, self.nodes
-        if action.waits:
-            self._put_by_waits(after)
         if action.launch_before is not None:
             carried = [nodes[name] for name in action.carried]
             self.edit.move_before([*carried, *before], nodes[action.launch_before])
         if action.wait_before is not None:
             self.edit.move_before(after, nodes[action.wait_before])
-
-    def _put_by_waits(self, after: list[Node]) -> None:
-        """Put what receives a tensor in the place of the wait that its launch had."""
-        place = dict(zip(self.launches, self.action.waits, strict=True))
-        origin = {piece.launch.name: piece.launch for piece in self.pieces}
-        for node in after:
-            members = node.meta[MEMBERS_KEY]
-            if len(members) == 1 and (wait := place.get(origin[members[0]])):
-                self.edit.move_before([node], self.nodes[wait])
 
     def _erase(self) -> None:
         for member in self.members:

@@ -136,9 +136,8 @@ class Merge:
     """The node that the wait is put before; None: right behind the launch."""
     together: bool = False
     """Whether the launches must first be brought together, since something between them writes to what they hold."""
-    waits: tuple[str, ...] = ()
-    """For each launch the wait in whose place its tensors are waited for, instead of all in one place; only where they
-    are waited for one by one. Empty for a launch: right behind the bucket."""
+    keeps_waits: bool = False
+    """Whether the waits stay what and where they are, each for its own tensor: only for `coalesced`."""
     kind: Literal["merge"] = "merge"
 
 
@@ -209,12 +208,35 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """How good a plan is on a cluster, and what proves that nothing is much better."""
+
+    cluster: str
+    step_ns: int
+    """Simulated, of the graph that the plan leads to."""
+    peak_bytes: int
+    bound_ns: int
+    """No order of the graph that the plan was made for takes less, nor does any merging of its collectives."""
+    bound: str
+    """What the bound is called, and what it rests on."""
+    certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """`check_bound` recomputes the bound from this and the graph alone."""
+
+    @property
+    def gap(self) -> float:
+        """How far the step is above the bound."""
+        return self.step_ns / self.bound_ns - 1 if self.bound_ns else 0.0
+
+
+@dataclass(frozen=True)
 class Plan:
     """Ordered steps, and the facts about the graph that they were made for."""
 
     steps: tuple[Step, ...]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What to compare when a digest differs: versions, groups, inputs, number of nodes."""
+    evidence: Evidence | None = None
+    """Where it was made for a cluster. Passes that change the work, not only its order, may go below the bound."""
     format: int = FORMAT
 
     @property

@@ -6,6 +6,7 @@ after is held against the smaller one of that bound and its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
+from weft.planning.plan import Evidence
 from weft.report.explain import explain
 from weft.report.html import ReportPage
 from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import work_of
-from weft.simulation.bounds import lower_bound
+from weft.simulation.bounds import Bound, lower_bound
 from weft.simulation.build import program_of
+from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 
 
@@ -43,13 +46,31 @@ class Comparison:
             self._runs = self._simulate(report)
         return self._runs
 
+    @functools.cached_property
+    def _programs(self) -> tuple[Program, Program]:
+        before, after = (
+            program_of(module, read_groups(module, self.groups), self.cluster) for module in (self.before, self.after)
+        )
+        return before, after
+
+    @functools.cached_property
+    def _bound(self) -> Bound:
+        """Of the graph before."""
+        return lower_bound(self._programs[0])
+
+    def evidence(self) -> Evidence:
+        """How good the graph after is, and what proves that."""
+        timeline, bound = simulate(self._programs[1]), self._bound
+        name = f"{bound.name}: {bound.rests_on}"
+        return Evidence(
+            self.cluster.name, timeline.step_ns, timeline.peak_bytes, bound.bound_ns, name, bound.certificate
+        )
+
     def _simulate(self, report: Report) -> tuple[SimulatedRun, SimulatedRun]:
         found: list[SimulatedRun] = []
-        bound_ns: int | None = None
-        for module in (self.before, self.after):
-            program = program_of(module, read_groups(module, self.groups), self.cluster)
-            own_ns = lower_bound(program).bound_ns
-            bound_ns = own_ns if bound_ns is None else min(bound_ns, own_ns)
+        before_ns = self._bound.bound_ns
+        bounds = (before_ns, min(before_ns, lower_bound(self._programs[1]).bound_ns))
+        for module, program, bound_ns in zip((self.before, self.after), self._programs, bounds, strict=True):
             timeline = replace(simulate(program), lower_bound_ns=bound_ns)
             groups = tuple(queue.group for queue in program.queues)
             found.append(SimulatedRun(timeline, groups, explain(module, report).collectives))

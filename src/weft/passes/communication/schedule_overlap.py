@@ -35,7 +35,7 @@ from typing import Literal
 
 from torch.fx import Graph
 
-from weft.errors import RefusedError, compose
+from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics, Pass
@@ -44,7 +44,7 @@ from weft.planning.bucket_prices import BucketPrices
 from weft.planning.members import COALESCED
 from weft.planning.plan import Arrange, Merge, Step
 from weft.planning.policies import assumed_cluster
-from weft.planning.search import Outcome, search
+from weft.planning.search import search
 from weft.simulation.build import program_of
 
 GATHERS = frozenset({Kind.ALL_GATHER})
@@ -60,6 +60,8 @@ class ScheduleOverlap(Pass):
 
     merge: Literal["all", "gathers", "none"] = "all"
     """Which collectives may be launched as one."""
+    max_bucket_bytes: int | None = None
+    """Of the full tensors that are launched as one, at most. None: whatever makes the step shortest."""
 
     def __post_init__(self) -> None:
         if self.merge != "all":
@@ -74,15 +76,18 @@ class ScheduleOverlap(Pass):
             program,
             context.effort,
             context.memory_limit_bytes,
-            lambda jobs: BucketPrices(dag, jobs, context.groups, cluster, kinds, context.withheld),
+            lambda jobs: BucketPrices(
+                dag, jobs, context.groups, cluster, kinds, context.withheld, self.max_bucket_bytes
+            ),
         )
         limit = context.memory_limit_bytes
         if limit is not None and outcome.peak_bytes > limit:
             least = outcome.least_peak_bytes
             what = f"no order was found that fits in {limit} bytes; the least that one needs is {least}"
-            raise RefusedError(compose(self.name(), what, do=f"allow {least} bytes"))
+            raise MemoryLimitError(compose(self.name(), what, do=f"allow {least} bytes"), least)
         names = program.names
-        actions = [*_arrange(outcome.order, names), *(_merge(dag, outcome, bucket) for bucket in outcome.buckets)]
+        merges = [Merge(tuple(names[op] for op in b), "coalesced", keeps_waits=True) for b in outcome.buckets]
+        actions = [*_arrange(outcome.order, names), *merges]
         return self.step(actions, explain_exposed(self.name(), program, outcome))
 
 
@@ -95,9 +100,3 @@ def _arrange(order: Sequence[int], names: Sequence[str]) -> list[Arrange]:
         else:
             runs.append([op, op])
     return [Arrange(tuple((names[first], names[last]) for first, last in runs))] if len(runs) > 1 else []
-
-
-def _merge(dag: Dag, outcome: Outcome, bucket: Sequence[int]) -> Merge:
-    """The action that makes launches one; each is waited for where it was."""
-    waits = tuple(dag.nodes[wait].name if (wait := outcome.first_wait.get(op)) is not None else "" for op in bucket)
-    return Merge(tuple(dag.nodes[op].name for op in bucket), "coalesced", waits=waits)
