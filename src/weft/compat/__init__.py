@@ -179,6 +179,16 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
         return None
 
 
+def has_symmetric_memory(name: str, *, enabled: bool) -> bool:
+    """Whether the group of a run-time name is live on CUDA; with `enabled` also whether its memory has been shared."""
+    group = resolve_group(name)
+    if group is None or not torch.cuda.is_available() or not register_operators("symm_mem"):
+        return False
+    from torch.distributed._symmetric_memory import is_symm_mem_enabled_for_group
+
+    return is_symm_mem_enabled_for_group(name) if enabled else True  # type: ignore[arg-type]
+
+
 def group_ranks(group: dist.ProcessGroup) -> list[int]:
     """The global ranks of a process group."""
     return dist.get_process_group_ranks(group)

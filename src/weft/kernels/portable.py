@@ -20,6 +20,7 @@ from weft.compat import schema_of
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
+from weft.kernels.protocol import Name
 from weft.planning.chunks import Chunking, Operand, Place, chunk_of, replaced, still_needed, stride_of
 from weft.planning.layouts import Layout
 from weft.planning.views import sizes_of
@@ -27,12 +28,22 @@ from weft.planning.views import sizes_of
 aten = torch.ops.aten
 
 
-def stream(edit: Edit, chunking: Chunking) -> dict[Node, Node]:
-    """Create the nodes of a site in chunks and erase those that they stand for; which node takes the place of which."""
-    return _Scatter(edit, chunking).build() if chunking.result is not None else _Gather(edit, chunking).build()
+class Portable:
+    """Chunks as plain nodes."""
+
+    @property
+    def name(self) -> Name:
+        return "portable"
+
+    def why_not(self, cut: Chunking, *, asked_for: bool) -> None:
+        """Nothing keeps it from running a site that has been cut."""
+
+    def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
+        """Put chunks in the place of a site."""
+        return _Gather(edit, cut).build() if cut.result is None else _Scatter(edit, cut).build()
 
 
-class _Builder:
+class Builder:
     """What gathers and scatters share: chunks of tensors, and tensors joined from their chunks."""
 
     def __init__(self, edit: Edit, chunking: Chunking) -> None:
@@ -145,7 +156,7 @@ class _Builder:
         return self.call(aten.reshape.default, (whole, shape), name, like)
 
 
-class _Gather(_Builder):
+class _Gather(Builder):
     def build(self) -> dict[Node, Node]:
         chunking = self.chunking
         gone = replaced(chunking)
@@ -182,7 +193,7 @@ class _Gather(_Builder):
         return next(node for node in self.edit.graph.nodes if node in users)
 
 
-class _Scatter(_Builder):
+class _Scatter(Builder):
     def build(self) -> dict[Node, Node]:
         chunking = self.chunking
         result = chunking.result

@@ -14,7 +14,9 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
 from weft.graph.ops import Kind
-from weft.kernels.portable import stream
+from weft.kernels.portable import Portable
+from weft.kernels.protocol import Kernel
+from weft.kernels.symmetric_memory import SymmetricMemory
 from weft.passes.base import Context, NamedNodes, Pass
 from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
@@ -26,6 +28,7 @@ from weft.planning.touched import Writes
 from weft.simulation.run import DEFAULT_CLUSTER
 
 Site = GatherSite | ScatterSite
+KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable())
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,15 @@ class StreamPass(Pass):
             if isinstance(cut, Refusal):
                 decisions.append(self._declined(site.collective, cut))
                 continue
+            kernel = self._kernel(cut)
+            if isinstance(kernel, Refusal):
+                decisions.append(self._declined(site.collective, kernel))
+                continue
             decisions += [self._declined(site.collective, refusal) for refusal in cut.lost]
             products = tuple(node.name for node in cut.products)
-            actions.append(Stream(name, products, cut.chunks))
-            sentence = f"{name} and {', '.join(products)} run in {cut.chunks} chunks"
+            actions.append(Stream(name, products, cut.chunks, kernel.name))
+            how = f"in {cut.chunks} chunks" if kernel.name == "portable" else "as one operator of symmetric memory"
+            sentence = f"{name} and {', '.join(products)} run {how}"
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
 
@@ -87,6 +95,13 @@ class StreamPass(Pass):
             return [site.cut(self.chunks) for site in sites]
         cluster = context.cluster or Cluster.load(DEFAULT_CLUSTER)
         return choose(sites, dag, context.groups, cluster, context.effort)
+
+    def _kernel(self, cut: Chunking) -> Kernel | Refusal:
+        """The first kernel that can run a site, of those that are wanted."""
+        asked_for = self.kernel != "auto"
+        wanted = [kernel for kernel in KERNELS if not asked_for or kernel.name == self.kernel]
+        reasons = [(kernel, kernel.why_not(cut, asked_for=asked_for)) for kernel in wanted]
+        return next((kernel for kernel, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
 
     def _site(self, collective: Collective, dag: Dag, taken: set[Node]) -> Site | Refusal:
         site = self.read(collective, dag)
@@ -105,10 +120,12 @@ class StreamPass(Pass):
     def apply(self, edit: Edit, step: Step) -> None:
         nodes = NamedNodes(edit.graph.nodes)
         dag = Dag(edit.graph)
-        cuts = [self._cut(action, nodes, dag) for action in step.actions if isinstance(action, Stream)]
+        actions = [action for action in step.actions if isinstance(action, Stream)]
+        cuts = [self._cut(action, nodes, dag) for action in actions]
         heirs: dict[Node, Node] = {}
-        for cut in cuts:
-            heirs |= stream(edit, cut)
+        for action, cut in zip(actions, cuts, strict=True):
+            kernel = next(kernel for kernel in KERNELS if kernel.name == action.kernel)
+            heirs |= kernel.build(edit, cut)
         edit.replace_each(heirs)
 
     def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:

@@ -1,0 +1,216 @@
+"""The kernel of symmetric memory: torch's operators that multiply while they gather or scatter, on CUDA.
+
+Contract: only what these operators mean is given to them. They take a shard, the right operands and the dim that is
+gathered (or scattered) of a tensor whose last dim is multiplied; so the views around a site must be just that, which is
+computed from the layouts of its operands. Each operator is complete when it returns: there is nothing to wait for.
+
+    fused_all_gather_matmul(shard, [right, ...], dim, group) -> gathered, [product, ...]
+    fused_matmul_reduce_scatter(left, right, reduce_op, dim, group) -> what the rank receives
+"""
+
+from __future__ import annotations
+
+from math import prod
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import fake_tensor, find_op, has_symmetric_memory, register_operators
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.edit import Edit
+from weft.graph.metadata import contiguous_strides
+from weft.kernels.portable import Builder
+from weft.kernels.protocol import Name
+from weft.planning.chunks import Chunking, Operand, replaced
+from weft.planning.layouts import Digit, Layout, Unfollowed, identity
+from weft.planning.matmuls import OPERANDS
+from weft.planning.members import Refusal
+from weft.planning.plan import Reason
+from weft.planning.views import qualified, sizes_of
+
+aten = torch.ops.aten
+REDUCTIONS = ("sum", "avg")
+
+
+class _Form(NamedTuple):
+    """A site as the operators take it: the shape of the left operand on all ranks, and the dim of the ranks."""
+
+    shape: tuple[int, ...]
+    dim: int
+
+
+class SymmetricMemory:
+    """Torch's fused operators."""
+
+    @property
+    def name(self) -> Name:
+        return "symmetric-memory"
+
+    def why_not(self, cut: Chunking, *, asked_for: bool) -> Refusal | None:
+        """What keeps torch's operators from running a site."""
+        launch = cut.launch
+        value: Any = ops.value_of(launch)
+        if value.device.type != "cuda":
+            return self._refusal(cut, f"{launch.name} is on {value.device.type}, symmetric memory is on cuda")
+        plain = all(qualified(node.target) == "aten::mm" for node in cut.calls)
+        if not plain or len({cut.calls[node][OPERANDS["aten::mm"][0]].node for node in cut.calls}) > 1:
+            return self._refusal(cut, f"the fused operators take plain products of one tensor beside {launch.name}")
+        if cut.result is not None and (len(cut.calls) > 1 or Collective(launch).reduce_op not in REDUCTIONS):
+            return self._refusal(cut, f"the fused operator takes one product, and sums or averages it: {launch.name}")
+        if _form(cut) is None:
+            return self._refusal(cut, f"the fused operators take no views such as those around {launch.name}")
+        if not has_symmetric_memory(Collective(launch).group, enabled=not asked_for):
+            return self._refusal(cut, f"the group of {launch.name} has no symmetric memory here")
+        return None
+
+    def _refusal(self, cut: Chunking, sentence: str) -> Refusal:
+        return Refusal(Reason.NO_KERNEL, sentence, cut.launch.name)
+
+    def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
+        """Put the fused operator in the place of a site."""
+        form = _form(cut)
+        if form is None:
+            raise ValueError(f"{cut.launch.name} was not asked about")
+        made = _Gather(edit, cut) if cut.result is None else _Scatter(edit, cut)
+        return made.build_as(form)
+
+
+def _form(cut: Chunking) -> _Form | None:
+    """The site as torch's operators take it, if it is that."""
+    left = next(operands for operands in cut.calls.values()).get(OPERANDS["aten::mm"][0])
+    try:
+        return _gather_form(cut, left) if cut.result is None else _scatter_form(cut)
+    except Unfollowed:
+        return None
+
+
+def _gather_form(cut: Chunking, left: Operand | None) -> _Form | None:
+    if left is None or left.layout is None:
+        return None
+    shard = cut.shape
+    for dim in range(len(shard)):
+        whole = _gathered(shard, cut.num_ranks, dim)
+        if left.layout == whole.reshaped(left.layout.shape):
+            return _Form(whole.shape, dim)
+    return None
+
+
+def _gathered(shard: tuple[int, ...], num_ranks: int, dim: int) -> Layout:
+    """What was gathered along a dim, over the parts of the ranks one behind the other."""
+    dims = list(identity(shard).dims)
+    ranks = Digit(num_ranks, prod(shard))
+    inside = dims[dim]
+    follows = bool(inside) and inside[0].size * inside[0].stride == ranks.stride
+    dims[dim] = (Digit(num_ranks * inside[0].size, inside[0].stride),) if follows else (ranks, *inside)
+    return Layout(tuple(dims))
+
+
+def _scatter_form(cut: Chunking) -> _Form | None:
+    product = cut.products[0]
+    result = cut.result
+    if result is None or result.base is not product or result.layout is None:
+        return None
+    rows, columns = sizes_of(product) or (0, 0)
+    local = prod(cut.shape)
+    found = result.layout.inverse((rows, columns)).refined((local,))
+    digits = [digit for dim in found.dims for digit in dim]
+    ranks = [k for k, digit in enumerate(digits) if digit.stride >= local]
+    rest = [digit for digit in digits if digit.stride < local]
+    if len(ranks) != 1 or rest != sorted(rest, key=lambda digit: -digit.stride):
+        return None
+    place = ranks[0]
+    in_rows = len(found.dims[0])
+    if place >= in_rows:
+        return _Form((rows, columns), 1) if place == in_rows else None
+    outer = prod(digit.size for digit in digits[:place])
+    inner = prod(digit.size for digit in digits[place + 1 : in_rows])
+    return _Form((outer, cut.num_ranks * inner, columns), 1)
+
+
+class _Fused(Builder):
+    def fused(self, name: str, args: tuple[Any, ...], value: Any, **kwargs: Any) -> Node:
+        register_operators("symm_mem")
+        target = find_op("symm_mem", name, "default")
+        if target is None:
+            raise ValueError(f"this torch has no symm_mem::{name}")
+        named = f"{self.launch.name}_fused"
+        return self.edit.call(
+            target,
+            args,
+            kwargs,
+            before=self.anchor,
+            name=named,
+            like=[self.launch, *self.chunking.products],
+            value=value,
+        )
+
+    def new(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return fake_tensor(self.edit.mode, shape, contiguous_strides(shape), like.dtype, like.device)
+
+    @property
+    def group(self) -> str:
+        return self.collective.group
+
+    def right(self, product: Node) -> Node:
+        return ops.bind(product)[OPERANDS[qualified(product.target)][1]]
+
+
+class _Gather(_Fused):
+    def build_as(self, form: _Form) -> dict[Node, Node]:
+        cut = self.chunking
+        gone = replaced(cut)
+        self.anchor = cut.products[-1]
+        needed = self.launch not in gone
+        source = self.collective.inputs[0]
+        rows = form.shape[:-1]
+        products: list[Tensor] = [ops.value_of(node) for node in cut.products]
+        results = [self.new(value, (*rows, int(value.shape[-1]))) for value in products]
+        value = (self.new(ops.value_of(source), form.shape) if needed else None, results)
+        rights = [self.right(node) for node in cut.products]
+        args = (source, rights, form.dim, self.group)
+        node = self.fused("fused_all_gather_matmul", args, value, return_A=needed)
+        items = self.call(getitem, (node, 1), f"{self.launch.name}_products", self.launch)
+        heirs: dict[Node, Node] = {}
+        for k, product in enumerate(cut.products):
+            item = self.call(getitem, (items, k), f"{product.name}_fused", product)
+            heirs[product] = self.shaped(item, product)
+        if needed:
+            whole = self.call(getitem, (node, 0), f"{self.launch.name}_gathered", self.launch)
+            back = _gathered(cut.shape, cut.num_ranks, form.dim).inverse(sizes_of(self.launch) or ())
+            heirs |= dict.fromkeys([self.launch, *self.collective.waits], self.viewed(whole, back, self.launch))
+            gone |= {self.launch, *self.collective.waits}
+        for old in gone:
+            self.edit.erase(old)
+        return heirs
+
+    def shaped(self, node: Node, like: Node) -> Node:
+        """A result in the shape of the product that it stands for."""
+        shape = list(sizes_of(like) or ())
+        return (
+            node
+            if list(sizes_of(node) or ()) == shape
+            else self.call(aten.view.default, (node, shape), like.name, like)
+        )
+
+
+class _Scatter(_Fused):
+    def build_as(self, form: _Form) -> dict[Node, Node]:
+        cut = self.chunking
+        gone = replaced(cut)
+        product = cut.products[0]
+        left: Node = ops.bind(product)[OPERANDS[qualified(product.target)][0]]
+        if len(form.shape) > 2:
+            rows = [*form.shape[:-1], -1]
+            left = self.call(aten.reshape.default, (left, rows), f"{left.name}_rows", left)
+        shape = tuple(n // cut.num_ranks if d == form.dim else n for d, n in enumerate(form.shape))
+        value = self.new(ops.value_of(product), shape)
+        args = (left, self.right(product), self.collective.reduce_op, form.dim, self.group)
+        result = self.fused("fused_matmul_reduce_scatter", args, value)
+        result = self.call(aten.view.default, (result, list(cut.shape)), f"{self.launch.name}_done", self.launch)
+        for old in gone:
+            self.edit.erase(old)
+        return dict.fromkeys([self.launch, *self.collective.waits], result)
