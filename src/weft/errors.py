@@ -38,7 +38,19 @@ class PlanError(WeftError):
 
 
 class RefusedError(WeftError):
-    """`strict` was set and a pass declined a rewrite."""
+    """`strict` was set and a pass declined a rewrite, or a limit cannot be kept."""
+
+
+class MemoryLimitError(RefusedError):
+    """No order was found that fits into the memory allowed."""
+
+    def __init__(self, message: str, least_bytes: int) -> None:
+        super().__init__(message, least_bytes)
+        self.least_bytes = least_bytes
+        """What would fit."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class CaptureError(WeftError):

@@ -15,6 +15,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
+from weft.planning.execution import NEVER
 from weft.planning.jobs import Jobs
 from weft.planning.members import COALESCED, Key, Member, is_bucket, read_member
 
@@ -30,8 +31,10 @@ class BucketPrices:
         cluster: Cluster,
         kinds: frozenset[Kind] = COALESCED,
         withheld: Mapping[str, str] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.cluster = cluster
+        self.max_bytes = max_bytes
         self.keys = [-1] * len(jobs)
         self.num_bytes = [0] * len(jobs)
         self.groups: list[tuple[Kind, Group]] = []
@@ -57,8 +60,10 @@ class BucketPrices:
         return self.keys[launch]
 
     def duration(self, launches: Sequence[int]) -> int:
-        """What launches of one key take as one, in nanoseconds."""
+        """What launches of one key take as one, in nanoseconds; NEVER where that is more bytes than allowed."""
         key, total = self.keys[launches[0]], sum([self.num_bytes[launch] for launch in launches])
+        if self.max_bytes is not None and total > self.max_bytes and len(launches) > 1:
+            return NEVER
         if (key, total) not in self.prices:
             kind, group = self.groups[key]
             self.prices[key, total] = ceil(self.cluster.estimate(kind, group, total).us * 1000)

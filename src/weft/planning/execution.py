@@ -56,7 +56,7 @@ class Merging(Protocol):
         ...
 
     def duration(self, launches: Sequence[int]) -> int:
-        """What launches take as one."""
+        """What launches take as one; NEVER where they may not be one."""
         ...
 
 

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.planning.execution import Knobs, Merging, Unit
+from weft.planning.execution import NEVER, Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
 from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
@@ -273,7 +273,8 @@ class _Search:
                 j = self.random.choice(others)
                 joined = tuple(sorted((*rest[j], *unit)))
                 rest[j] = joined
-                return rest if self.is_legal(rest, j) else None
+                may = self.merging.duration(joined) < NEVER and self.is_legal(rest, j)
+                return rest if may else None
         place = {job: k for k, other in enumerate(rest) for job in other}
         low = max((place[p] + 1 for job in unit for p in (*jobs.preds[job], *jobs.comm_preds[job])), default=0)
         high = min((place[s] for job in unit for s in jobs.succs[job]), default=len(rest))
