@@ -54,6 +54,7 @@ class Edit:
         self._erased: dict[Node, None] = {}
         self._anchors: dict[Node, tuple[Node, bool]] = {}
         self._original: list[Node] = []
+        self._inside: dict[str, tuple[GraphModule, Edit]] = {}
         self.changed = False
         """After `commit`: whether the graph is another one than before."""
 
@@ -206,6 +207,23 @@ class Edit:
         self._original = nodes
         set_node_order(self.graph, list(order), displaced(list(order), {node: i for i, node in enumerate(nodes)}, {}))
 
+    def inside(self, path: Sequence[str]) -> Edit:
+        """The edit of a nested graph, by the names of the attributes that lead to it. It is committed with this one.
+
+        The nested graph is copied first: other modules may hold the same one.
+        """
+        owner: Any = self.graph.owning_module
+        name, *rest = path
+        if name not in self._inside:
+            nested = getattr(owner, name, None)
+            if not isinstance(nested, GraphModule):
+                raise GraphError(compose("edit", f"no nested graph is called {name!r}"))
+            made = copy_module(nested)
+            setattr(owner, name, made)
+            self._inside[name] = (nested, Edit(made.graph, mode=self._mode))
+        edit = self._inside[name][1]
+        return edit.inside(rest) if rest else edit
+
     # Ending.
 
     def rollback(self) -> None:
@@ -216,6 +234,8 @@ class Edit:
             self.graph.erase_node(node)
         if self._original:
             set_node_order(self.graph, self._original, set(self._original))
+        for name, (nested, _) in self._inside.items():
+            setattr(self.graph.owning_module, name, nested)
         self._forget()
 
     def commit(self) -> None:
@@ -226,12 +246,15 @@ class Edit:
     def _commit(self) -> None:
         old_values: list[tuple[Node, Any]] = []
         try:
+            for _, edit in self._inside.values():
+                edit.commit()
             live = [node for node in self.graph.nodes if node not in self._erased]
             self._check_erased()
             old_values = metadata.update(live, self._stale_nodes(), self.mode) if self._stale else []
             order = self._sorted(live)
             same_as_before = order == live and not self._original
             if not self._erased and not self._created and not self._arguments and same_as_before:
+                self.changed = any(edit.changed for _, edit in self._inside.values())
                 self._forget()
                 return
             check.validate(Dag(order))
@@ -249,7 +272,7 @@ class Edit:
 
     def _forget(self) -> None:
         self._created, self._arguments, self._stale, self._erased, self._anchors = [], {}, {}, {}, {}
-        self._original = []
+        self._original, self._inside = [], {}
 
     def _stale_nodes(self) -> list[Node]:
         return [node for node in self._stale if node not in self._erased and node.op == "call_function"]

@@ -30,7 +30,7 @@ from weft.graph.edit import Edit
 from weft.graph.groups import GroupTable
 from weft.graph.lines import LineReader
 from weft.passes.merging import merge
-from weft.planning.plan import Arrange, Decision, Erase, Merge, Move, Reason, Replace, Rewrite, Step
+from weft.planning.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""
@@ -114,8 +114,7 @@ class Pass(ABC):
         if any(action.together for action in merges):  # all of them: what moves for one may come between others
             edit.bring_together([[nodes[name] for name in action.launches] for action in merges])
         heirs: dict[Node, Node] = {}
-        rewrites = [action for action in step.actions if isinstance(action, Rewrite)]
-        reader = LineReader([call for action in rewrites for call in action.calls], nodes) if rewrites else None
+        _carry_out(edit, [action for action in step.actions if isinstance(action, Rewrite)], nodes)
         for action in step.actions:
             match action:
                 case Arrange(runs):
@@ -130,8 +129,10 @@ class Pass(ABC):
                         edit.erase(nodes[name])
                 case Merge():
                     heirs |= merge(edit, nodes, action)
-                case Rewrite() if reader is not None:
-                    _carry_out(edit, nodes, action, reader)
+                case Inside(path, rewrites):
+                    _carry_out(edit.inside(path), rewrites)
+                case Rewrite():  # all of them are carried out already
+                    pass
                 case _:
                     raise PlanError(compose(self.name(), f"it cannot {action.kind}: that is for another pass"))
         edit.replace_each(heirs)
@@ -155,16 +156,21 @@ class Pass(ABC):
         return step, edit.changed
 
 
-def _carry_out(edit: Edit, nodes: NamedNodes, action: Rewrite, reader: LineReader) -> None:
-    """Make the calls of a rewrite, hand over their users, and take out what was replaced."""
-    like = [nodes[old] for old, _ in action.heirs]
-    for text in action.calls:
-        line = reader.read(text)
-        made = edit.call(line.target, line.args, line.kwargs, before=nodes[action.before], name=line.name, like=like)
-        nodes[line.name] = made
-    edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
-    for name in action.erased:
-        edit.erase(nodes[name])
+def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes | None = None) -> None:
+    """Make the calls of rewrites, hand over their users, and take out what was replaced."""
+    if not rewrites:
+        return
+    nodes = nodes if nodes is not None else NamedNodes(edit.graph.nodes)
+    reader = LineReader([call for action in rewrites for call in action.calls], nodes)
+    for action in rewrites:
+        like = [nodes[old] for old, _ in action.heirs]
+        for text in action.calls:
+            line = reader.read(text)
+            before = nodes[action.before]
+            nodes[line.name] = edit.call(line.target, line.args, line.kwargs, before=before, name=line.name, like=like)
+        edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
+        for name in action.erased:
+            edit.erase(nodes[name])
 
 
 def _stretches(order: list[Node], nodes: NamedNodes, runs: Iterable[tuple[str, str]]) -> list[Node]:

@@ -174,6 +174,16 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """Rewrite a graph that a call runs."""
+
+    path: tuple[str, ...]
+    """The names of the attributes that lead to it."""
+    rewrites: tuple[Rewrite, ...]
+    kind: Literal["inside"] = "inside"
+
+
+@dataclass(frozen=True)
 class Stream:
     """Cut a collective into chunks, and the products beside it too, so that each runs while the other does."""
 
@@ -184,7 +194,7 @@ class Stream:
     kind: Literal["stream"] = "stream"
 
 
-Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Stream
+Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream
 
 
 @dataclass(frozen=True)
