@@ -26,6 +26,8 @@ from weft.planning.layouts import Layout
 from weft.planning.views import sizes_of
 
 aten = torch.ops.aten
+SCALE = "scale_"
+"""Scales for rows must be contiguous, says the kernel of CUDA."""
 
 
 class Portable:
@@ -89,7 +91,10 @@ class Builder:
 
     def _computed(self, node: Node, c: int) -> Node:
         operands = self.chunking.calls[node]
-        given = ops.bind(node) | {name: self.operand(operand, c) for name, operand in operands.items()}
+        parts = {name: self.operand(operand, c) for name, operand in operands.items()}
+        given = ops.bind(node) | {
+            name: self.contiguous(part) if name.startswith(SCALE) else part for name, part in parts.items()
+        }
         schema = schema_of(node.target).arguments  # type: ignore[arg-type]
         args = [given[a.name] for a in schema if not a.kwarg_only]
         while args and len(args) > len(node.args) and schema[len(args) - 1].has_default_value():
