@@ -387,10 +387,14 @@ class Builder:
         if (a := self.pick()) and a.shape and a.shape[0] <= 8 and (b := self.pick(shape=a.shape, dtype=a.dtype)):
             rows = a.shape[0]
             whole = self.emit(self.new((2 * rows, *a.shape[1:]), a.dtype), f"cat([{a.name}, {b.name}])")
+            for _ in range(self.rng.choice([0, 0, 1, 3])):
+                self.write()
             start = self.rng.choice([0, rows, rows // 2])
             part = self.new(a.shape, a.dtype, whole.storages)
             self.emit(part, f"slice({whole.name}, 0, {start}, {start + rows})")
             self.emit(self.like(part), f"relu({part.name})")
+            if rows <= 4:
+                self.emit(self.new((3 * rows, *a.shape[1:]), a.dtype), f"cat([{whole.name}, {a.name}])")
 
     def reduce_twice(self) -> None:
         """The largest of each row, and of all."""

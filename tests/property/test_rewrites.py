@@ -61,6 +61,13 @@ def is_exact(pipeline: Pipeline) -> bool:
     return all(p.numerics is Numerics.EXACT for p in pipeline.passes)
 
 
+def coarsest(module: GraphModule) -> torch.dtype:
+    """The dtype with the fewest digits in which anything is computed."""
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    found = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 def check_one(seed: int, spec: str) -> Run:
     before, pipeline = seeded(seed), Pipeline.parse(spec)
     told = f"seed {seed}, {spec}\n{render(before)}"
@@ -69,7 +76,7 @@ def check_one(seed: int, spec: str) -> Run:
     inputs = example_inputs(before, NUM_RANKS, seed=seed)
     cluster = VirtualCluster(NUM_RANKS)
     results = [cluster.run(module, inputs, read_groups(module), seed=seed) for module in (before, run.module)]
-    verdict = compare(*results, num_terms=NUM_TERMS)
+    verdict = compare(*results, num_terms=NUM_TERMS, compute_dtype=coarsest(before))
     assert verdict.bitwise if is_exact(pipeline) else verdict.equal, f"{verdict}\n{told}\n{render(run.module)}"
     after = render(run.module)
     assert render(parse(after)) == after, told

@@ -111,6 +111,10 @@ class Draft:
         found: Mapping[Any, None] = self._users[node] if node in self._users else getattr(node, "users", {})
         return list(found)
 
+    def num_users(self, node: AnyNode) -> int:
+        """How many nodes take the node."""
+        return len(self._users[node] if node in self._users else getattr(node, "users", {}))
+
     def position(self, node: AnyNode) -> int:
         """Where the node stands; a planned call stands where the node stood that it was made before."""
         return node.position if isinstance(node, New) else self.dag.index[node]

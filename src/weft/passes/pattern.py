@@ -271,8 +271,8 @@ class _Matcher:
     def _op(self, pattern: Op, node: Any) -> bool:
         if not isinstance(node, Node | New) or node.target not in pattern.targets:
             return self._fail("{} is {}, expected {}", node, _Called(node), _Names(pattern.targets))
-        if pattern.num_users is not None and len(self.draft.users(node)) != pattern.num_users:
-            return self._fail("{} has {} users, expected {}", node, len(self.draft.users(node)), pattern.num_users)
+        if pattern.num_users is not None and self.draft.num_users(node) != pattern.num_users:
+            return self._fail("{} has {} users, expected {}", node, self.draft.num_users(node), pattern.num_users)
         if node not in self.match.nodes:
             self.match.nodes.append(node)
         saved = self._save()

@@ -233,8 +233,8 @@ def _touched(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> list[AnyNode]:
         level = [user for node in level for user in draft.users(node) if user not in found and user.op != "output"]
     freed = [s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old))]
     for node in freed:  # a use fewer: patterns that ask for the number of users
-        users = draft.users(node)
-        found.update(dict.fromkeys([node, *(users if len(users) <= MOST_USERS else ())]))
+        users = draft.users(node) if draft.num_users(node) <= MOST_USERS else ()
+        found.update(dict.fromkeys([node, *users]))
     return [node for node in found if node.op == "call_function" and node not in draft.gone]
 
 

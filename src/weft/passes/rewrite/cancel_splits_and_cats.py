@@ -85,6 +85,7 @@ def _flat(draft: Draft, match: Match) -> Replacement:
         inner = _parts_of_cat(draft, node, dim)
         is_only_here = inner is not None and draft.users(node) == [root] and nodes.count(node) == 1
         flat += inner if inner is not None and is_only_here else [node]
+        match.nodes += [node] if is_only_here else []  # what it reads is read here then
     return draft.call("cat", flat, dim, before=root) if len(flat) > len(nodes) else None
 
 
@@ -125,6 +126,7 @@ def _of_part(draft: Draft, match: Match) -> Replacement:
             size = draft.value(part).shape[dim]
             if begin <= piece.start and piece.end <= begin + size and piece.start < piece.end:
                 inside = Piece(part, dim, piece.start - begin, piece.end - begin, size)
+                match.nodes.append(piece.source)  # what it reads is read here then
                 return _made(draft, inside, root)
             begin += size
     return None

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from weft.graph import metadata
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op
@@ -60,9 +61,9 @@ def _why_not_fuse(draft: Draft, product: AnyNode, bias: object, root: AnyNode) -
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it adds a number, not a tensor")
     if result.dtype != value.dtype or added.dtype != value.dtype:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {product.name} and what is added differ in dtype")
-    if list(result.shape) != list(value.shape):
+    if not metadata.same(list(result.shape), list(value.shape)):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it enlarges {product.name}")
-    if len(draft.users(product)) > 1:
+    if draft.num_users(product) > 1:
         return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {product.name} too")
     return None
 

@@ -51,7 +51,7 @@ def _fused(draft: Draft, match: Match) -> Replacement:
     first, second, root = match["first"], match["second"], match.root
     if first is second:
         return None
-    if any(len(draft.users(node)) > 1 for node in (first, second)):
+    if any(draft.num_users(node) > 1 for node in (first, second)):
         return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {first.name} or {second.name} too")
     values = [draft.value(node) for node in (first, second, root)]
     if len({(tuple(map(str, v.shape)), v.dtype) for v in values}) > 1:

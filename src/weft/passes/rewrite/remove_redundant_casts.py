@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from weft.graph import ops
 from weft.graph.types import DTYPE_NAMES
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
@@ -78,5 +79,6 @@ def _direct(draft: Draft, match: Match) -> Replacement:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {middle} does not hold all of {first}")
     if match["dtype"] == value.dtype:
         return source
-    args, kwargs = draft.arguments(match.root)
-    return draft.call(match.root.target, source, *args[1:], before=match.root, **kwargs)
+    if match.root.target is ops.op_of("_to_copy"):
+        return draft.call("_to_copy", source, dtype=match["dtype"], before=match.root)
+    return draft.call(match.root.target, source, match["dtype"], before=match.root)
