@@ -18,8 +18,9 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.planning.execution import NEVER, Knobs, Merging, Unit
+from weft.planning.execution import Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
+from weft.planning.moves import Moves
 from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
 from weft.simulation.memory import Curve, memory_of
@@ -29,13 +30,17 @@ from weft.simulation.simulator import Trace, run
 Effort = Literal["fast", "default", "best"]
 SPARE, SPARE_BYTES = 0.05, 1 << 26
 """Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
-OPERATIONS = {"fast": 50_000, "default": 200_000, "best": 2_000_000}
+OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
 """How many operations all evaluations together may have, so that small programs are searched more."""
 LEAST = {"fast": 5, "default": 12, "best": 160}
 """Evaluations at least."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
-MOVES = 100
-"""Jobs that are moved before settings are changed again."""
+MOVES = 150
+"""Places that are changed before settings are changed again."""
+LONGER = 50
+"""By how many thousandths an order may be longer and still be gone on with, at first."""
+MEMORY_MOVES = 300
+"""Places that are changed to get below a limit of memory."""
 FEW_JOBS = 200
 """Programs with no more are searched job by job."""
 
@@ -51,8 +56,7 @@ class Outcome:
     """Operations that launch and are to be one."""
     step_ns: int
     peak_bytes: int
-    least_peak_bytes: int
-    """The smallest peak of all orders that were tried: what a limit would have to be at least, as far as is known."""
+    """Above the limit only where no order was found that fits: then the least that was found."""
     num_evaluations: int
     trace: Trace
     """Of that order."""
@@ -116,12 +120,15 @@ class _Search:
         self.limit = peak + max(int(peak * SPARE), SPARE_BYTES) if limit_bytes is None else limit_bytes
         self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
         self.best = self.given
-        self.least_peak = peak
         self.tried: dict[Knobs, _Found] = {}
+        self.seen: dict[tuple[tuple[int, ...], tuple[Unit, ...]], _Found] = {}
         self.random = Random(0)
+        self.moves = Moves(self.jobs, self.merging, self.random)
 
     def outcome(self) -> Outcome:
-        if self.jobs.program.queues:
+        if self.best.peak_bytes > self.limit:
+            self.save_memory()
+        if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
             for knobs in self.portfolio():
                 if self.left <= 0:
                     break
@@ -136,7 +143,6 @@ class _Search:
             buckets=best.buckets,
             step_ns=best.step_ns,
             peak_bytes=best.peak_bytes,
-            least_peak_bytes=self.least_peak,
             num_evaluations=self.num_evaluations - self.left,
             trace=trace,
             memory=memory_of(program, best.order, trace.reached_ns, trace.end_ns)[1],
@@ -165,7 +171,7 @@ class _Search:
             yield Knobs(window, hold, lookahead)
         for bucket, patience in ((50, 0), (10, 0), (300, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
-        if self.best.peak_bytes > self.limit or self.best.knobs is None:
+        if self.best.knobs is None:
             yield Knobs(0, 0, 0, budget_bytes=self.budget)
         faster = sorted(
             (found.step_ns, number, knobs)
@@ -200,9 +206,11 @@ class _Search:
         if knobs in self.tried:
             return
         made = schedule(self.shape, knobs, self.merging)
-        found = self.judge(made, knobs)
-        self.tried[knobs] = found
-        self.keep(found)
+        key = (tuple(made.events), made.units)
+        if key not in self.seen:  # other settings often come to the same
+            self.seen[key] = self.judge(made, knobs)
+            self.keep(self.seen[key])
+        self.tried[knobs] = self.seen[key]
 
     # Judging.
 
@@ -213,9 +221,8 @@ class _Search:
         buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
         trace = run(self.merged(buckets), order, is_legal=True)
         best, peak = self.best, UNKNOWN
-        if trace.step_ns <= best.step_ns or best.peak_bytes > self.limit:
+        if trace.step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
             peak = memory_of(self.program, order, trace.reached_ns, trace.end_ns)[0]
-            self.least_peak = min(self.least_peak, peak)
         return _Found(trace.step_ns, peak, order, buckets, knobs, made.units)
 
     def is_better(self, found: _Found, ignore_memory: bool = False) -> bool:
@@ -246,54 +253,41 @@ class _Search:
             self.left -= before == self.left
 
     def move_jobs(self) -> None:
-        """Put single jobs or buckets elsewhere, merge and split them; keep what is no worse."""
+        """Change single places; what is a little longer is gone on with at first, only what is no longer at last."""
         current = self.best
-        units = list(current.units) or [(job,) for job in range(len(self.jobs))]
-        for _ in range(MOVES):
-            if self.left <= 0:
-                return
-            moved = self.moved(units)
+        units = list(current.units) or self.as_given()
+        for number in range(MOVES):
+            moved = self.moves.changed(units) if self.left > 0 else None
             if moved is None:
                 continue
-            found = self.judge(Schedule(self.with_waits(moved), tuple(moved)), current.knobs)
-            if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns):
+            found = self.judge(Schedule(self.moves.with_waits(moved), tuple(moved)), current.knobs)
+            slack = current.step_ns * LONGER * (MOVES - number) // (MOVES * 1000)
+            if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns + slack):
                 units, current = moved, found
 
-    def moved(self, units: list[Unit]) -> list[Unit] | None:
-        """The units with one of them put somewhere else, taken apart or joined with another; None: not legal."""
-        i = self.random.randrange(len(units))
-        unit, rest = units[i], units[:i] + units[i + 1 :]
-        first = unit[0]
-        if len(unit) > 1 and self.random.random() < 0.3:
-            return [*units[:i], *((job,) for job in unit), *units[i + 1 :]]
-        jobs = self.jobs
-        if self.merging is not None and (key := self.merging.key(first)) >= 0 and self.random.random() < 0.5:
-            others = [j for j, other in enumerate(rest) if self.merging.key(other[0]) == key and other[0] != first]
-            if others:
-                j = self.random.choice(others)
-                joined = tuple(sorted((*rest[j], *unit)))
-                rest[j] = joined
-                may = self.merging.duration(joined) < NEVER and self.is_legal(rest, j)
-                return rest if may else None
-        place = {job: k for k, other in enumerate(rest) for job in other}
-        low = max((place[p] + 1 for job in unit for p in (*jobs.preds[job], *jobs.comm_preds[job])), default=0)
-        high = min((place[s] for job in unit for s in jobs.succs[job]), default=len(rest))
-        j = self.random.randint(low, high)
-        return [*rest[:j], unit, *rest[j:]]
+    def as_given(self) -> list[Unit]:
+        return [(job,) for job in range(len(self.jobs))]
 
-    def is_legal(self, units: list[Unit], i: int) -> bool:
-        """Whether all that a unit needs is before it, and all that needs it behind."""
-        jobs, place = self.jobs, {job: k for k, unit in enumerate(units) for job in unit}
-        before = all(place[p] < i for job in units[i] for p in (*jobs.preds[job], *jobs.comm_preds[job]))
-        return before and all(place[s] > i for job in units[i] for s in jobs.succs[job])
+    def save_memory(self) -> None:
+        """Look for an order that needs less, on a way that does not depend on the limit but ends at it: whoever allows
+        the least that was found gets the order that needs it."""
+        lean = [Knobs(0, 0, lookahead, budget_bytes=0) for lookahead in (0, 5, 30)]
+        for knobs in lean:
+            if self.best.peak_bytes > self.limit:
+                self.keep_leaner(self.judge(schedule(self.shape, knobs), knobs))
+        if len(self.jobs) > FEW_JOBS:
+            return
+        moves = Moves(self.jobs, None, Random(1))
+        units = list(self.best.units) or self.as_given()
+        for _ in range(MEMORY_MOVES):
+            moved = moves.changed(units) if self.best.peak_bytes > self.limit else None
+            if moved is not None and self.keep_leaner(
+                self.judge(Schedule(moves.with_waits(moved), tuple(moved)), None)
+            ):
+                units = moved
 
-    def with_waits(self, units: Sequence[Unit]) -> list[int]:
-        """The events of units in order, each launch waited for before the first job that needs it."""
-        jobs, events, waited = self.jobs, list[int](), set[int]()
-        for unit in units:
-            for launch in (launch for job in unit for launch in jobs.comm_preds[job]):
-                if launch not in waited:
-                    waited.add(launch)
-                    events.append(~launch)
-            events += unit
-        return [*events, *(~job for unit in units for job in unit if jobs.queue[job] >= 0 and job not in waited)]
+    def keep_leaner(self, found: _Found) -> bool:
+        if (found.peak_bytes, found.step_ns) > (self.best.peak_bytes, self.best.step_ns):
+            return False
+        self.best = found
+        return True

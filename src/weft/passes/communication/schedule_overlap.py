@@ -82,7 +82,7 @@ class ScheduleOverlap(Pass):
         )
         limit = context.memory_limit_bytes
         if limit is not None and outcome.peak_bytes > limit:
-            least = outcome.least_peak_bytes
+            least = outcome.peak_bytes
             what = f"no order was found that fits in {limit} bytes; the least that one needs is {least}"
             raise MemoryLimitError(compose(self.name(), what, do=f"allow {least} bytes"), least)
         names = program.names
