@@ -35,7 +35,7 @@ NUM_TERMS = 1 << 14
 """Of the sums through which a difference in rounding may have gone: products of products, and sigmoids of them."""
 VARIANTS = {
     "decompose-addmms": "decompose-addmms{anywhere=true}",
-    "decompose-matmuls": "decompose-matmuls{min-rows=1 anywhere=true}",
+    "decompose-matmuls": "decompose-matmuls{min-rows=1 max-terms=16 anywhere=true}",
     "pad-matmuls": "pad-matmuls{always=true}",
     "reuse-partial-reductions": "reuse-partial-reductions{min-numel=1}",
 }

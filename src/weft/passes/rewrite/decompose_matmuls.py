@@ -1,7 +1,7 @@
 """Take a matmul that only moves memory apart into a product of elements and a sum.
 
 Why: a matmul of many rows with a few columns does so little per element that a fused pointwise kernel, which needs no
-tiles, is faster; and with a single column of the left factor there is nothing to sum.
+tiles, can be faster; with a single column of the left factor, where there is nothing to sum, it is.
 
 Before::
 
@@ -48,8 +48,15 @@ class DecomposeMatmuls(RewritePass):
     min_rows: int = 10240
     """The least number of rows of the result (with the batch) for which it pays."""
 
-    max_others: int = 32
-    """The largest number of columns, and of terms of each sum, for which it pays."""
+    max_terms: int = 1
+    """The largest number of terms of each sum for which it pays.
+
+    On an H200 (torch 2.11 compiled, 15 November 2026, `benchmarks/gpu/rewrites.py`) one term took a third of the time;
+    8 terms from a third to 1.6 times, by the number of rows; 16 and 32 terms twice to twelve times as long.
+    """
+
+    max_columns: int = 32
+    """The largest number of columns for which it pays."""
 
     anywhere: bool = False
     """Whether to do so on a CPU too."""
@@ -67,7 +74,7 @@ class DecomposeMatmuls(RewritePass):
         if any(type(size) is not int for size in (*x.shape, *w.shape)):
             return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: not all of its sizes are known")
         rows, terms, columns = x.shape[-2] * (x.shape[0] if x.dim() == 3 else 1), x.shape[-1], w.shape[-1]
-        is_thin = rows >= self.min_rows and max(terms, columns) <= self.max_others
+        is_thin = rows >= self.min_rows and terms <= self.max_terms and columns <= self.max_columns
         if not is_thin:
             return Refusal(Reason.NO_GAIN, f"{name} stays: it computes more than it moves")
         if x.dtype not in DTYPES:
