@@ -301,6 +301,44 @@ class Builder:
         result = self.new((source.shape[0] * size, *source.shape[1:]), source.dtype)
         self.fly(f"    {result.name} = {text}", [source], [result])
 
+    def scatter_and_gather(self) -> None:
+        """A reduction that is scattered and gathered again, maybe over another group, maybe with another user."""
+        value = self.sendable()
+        (group, size), (again, again_size) = self.group(), self.group()
+        again, again_size = (group, size) if self.rng.random() < 0.8 else (again, again_size)
+        if not value or value.shape[0] % size:
+            return
+        part = self.new((value.shape[0] // size, *value.shape[1:]), value.dtype)
+        self.lines.append(f"    {part.name} = reduce_scatter({value.name}, 'sum', {size}, {group!r})")
+        done = self.new(part.shape, value.dtype, part.storages)
+        self.lines.append(f"    {done.name} = wait({part.name})")
+        whole = self.new((part.shape[0] * again_size, *part.shape[1:]), value.dtype)
+        self.lines.append(f"    {whole.name} = all_gather({done.name}, {again_size}, {again!r})")
+        self.emit(self.new(whole.shape, value.dtype, whole.storages), f"wait({whole.name})")
+        if self.rng.random() < 0.3:
+            self.values.append(done)
+
+    def gram(self) -> None:
+        """A gathered tensor, pointwise operators on it, and its product with itself or with data."""
+        value = self.sendable()
+        if not value or len(value.shape) != 2 or value.shape[0] > 16:
+            return
+        group, size = self.group()
+        launch = self.new((value.shape[0] * size, value.shape[1]), value.dtype)
+        self.lines.append(f"    {launch.name} = all_gather({value.name}, {size}, {group!r})")
+        whole = self.emit(self.new(launch.shape, value.dtype, launch.storages), f"wait({launch.name})")
+        for op in self.rng.choices(["sigmoid({})", "mul({}, 0.5)", "neg({})"], k=self.rng.randint(0, 2)):
+            whole = self.emit(self.like(whole), op.format(whole.name))
+        turned = self.new(whole.shape[::-1], value.dtype, whole.storages, contiguous=False)
+        self.lines.append(f"    {turned.name} = t({whole.name})")
+        factor = self.pick(dtype=value.dtype, contiguous=True) if self.rng.random() < 0.3 else whole
+        if factor and len(factor.shape) == 2 and factor.shape[0] == whole.shape[0]:
+            product = self.new((whole.shape[1], factor.shape[1]), value.dtype)
+            self.lines.append(f"    {product.name} = mm({turned.name}, {factor.name})")
+            self.emit(self.new(product.shape, value.dtype), f"sigmoid({product.name})")
+        if self.rng.random() < 0.5:
+            self.emit(self.new((), value.dtype), f"sum({whole.name})")
+
     # What rewrites look for.
 
     def arithmetic(self) -> None:
@@ -438,6 +476,16 @@ REWRITE_STEPS = (
 """Programs with much that can be rewritten, and writes and collectives in between."""
 
 
+ALGEBRA_STEPS = (
+    *(("scatter_and_gather", 6), ("gram", 6), ("all_reduce", 6), ("all_gather", 2), ("reduce_scatter", 2)),
+    *(("coalesced", 2), ("broadcast", 1), ("all_to_all", 1), ("wait", 12), ("wait_again", 1), ("slice", 2)),
+    *(("pointwise", 3), ("binary", 2), ("matmul", 2), ("write", 3), ("draw", 1), ("view", 2), ("copy", 1)),
+)
+"""Programs with collectives that others can stand for."""
+ONE_RANK_MESHES = ({"dp": (1, 1)}, {"dp": (2, 1), "tp": (1, 1)}, {"dp": (1, 1), "tp": (4, 1)})
+"""With groups of one rank."""
+
+
 BUCKET_STEPS = (
     *(("pointwise", 5), ("binary", 3), ("matmul", 2), ("cast", 3), ("draw", 1), ("concatenate", 1)),
     *(("view", 2), ("transpose", 1), ("slice", 1), ("write", 3)),
@@ -452,9 +500,10 @@ def random_listing(
     num_steps: int | None = None,
     steps: tuple[tuple[str, int], ...] = STEPS,
     dtypes: Sequence[str] = DTYPES,
+    meshes: Sequence[dict[str, tuple[int, int]]] = MESHES,
 ) -> str:
     """A random valid program. Its types are left out: reading it computes them."""
-    builder = Builder(rng, rng.choice(MESHES))
+    builder = Builder(rng, rng.choice(meshes))
     for _ in range(rng.randint(2, 5)):
         shape = rng.choice([(4, 4), (8, 4), (4, 8), (8,), (8, 8)])
         builder.values.append(builder.new(shape, rng.choice(dtypes)))

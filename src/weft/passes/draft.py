@@ -227,7 +227,7 @@ class Draft:
         mine, theirs = set(self.held(old)), set(self.held(new))
         if mine == theirs:
             return self._why_not_same(old, new)
-        if isinstance(new, New) and not self.is_alias(new):
+        if new in self._pending and not self.is_alias(new):  # made for this; an earlier one has users of its own
             return self._why_not_copy(old, mine) if self.is_alias(old) else None
         return self._why_not_share(old, new, mine, theirs)
 
@@ -319,7 +319,8 @@ class Draft:
 
     def _inherit(self, old: AnyNode, new: AnyNode) -> None:
         if isinstance(new, New) and not self.is_alias(new) and not self.is_alias(old):
-            self._held[new] = self.held(old)  # whoever writes the one later, writes the other
+            known = self._held.get(new, ())  # whoever writes the one later, writes the other
+            self._held[new] = tuple(dict.fromkeys((*known, *self.held(old))))
         elif set(self.held(old)) & self._escaping:
             self._escaping.update(self.held(new))
         for user in self.users(old):

@@ -18,7 +18,11 @@ from weft.graph.groups import Group, runtime_name
 from weft.graph.lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Context
-from weft.passes.draft import AnyNode, Draft, New
+from weft.passes.draft import AnyNode, Draft, New, Refusal
+from weft.passes.strides import is_stride_blind
+from weft.planning.plan import Reason
+
+AS_STRIDED = ops.op_of("as_strided")
 
 
 def group_of(draft: Draft, launch: AnyNode, context: Context) -> Group:
@@ -90,3 +94,17 @@ def place_in(group: Group, rank: int) -> int | None:
     span = group.span
     parts = group.partition(span * (rank // span + 1) if group.ranks is None else span)
     return next((part.index(rank) for part in parts if rank in part), None)
+
+
+def why_not_own(draft: Draft, part: AnyNode, dim: int) -> Refusal | None:
+    """Why a part of a tensor cannot be a tensor of its own. No answer depends on the rank, or the ranks would part."""
+    if is_written(draft, part):
+        return Refusal(Reason.MUTATED, f"{part.name} stays: it is written")
+    stack = [part]
+    while stack:
+        for user in draft.users(stack.pop()):
+            is_view = user.op == "call_function" and draft.is_alias(user)
+            if user.target is AS_STRIDED or (dim and (is_view or not is_stride_blind(user.target, False))):
+                return Refusal(Reason.UNSUPPORTED_FORM, f"{part.name} stays: {user.name} minds its strides", user.name)
+            stack += [user] if is_view else []
+    return None

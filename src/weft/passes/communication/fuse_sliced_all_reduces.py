@@ -32,18 +32,17 @@ from torch.fx import Graph
 from weft.graph import ops
 from weft.passes.base import Context, Numerics, Pass
 from weft.passes.draft import AnyNode, Draft, New, Refusal
-from weft.passes.launching import group_of, is_written, place_in, scattered
+from weft.passes.launching import group_of, place_in, scattered, why_not_own
 from weft.passes.pattern import ANY, Match, Var, match_at, op
 from weft.passes.pieces import PARTS, Piece, piece_of
 from weft.passes.rewriting import why_not_apply
-from weft.passes.strides import is_stride_blind
 from weft.planning.plan import Decision, Reason, Step
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch").used(1)
 WHOLE = op("wait", LAUNCH).named("whole")
 SLICE = op("slice", WHOLE).ignoring()
 ITEM = op("operator.getitem", op(PARTS[:-1], WHOLE).named("parts").ignoring(), ANY)
-ALL_REDUCE, AS_STRIDED = ops.op_of("all_reduce"), ops.op_of("as_strided")
+ALL_REDUCE = ops.op_of("all_reduce")
 
 
 @dataclass(frozen=True)
@@ -91,25 +90,9 @@ class FuseSlicedAllReduces(Pass):
         other = next((user for user in users if user not in (root, match.get("parts"))), None)
         if other is not None:
             return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} needs more of the sum", other.name)
-        return _why_not_moved(draft, match, piece)
-
-
-def _why_not_moved(draft: Draft, match: Match, piece: Piece) -> Refusal | None:
-    """Why the part cannot be a tensor of its own. No answer depends on the rank, or the ranks would part."""
-    root = match.root
-    if is_written(draft, root):
-        return Refusal(Reason.MUTATED, f"{root.name} stays: it is written")
-    if piece.dim == 0 and not draft.value(match["sent"]).is_contiguous():
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: what is reduced is not contiguous")
-    stack = [root]
-    while stack:
-        for user in draft.users(stack.pop()):
-            is_view = user.op == "call_function" and draft.is_alias(user)
-            minds = user.target is AS_STRIDED or (piece.dim and (is_view or not is_stride_blind(user.target, False)))
-            if minds:
-                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {user.name} minds its strides", user.name)
-            stack += [user] if is_view else []
-    return None
+        if piece.dim == 0 and not draft.value(match["sent"]).is_contiguous():
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: what is reduced is not contiguous")
+        return why_not_own(draft, root, piece.dim)
 
 
 def _piece(draft: Draft, node: AnyNode) -> Piece | None:

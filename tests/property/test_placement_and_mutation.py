@@ -1,0 +1,82 @@
+"""Random graphs through communication algebra, batching, placement and writes in place.
+
+Values are compared on every rank: bitwise where a pass is exact, else within the tolerance of the dtype and bitwise on
+small whole numbers wherever only sums are reordered. `make test` runs 100 graphs for each pass; `make test-full`
+(WEFT_FUZZ=full) runs 2 000.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from tests.property.strategies import ALGEBRA_STEPS, MESHES, ONE_RANK_MESHES, random_listing
+from weft.graph import check, metadata
+from weft.graph.dag import Dag
+from weft.graph.text import parse, render
+from weft.passes.base import Numerics
+from weft.passes.pipeline import Pipeline, Run, replay
+
+NUM_SEEDS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 100
+CHUNK = 25
+CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
+NUM_RANKS = 4
+CASES = {
+    "remove-single-rank-collectives": (ALGEBRA_STEPS, ONE_RANK_MESHES),
+    "fuse-scattered-gathers": (ALGEBRA_STEPS, MESHES),
+    "decompose-all-reduces{always=true}": (ALGEBRA_STEPS, MESHES),
+    "fuse-sliced-all-reduces": (ALGEBRA_STEPS, MESHES),
+    "sink-gathers": (ALGEBRA_STEPS, MESHES),
+}
+"""Passes, and the programs in which they find something."""
+NEEDS_MORE = {"fuse-sliced-all-reduces"}
+"""Passes that find nothing without being told what a random graph does not say."""
+seeds_of = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+
+
+def seeded(spec: str, seed: int) -> GraphModule:
+    steps, meshes = CASES[spec]
+    rng = Random(seed)
+    dtypes = rng.choice([("f32",), ("f64",), ("f32", "bf16")])
+    return parse(random_listing(rng, rng.randint(12, 40), steps, dtypes, meshes))
+
+
+def check_one(spec: str, seed: int) -> Run:
+    before, pipeline = seeded(spec, seed), Pipeline.parse(spec)
+    told = f"seed {seed}, {spec}\n{render(before)}"
+    run = pipeline.run(before)
+    check.validate(Dag(run.module.graph))
+    after = render(run.module)
+    verdict = weft.verify(before, run.module, ranks=NUM_RANKS, seed=seed)
+    exact = pipeline.passes[0].numerics is Numerics.EXACT
+    assert verdict.bitwise if exact else verdict.equal, f"{verdict}\n{told}\n{after}"
+    assert render(parse(after)) == after, told
+    assert render(pipeline.run(run.module).module) == after, f"changes twice: {told}\n{after}"
+    assert render(replay(before, weft.Plan.from_json(run.plan.to_json())).module) == after, f"replays otherwise: {told}"
+    return run
+
+
+@seeds_of
+@pytest.mark.parametrize("spec", CASES)
+def test_a_pass_keeps_values_and_acts_once(spec: str, seeds: range) -> None:
+    for seed in seeds:
+        check_one(spec, seed)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in CASES if spec not in NEEDS_MORE])
+def test_every_pass_finds_something_in_these_graphs(spec: str) -> None:
+    assert sum(Pipeline.parse(spec).run(seeded(spec, seed)).log[0].changed for seed in range(60)) >= 5
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_types_are_those_of_a_full_recomputation(spec: str) -> None:
+    for seed in range(20):
+        module = Pipeline.parse(spec).run(seeded(spec, seed)).module
+        mode = metadata.mode_of(module.graph.nodes)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
