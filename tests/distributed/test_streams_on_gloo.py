@@ -1,0 +1,42 @@
+"""Collectives streamed through their products on real gloo ranks: every dim and kind of product, and a whole step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+from tests.unit.kernels.streams import Case, cases, gather, scatter
+from weft.graph.groups import read_groups
+from weft.passes.pipeline import Pipeline
+from weft.verification.comparison import Verdict, compare, example_inputs
+from weft.verification.real_ranks import RealRanks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+
+GATHER, SCATTER = "fuse-all-gather-matmuls{chunks=2}", "fuse-matmul-reduce-scatters{chunks=2}"
+CASES = [*cases(2), *cases(4)]
+
+
+def verdict(ranks: RealRanks, before: GraphModule, spec: str, num_ranks: int) -> Verdict:
+    run = Pipeline.parse(spec).run(before)
+    assert all(entry.step.applied for entry in run.log)
+    inputs = example_inputs(before, num_ranks, integers=True)
+    table = read_groups(before)
+    sides = [ranks.run(module, inputs, table) for module in (before, run.module)]
+    return compare(*sides, num_terms=num_ranks, backend="gloo")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunks_compute_the_same(ranks: RealRanks, case: Case):
+    for listing, spec in ((gather(case), GATHER), (scatter(case), SCATTER)):
+        found = verdict(ranks, weft.parse(listing), spec, case.num_ranks)
+        assert found.bitwise, str(found)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_forward_and_backward_of_a_tensor_parallel_decoder_compute_the_same(ranks: RealRanks, num_ranks: int):
+    step = weft.zoo.load("llama-debug", parallel="tp", ranks=num_ranks, batch=2, compute_dtype=torch.float32)
+    found = verdict(ranks, step, f"{GATHER},{SCATTER}", num_ranks)
+    assert found.equal, str(found)

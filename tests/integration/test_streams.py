@@ -1,0 +1,73 @@
+"""Tensor-parallel training steps of the zoo with their collectives streamed through products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+from weft.graph.collective import collectives
+from weft.graph.groups import read_groups
+from weft.graph.ops import Kind
+from weft.passes.pipeline import Pipeline
+from weft.verification.equivalence import prove
+
+STREAM = "fuse-all-gather-matmuls{chunks=2},fuse-matmul-reduce-scatters{chunks=2}"
+STEPS = [
+    ("tp", {"tp": 2}, 1),
+    ("tp", {"tp": 4}, 2),
+    ("tp", {"tp": 4}, 3),
+    ("fsdp-tp", {"dp": 2, "tp": 2}, 1),
+    ("fsdp-tp", {"dp": 2, "tp": 4}, 2),
+]
+steps = pytest.mark.parametrize(("parallel", "mesh", "batch"), STEPS, ids=lambda value: str(value))
+
+
+def load(parallel: str, mesh: dict[str, int], batch: int) -> GraphModule:
+    return weft.zoo.load("llama-debug", parallel=parallel, mesh=mesh, batch=batch, compute_dtype=torch.float32)
+
+
+@steps
+def test_forward_and_backward_compute_the_same_and_are_proved(parallel: str, mesh: dict[str, int], batch: int):
+    before = load(parallel, mesh, batch)
+    after = Pipeline.parse(STREAM).run(before).module
+    verdict = weft.verify(before, after, mesh=mesh)
+    assert verdict.equal, str(verdict)
+    proof = prove(before, after, reassociates=True)
+    assert proof, str(proof)
+
+
+@steps
+def test_every_collective_of_activations_is_streamed_or_has_a_reason(parallel: str, mesh: dict[str, int], batch: int):
+    before = load(parallel, mesh, batch)
+    table = read_groups(before)
+    run = Pipeline.parse(STREAM).run(before)
+    applied = {d.nodes[0] for entry in run.log for d in entry.step.applied}
+    reasons = {d.nodes[0]: d.sentence for entry in run.log for d in entry.step.declined}
+    kinds = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+    mine = [c.launch.name for c in collectives(before.graph) if table.canonical(c.group) == "tp" and c.kind in kinds]
+    left = [name for name in mine if name not in applied]
+    assert len(mine) == 20
+    assert [name for name in left if name not in reasons] == []
+    assert [reasons[name].rpartition(": ")[2] for name in left] == [
+        "embedding makes what it takes",
+        "embedding_dense_backward takes what it gathers",
+    ]
+
+
+def test_the_optimizer_step_computes_the_same():
+    before = weft.zoo.load(
+        "llama-debug", parallel="tp", ranks=2, part="step", batch=2, layers=1, compute_dtype=torch.float32
+    )
+    run = Pipeline.parse(STREAM).run(before)
+    assert len([d for entry in run.log for d in entry.step.applied]) == 10
+    verdict = weft.verify(before, run.module, ranks=2)
+    assert verdict.equal, str(verdict)
+
+
+def test_the_report_says_what_became_of_each():
+    before = load("tp", {"tp": 2}, 1)
+    result = weft.optimize(before, cluster="h100-1x8", pipeline="fuse-all-gather-matmuls,fuse-matmul-reduce-scatters")
+    assert {decision.reason.value for decision in result.report.declined} >= {"no-gain", "no-product", "dependency"}
+    assert "no-gain" in str(result.report)
