@@ -10,7 +10,8 @@ the title. Behind optional prose stand fenced blocks:
     error       the whole text of the error that is raised instead
 
 A line `Not proved: why`, below a heading or for the whole file below its title, says that the symbolic proof does not
-know this algebra; values are compared all the same.
+know this algebra; values are compared all the same. In the same places `Cluster: unit` names a file of `clusters/` that
+the pass plans for, and `Memory: 512` a limit in bytes.
 
 A listing that sends to a peer is written for rank 0 of a ring: on rank r of its group every peer is r further on. So is
 one whose pass is told `rank=0`: on rank r what is called `own...`, a slice or an item, is r parts further on.
@@ -42,6 +43,8 @@ CHECKS = "(checks)"
 BLOCKS = ("before", "after", "declined", "error")
 FENCE = "```"
 UNPROVED = "Not proved: "
+CLUSTER = "Cluster: "
+MEMORY = "Memory: "
 
 
 class GoldenError(Exception):
@@ -72,6 +75,8 @@ class Section:
     declined: str | None = None
     error: str | None = None
     needs_proof: bool = True
+    cluster: Path | None = None
+    memory_limit_bytes: int | None = None
 
     @property
     def id(self) -> str:
@@ -103,6 +108,11 @@ class Section:
     def pipeline(self, rank: int) -> Pipeline:
         """The pass as a rank runs it."""
         return Pipeline.parse(self.spec.replace("rank=0", f"rank={rank}") if self.is_by_rank else self.spec)
+
+    def run(self, module: GraphModule, rank: int = 0) -> Run:
+        """What the section's pass makes of a module."""
+        limit = self.memory_limit_bytes
+        return self.pipeline(rank).run(module, cluster=self.cluster, memory_limit_bytes=limit)
 
     def inputs(self, seed: int = 0) -> list[list[Any]]:
         """Arguments for each rank; a size without a hint is 2."""
@@ -141,8 +151,16 @@ def _read_section(path: Path, lines: Sequence[str], start: int, end: int, spec: 
         raise GoldenError(f"{path.name}:{start + 1}: {title!r} has no block `before`")
     first = min(fence for fence, _ in blocks.values())
     head = next(k for k in _outside_fences(lines) if lines[k].startswith("## "))
-    unproved = any(line.startswith(UNPROVED) for line in (*lines[:head], *lines[start:first]))
-    return Section(path, title, spec, start, **texts, needs_proof=not unproved)
+    notes = (*lines[start:first], *lines[:head])  # those of the section come before those of the file
+    unproved = any(line.startswith(UNPROVED) for line in notes)
+    cluster, limit = _note(notes, CLUSTER), _note(notes, MEMORY)
+    file = path.parent / "clusters" / f"{cluster}.toml" if cluster else None
+    number = int(limit) if limit else None
+    return Section(path, title, spec, start, **texts, needs_proof=not unproved, cluster=file, memory_limit_bytes=number)
+
+
+def _note(lines: Sequence[str], name: str) -> str:
+    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), "")
 
 
 def _blocks(path: Path, lines: Sequence[str], start: int, end: int) -> dict[str, tuple[int, int]]:
@@ -202,7 +220,7 @@ def run(section: Section) -> Outcome:
         if section.spec == CHECKS:
             validate(Dag(first.graph))
             return Outcome(before)
-        done = Pipeline.parse(section.spec).run(first)
+        done = section.run(first)
     except WeftError as error:
         return Outcome(before, error=f"{error}\n")
     refusals = [d for entry in done.log for d in entry.step.declined if d.reason.is_refusal]
@@ -227,13 +245,12 @@ def check_soundness(section: Section) -> None:
     """Raise unless the pass leaves its argument alone, is idempotent, replays from JSON, and keeps every value."""
     modules = section.modules(section.before)
     each = [modules] if isinstance(modules, GraphModule) else modules
-    pipelines = [section.pipeline(rank) for rank in range(len(each))]
     texts = [weft.listing(module) for module in each]
-    runs = [pipeline.run(module) for pipeline, module in zip(pipelines, each, strict=True)]
-    for pipeline, module, text, done in zip(pipelines, each, texts, runs, strict=True):
+    runs = [section.run(module, rank) for rank, module in enumerate(each)]
+    for rank, (module, text, done) in enumerate(zip(each, texts, runs, strict=True)):
         after = weft.listing(done.module)
         _same("the pass changed its argument", text, weft.listing(module))
-        again = pipeline.run(done.module)
+        again = section.run(done.module, rank)
         _same("a second run changes the graph", after, weft.listing(again.module))
         if any(entry.changed for entry in again.log):
             raise GoldenError("a second run says that it changed the graph, and did not")
