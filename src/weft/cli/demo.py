@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.usage import JsonOption, progress
+from weft.cli.usage import Effort, EffortOption, JsonOption, MemoryOption, parse_optional_size, progress
 
 if TYPE_CHECKING:
     from weft.api import Result
@@ -30,6 +30,8 @@ def demo(
     as_json: JsonOption = False,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the decoder.")] = 32,
     output: Annotated[Path, typer.Option(help="The folder of report.html and trace.json.")] = Path(),
+    memory_limit: MemoryOption = None,
+    effort: EffortOption = Effort.DEFAULT,
 ) -> None:
     """Capture a step of an 8b decoder under FSDP on 64 ranks, optimize it, prove it, and draw it.
 
@@ -38,12 +40,13 @@ def demo(
     from weft.api import optimize
     from weft.zoo import load
 
+    limit = parse_optional_size(memory_limit, "--memory-limit")
     output.mkdir(parents=True, exist_ok=True)
     shown = f"{layers} layer{'s' if layers > 1 else ''}"
     with progress(f"capturing {shown} of llama-8b under FSDP on {NUM_RANKS} ranks"):
         module = load("llama-8b", "fsdp", ranks=NUM_RANKS, layers=layers)
     with progress(f"optimizing {len(module.graph.nodes)} nodes for {CLUSTER} and proving that nothing changed"):
-        result = optimize(module, CLUSTER, verify="equivalence")
+        result = optimize(module, CLUSTER, memory_limit_bytes=limit, effort=effort.value, verify="equivalence")
     with progress(f"comparing values of the debug preset on {SMALL_RANKS} ranks"):
         small = optimize(load("llama-debug", "fsdp", ranks=SMALL_RANKS), CLUSTER, verify="values")
     with progress("simulating both graphs"):

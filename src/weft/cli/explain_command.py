@@ -30,6 +30,8 @@ def explain(
     collective: CollectiveArgument = None,
     cluster: usage.ClusterOption = None,
     pipeline: usage.PipelineOption = "auto",
+    memory_limit: usage.MemoryOption = None,
+    effort: usage.EffortOption = usage.Effort.DEFAULT,
     verify: usage.VerifyOption = usage.Witness.STRUCTURE,
     strict: usage.StrictOption = False,
     output: usage.OutputOption = None,
@@ -45,7 +47,17 @@ def explain(
         if collective is not None:
             launch_of(module, collective)
 
-    module, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan), check)
+    module, result = optimize_source(
+        source,
+        cluster,
+        pipeline,
+        verify,
+        strict,
+        (output, plan),
+        check,
+        memory_limit=memory_limit,
+        effort=effort,
+    )
 
     from weft.report.explain import explain as tell
     from weft.report.explain_text import text_of

@@ -29,6 +29,8 @@ def optimize(
     source: usage.Source,
     cluster: usage.ClusterOption = None,
     pipeline: usage.PipelineOption = "auto",
+    memory_limit: usage.MemoryOption = None,
+    effort: usage.EffortOption = usage.Effort.DEFAULT,
     verify: usage.VerifyOption = usage.Witness.STRUCTURE,
     strict: usage.StrictOption = False,
     output: usage.OutputOption = None,
@@ -46,7 +48,17 @@ def optimize(
         if path is not None and cluster is None:
             what = f"{option} draws a simulation, and no cluster is given"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
-    _, result = optimize_source(source, cluster, pipeline, verify, strict, (output, plan, html, trace), tokens=tokens)
+    _, result = optimize_source(
+        source,
+        cluster,
+        pipeline,
+        verify,
+        strict,
+        (output, plan, html, trace),
+        tokens=tokens,
+        memory_limit=memory_limit,
+        effort=effort,
+    )
 
     from rich.console import Console
 

@@ -23,9 +23,12 @@ def optimize_source(
     files: tuple[Path | None, ...],
     check: Callable[[GraphModule], object] | None = None,
     tokens: int | None = None,
+    memory_limit: str | None = None,
+    effort: usage.Effort = usage.Effort.DEFAULT,
 ) -> tuple[GraphModule, Result]:
     """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
     usage.check_files(files)
+    limit = usage.parse_optional_size(memory_limit, "--memory-limit")
     with usage.progress("importing torch"):
         from weft.api import optimize as run
         from weft.cli.source import load_source
@@ -39,7 +42,16 @@ def optimize_source(
     if check is not None:
         check(module)
     with usage.progress(f"optimizing {len(module.graph.nodes)} nodes"):
-        done = run(module, described, pipeline=passes, strict=strict, verify=verify.value, tokens_per_step=tokens)
+        done = run(
+            module,
+            described,
+            pipeline=passes,
+            memory_limit_bytes=limit,
+            effort=effort.value,
+            strict=strict,
+            verify=verify.value,
+            tokens_per_step=tokens,
+        )
     return module, done
 
 

@@ -1,8 +1,9 @@
-"""`weft sweep`: one graph on several clusters by several pipelines, as a table and a plot."""
+"""`weft sweep`: one graph on several clusters by several pipelines under several limits, as a table and a plot."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from weft.report.sweep import Cell
 
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})", re.ASCII)
+NO_LIMIT = "none"
 
 Arguments = Annotated[
     list[str], typer.Argument(metavar="SOURCE", help=f"{usage.SOURCE_HELP} With --merge: the files of all shards.")
@@ -27,6 +29,14 @@ PipelinesOption = Annotated[
     list[str] | None,
     typer.Option("--pipeline", metavar="SPEC", help="A preset, or passes with commas. Several times; else auto."),
 ]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE,...", help="What a step may use: 20GiB,24GiB,none. Each is a cell."),
+]
+BucketOption = Annotated[
+    str | None,
+    typer.Option("--bucket-bytes", metavar="SIZE,...", help="The most that is launched as one: 16MiB,none."),
+]
 JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Cells that run at once, each in its own process.")]
 ShardOption = Annotated[
     str | None,
@@ -36,7 +46,9 @@ OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the cells here, one line of JSON each.")
 ]
 MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing: join the files that -o or --json wrote.")]
-PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the steps as bars.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the steps as bars and against each axis.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON for each cell instead of a table.")]
 
 
@@ -44,6 +56,9 @@ def sweep(
     arguments: Arguments,
     cluster: ClustersOption = None,
     pipeline: PipelinesOption = None,
+    memory_limit: MemoryOption = None,
+    bucket_bytes: BucketOption = None,
+    effort: usage.EffortOption = usage.Effort.DEFAULT,
     jobs: JobsOption = 1,
     shard: ShardOption = None,
     output: OutputOption = None,
@@ -52,22 +67,71 @@ def sweep(
     tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Optimize and simulate a graph on every cluster by every pipeline. Needs no GPU.
+    """Optimize and simulate a graph on every cluster by every pipeline under every limit. Needs no GPU.
 
-    A cell that fails is a row with its error, and the exit status is 1.
+    A cell that fails is a row with its error, and the exit status is 1. A limit that none meets tells what would fit.
     """
     usage.check_files((output, plot))
     if merge:
-        given = {"--cluster": cluster, "--pipeline": pipeline, "--shard": shard, "--jobs": jobs > 1, "--tokens": tokens}
+        given = {
+            "--cluster": cluster,
+            "--pipeline": pipeline,
+            "--memory-limit": memory_limit,
+            "--bucket-bytes": bucket_bytes,
+            "--effort": effort is not usage.Effort.DEFAULT,
+            "--shard": shard,
+            "--jobs": jobs > 1,
+            "--tokens": tokens,
+        }
         _refuse_beside_merge([option for option, value in given.items() if value])
         from weft.report.sweep import merge as join
 
         cells = join(arguments)
     else:
-        cells = _run(arguments, cluster or [], pipeline or ["auto"], jobs, parse_shard(shard), tokens)
+        axes = Axes(
+            cluster or [],
+            pipeline or ["auto"],
+            parse_sizes(memory_limit, "--memory-limit"),
+            parse_sizes(bucket_bytes, "--bucket-bytes"),
+        )
+        cells = _run(arguments, axes, effort, jobs, parse_shard(shard), tokens)
     _tell(cells, output, plot, as_json)
     if any(cell.error is not None for cell in cells):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is swept over."""
+
+    clusters: list[str]
+    pipelines: list[str]
+    memory_limits: list[int | None]
+    bucket_bytes: list[int | None]
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.clusters) * len(self.pipelines) * len(self.memory_limits) * len(self.bucket_bytes)
+
+    def check(self) -> None:
+        """Refuse what is missing or comes twice."""
+        if not self.clusters:
+            raise usage.UsageError(compose("sweep", "no cluster is given", do="give one or more: --cluster h100-8x8"))
+        given = {
+            "--cluster": self.clusters,
+            "--pipeline": self.pipelines,
+            "--memory-limit": self.memory_limits,
+            "--bucket-bytes": self.bucket_bytes,
+        }
+        for option, values in given.items():
+            for twice in (value for i, value in enumerate(values) if value in values[:i]):
+                raise usage.UsageError(compose("sweep", f"{option} {twice} is given twice", do="give it once"))
+
+
+def parse_sizes(text: str | None, option: str) -> list[int | None]:
+    """Sizes with commas; `none` is no limit, and so is nothing at all."""
+    words = [word.strip() for word in (text or NO_LIMIT).split(",")]
+    return [None if word.lower() == NO_LIMIT else usage.parse_size(word, option) for word in words]
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
@@ -89,36 +153,36 @@ def _refuse_beside_merge(given: list[str]) -> None:
 
 
 def _run(
-    sources: list[str],
-    clusters: list[str],
-    pipelines: list[str],
-    jobs: int,
-    shard: tuple[int, int],
-    tokens: int | None,
+    sources: list[str], axes: Axes, effort: usage.Effort, jobs: int, shard: tuple[int, int], tokens: int | None
 ) -> list[Cell]:
     if len(sources) != 1:
         raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
-    if not clusters:
-        raise usage.UsageError(compose("sweep", "no cluster is given", do="give one or more: --cluster h100-8x8"))
-    for option, given in (("--cluster", clusters), ("--pipeline", pipelines)):
-        for twice in (name for i, name in enumerate(given) if name in given[:i]):
-            raise usage.UsageError(compose("sweep", f"{option} {twice} is given twice", do="give it once"))
+    axes.check()
     with usage.progress("importing torch"):
         from weft.cli.source import load_source
         from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
         from weft.report.sweep import sweep as run
 
-    for name in clusters:
+    for name in axes.clusters:
         Cluster.load(name)
-    for spec in pipelines:
+    for spec in axes.pipelines:
         Pipeline.parse(spec)
     with usage.progress(f"reading {sources[0]}"):
         module = load_source(sources[0])
-    num_cells = len(range(shard[0] - 1, len(clusters) * len(pipelines), shard[1]))
-    with usage.progress_bar(f"{len(clusters)} clusters x {len(pipelines)} pipelines", num_cells) as advance:
+    num_cells = len(range(shard[0] - 1, axes.num_cells, shard[1]))
+    with usage.progress_bar(f"{axes.num_cells} cells", num_cells) as advance:
         return run(
-            module, clusters, pipelines, jobs=jobs, shard=shard, tokens_per_step=tokens, done=lambda cell: advance()
+            module,
+            axes.clusters,
+            axes.pipelines,
+            memory_limits=axes.memory_limits,
+            bucket_bytes=axes.bucket_bytes,
+            effort=effort.value,
+            jobs=jobs,
+            shard=shard,
+            tokens_per_step=tokens,
+            done=lambda cell: advance(),
         )
 
 

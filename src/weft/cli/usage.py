@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +29,14 @@ class Witness(StrEnum):
     OFF = "off"
 
 
+class Effort(StrEnum):
+    """How long to search, as `weft.optimize` takes it."""
+
+    FAST = "fast"
+    DEFAULT = "default"
+    BEST = "best"
+
+
 SOURCE_HELP = (
     "A listing, an archive, a TORCH_TRACE log (FILE:LINE for one of its graphs), an fx_graph_runnable text, "
     "or zoo:llama-debug/fsdp-tp?layers=2&ranks=4."
@@ -46,7 +56,34 @@ TokensOption = Annotated[
         "--tokens", metavar="N", min=1, help="Tokens of a step on all ranks, for tokens/s; zoo:MODEL knows them."
     ),
 ]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="What the step may use, such as 24GiB: held, or the graph is refused."
+    ),
+]
+EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to look for a shorter step.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes: a number with a unit, powers of 1024 for GiB and of 1000 for GB; without a unit bytes."""
+    found = SIZE.fullmatch(text.strip()[:100])
+    unit = (found[2] or "B").upper() if found is not None else ""
+    power = "BKMGTP".find(unit[:1])
+    size = Decimal(found[1]) * (1024 if "I" in unit else 1000) ** power if found is not None else Decimal(0)
+    if size < 1 or size != int(size):
+        what = f"{text!r} is no size" if found is None else f"{text!r} is no whole number of bytes above 0"
+        raise UsageError(compose(option, what, do="write 24GiB, 24GB or a number of bytes"))
+    return int(size)
+
+
+def parse_optional_size(text: str | None, option: str) -> int | None:
+    """The same, or None where nothing is given."""
+    return None if text is None else parse_size(text, option)
 
 
 def exit_status(error: WeftError) -> int:

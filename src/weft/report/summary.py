@@ -158,7 +158,19 @@ def size_text(num_bytes: float) -> str:
     return f"{_three_digits(num_bytes) if unit else int(num_bytes)} {SIZE_UNITS[unit]}"
 
 
+def exact_size_text(num_bytes: int) -> str:
+    """No digit is lost: `20 GiB`, `20 GB`, `1023 B`."""
+    found: list[tuple[int, str]] = []
+    for base, units in ((1024, SIZE_UNITS), (1000, DECIMAL_UNITS)):
+        size, unit = num_bytes, 0
+        while size and size % base == 0 and unit < len(units) - 1:
+            size, unit = size // base, unit + 1
+        found.append((size, units[unit]))
+    return " ".join(map(str, min(found)))
+
+
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def _three_digits(value: float) -> str:

@@ -1,11 +1,11 @@
-"""Sweep: one graph on several clusters by several pipelines, each of them a cell of a table.
+"""Sweep: one graph on several clusters by several pipelines, under several limits, each of them a cell of a table.
 
-    cells = sweep(module, ["h100-8x8", "a100-8x8"], ["none", "auto"])
+    cells = sweep(module, ["h100-8x8", "a100-8x8"], memory_limits=[20 << 30, 24 << 30])
 
-Contract: a cell depends on nothing but the listing of the graph, its tokens, its cluster and its pipeline, so that
-cells run in any process and in any order; they are numbered by cluster, then by pipeline, and come back in that order.
-A cell that fails holds its error. What a cell says is a line of JSON; the lines of all shards of a sweep are joined by
-`merge`.
+Contract: a cell depends on nothing but the listing of the graph, its tokens, the effort and its place on the axes, so
+that cells run in any process and in any order; they are numbered by cluster, then by pipeline, limit of memory and size
+of buckets, and come back in that order. A cell that fails holds its error; one whose limit nothing meets also the
+number that would fit. What a cell says is a line of JSON; the lines of all shards of a sweep are joined by `merge`.
 """
 
 from __future__ import annotations
@@ -14,48 +14,55 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
-from weft.errors import ReadError, ReportError, WeftError, compose
+from weft.errors import MemoryLimitError, PipelineError, ReadError, ReportError, WeftError, compose
 from weft.graph.about import tokens_per_step
+from weft.graph.groups import read_groups
 from weft.graph.text import digest, parse, render
 from weft.passes.pipeline import Pipeline
 from weft.report.comparison import Comparison
 from weft.report.plain_text import plain, plain_line
 from weft.report.report import GraphRecord, Report, record_passes, table
-from weft.report.summary import Totals, count_text, duration_text, share_text, size_text
+from weft.report.summary import Totals, count_text, duration_text, exact_size_text, share_text, size_text
 from weft.report.work import check_tokens
 
+Effort = Literal["fast", "default", "best"]
 MAX_ERRORS = 20
 """Of files to merge that are shown."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cluster with one pipeline."""
+    """One cluster with one pipeline under one pair of limits."""
 
     sweep: str
-    """Digest of the graph, the clusters and the pipelines: cells of one sweep can be merged."""
+    """Digest of the graph and of all axes: cells of one sweep can be merged."""
     index: int
     num_cells: int
     """Of the whole sweep."""
     cluster: str
     pipeline: str
+    memory_limit_bytes: int | None = None
+    max_bucket_bytes: int | None = None
     before: Totals | None = None
     after: Totals | None = None
     pass_seconds: float | None = None
     error: str | None = None
     """Why there are no numbers."""
+    fitting_bytes: int | None = None
+    """The limit of memory that would have been met, where this one was not."""
 
     def to_json(self) -> str:
         """The cell as one line of JSON."""
@@ -71,28 +78,34 @@ class Task:
     cluster: Cluster
     pipeline: str
     tokens_per_step: int | None = None
+    effort: Effort = "default"
 
 
 def sweep(
     module: GraphModule,
     clusters: Sequence[str | Path | Cluster],
-    pipelines: Sequence[str | Pipeline],
+    pipelines: Sequence[str | Pipeline] = ("auto",),
     executor: Executor | None = None,
     *,
+    memory_limits: Sequence[int | None] = (None,),
+    bucket_bytes: Sequence[int | None] = (None,),
+    effort: Effort = "default",
     jobs: int = 1,
     shard: tuple[int, int] = (1, 1),
     tokens_per_step: int | None = None,
     done: Callable[[Cell], object] | None = None,
 ) -> list[Cell]:
-    """Optimize and simulate a graph on every cluster by every pipeline.
+    """Optimize and simulate a graph on every cluster by every pipeline under every limit; None is no limit.
 
+    `memory_limits` are those of `weft.optimize`; `bucket_bytes` is the most that `schedule-overlap` launches as one.
     The cells run on the executor; without one in this process, or for several jobs in a pool of spawned processes. The
     shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on. `done` is called with each cell in order.
     """
     first, num_shards = shard
     if not 1 <= first <= num_shards:
         raise ReportError(compose("sweep", f"there is no shard {first} of {num_shards}", do="count from 1"))
-    tasks = tasks_of(module, clusters, pipelines, tokens_per_step)[first - 1 :: num_shards]
+    tasks = tasks_of(module, clusters, pipelines, memory_limits, bucket_bytes, tokens_per_step, effort)
+    tasks = tasks[first - 1 :: num_shards]
     cells: list[Cell] = []
     for cell in _run_all(tasks, executor, min(jobs, len(tasks))):
         cells.append(cell)
@@ -118,7 +131,10 @@ def tasks_of(
     module: GraphModule,
     clusters: Sequence[str | Path | Cluster],
     pipelines: Sequence[str | Pipeline],
+    memory_limits: Sequence[int | None] = (None,),
+    bucket_bytes: Sequence[int | None] = (None,),
     num_tokens: int | None = None,
+    effort: Effort = "default",
 ) -> list[Task]:
     """All cells in order, not yet run. Unknown clusters and passes are refused here."""
     check_tokens(num_tokens)
@@ -127,27 +143,39 @@ def tasks_of(
     names = [each.name if isinstance(each, Cluster) else str(each) for each in clusters]
     specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in pipelines]
     labels = [str(each) for each in pipelines]
-    for what, given in (("cluster", names), ("pipeline", labels)):
+    sizes = [[str(size) for size in given] for given in (memory_limits, bucket_bytes)]
+    axes = {"cluster": names, "pipeline": labels, "memory limit": sizes[0], "size of buckets": sizes[1]}
+    _check_once(axes)
+    listing = render(module)
+    facts = [digest(listing), *(each.digest for each in described), *specs, str(tokens), effort]
+    identity = digest("\n".join([*facts, *(f"{what}: {name}" for what, given in axes.items() for name in given)]))
+    places = list(product(range(len(names)), range(len(specs)), memory_limits, bucket_bytes))
+    return [
+        Task(
+            Cell(identity, index, len(places), names[i], labels[k], memory, bucket),
+            listing,
+            described[i],
+            specs[k],
+            tokens,
+            effort,
+        )
+        for index, (i, k, memory, bucket) in enumerate(places)
+    ]
+
+
+def _check_once(axes: Mapping[str, Sequence[str]]) -> None:
+    for what, given in axes.items():
         for name, count in Counter(given).items():
             if count > 1:
                 raise ReportError(compose("sweep", f"{what} {name!r} is given {count} times", do="give it once"))
-    listing = render(module)
-    facts = [digest(listing), *(each.digest for each in described), *specs, *names, *labels, str(tokens)]
-    identity = digest("\n".join(facts))
-    num_cells = len(names) * len(specs)
-    return [
-        Task(
-            Cell(identity, i * len(specs) + k, num_cells, names[i], labels[k]), listing, described[i], specs[k], tokens
-        )
-        for i in range(len(names))
-        for k in range(len(specs))
-    ]
 
 
 def run_task(task: Task) -> Cell:
     """Run one cell: what any worker calls."""
     try:
         return _run(task)
+    except MemoryLimitError as error:
+        return replace(task.cell, error=str(error), fitting_bytes=error.least_bytes)
     except WeftError as error:
         return replace(task.cell, error=str(error))
     except Exception as error:
@@ -156,12 +184,28 @@ def run_task(task: Task) -> Cell:
 
 def _run(task: Task) -> Cell:
     module = _module_of(task.listing, threading.get_ident())
-    run = Pipeline.parse(task.pipeline).run(module, cluster=task.cluster)
+    pipeline = _with_buckets(Pipeline.parse(task.pipeline), module, task.cell.max_bucket_bytes)
+    limit = task.cell.memory_limit_bytes
+    run = pipeline.run(module, cluster=task.cluster, memory_limit_bytes=limit, effort=task.effort)
     sizes = [GraphRecord(len(each.graph.nodes), 0, "") for each in (module, run.module)]
     report = Report(sizes[0], sizes[1], record_passes(run.log), (), ())
     found = Comparison(module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary(report)
     seconds = sum(entry.seconds for entry in run.log)
     return replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
+
+
+def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None) -> Pipeline:
+    """A pipeline whose planner launches no more bytes than that as one."""
+    if max_bytes is None:
+        return pipeline
+    passes = pipeline.chosen(module.graph, read_groups(module)).passes
+    capped = [any(field.name == "max_bucket_bytes" for field in fields(each)) for each in passes]
+    if not any(capped):
+        what = f"no pass of {str(pipeline)!r} takes a size of buckets"
+        raise PipelineError(compose("sweep", what, do="add schedule-overlap, or leave the sizes out"))
+    given: dict[str, Any] = {"max_bucket_bytes": max_bytes}
+    pairs = zip(passes, capped, strict=True)
+    return Pipeline(tuple(replace(each, **given) if has else each for each, has in pairs))
 
 
 @lru_cache(maxsize=1)
@@ -270,31 +314,49 @@ def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
         yield f"{missing} of {first.num_cells} cells are missing: {', '.join(shown)}{rest}"
 
 
-HEAD = ("cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes")
-WHERE_KNOWN = ("MFU", "tokens/s")
+HEAD = ("cluster", "pipeline", "memory limit", "buckets", "step", "exposed", "bound", "gap", "peak memory")
+HEAD_REST = ("collectives", "passes", "MFU", "tokens/s")
+WHERE_KNOWN = ("memory limit", "buckets", "MFU", "tokens/s")
 """Columns that are left out where no cell knows them."""
 
 
 def sweep_text(cells: Iterable[Cell]) -> str:
     """The cells as a table, and the errors of those that failed."""
-    rows = [[*HEAD, *WHERE_KNOWN]]
+    head = [*HEAD, *HEAD_REST]
+    rows = [head]
     errors: list[str] = []
     for cell in cells:
-        rows.append([*map(plain_line, (cell.cluster, cell.pipeline, *_texts(cell)))])
+        rows.append([*map(plain_line, (*place_texts(cell), *_texts(cell)))])
         if cell.error is not None:
             message = plain(cell.error).replace("\n", "\n    ")
-            errors += ["", f"{rows[-1][0]}, {rows[-1][1]}:", f"    {message}"]
+            place = ", ".join(map(plain_line, _told(cell)))
+            errors += ["", f"{place}:", f"    {message}"]
     if len(rows) == 1:
         return "there are no cells"
     known = [any(cell != "-" for cell in column[1:]) for column in zip(*rows, strict=True)]
-    shown = [i for i, is_known in enumerate(known) if i < len(HEAD) or is_known]
+    shown = [i for i, is_known in enumerate(known) if head[i] not in WHERE_KNOWN or is_known]
     return "\n".join([*table([[row[i] for i in shown] for row in rows]), *errors])
+
+
+def place_texts(cell: Cell) -> tuple[str, str, str, str]:
+    """Where a cell is on each axis: its cluster, its pipeline, and its limits."""
+    sizes = cell.memory_limit_bytes, cell.max_bucket_bytes
+    memory, bucket = ("-" if size is None else exact_size_text(size) for size in sizes)
+    return cell.cluster, cell.pipeline, memory, bucket
+
+
+def _told(cell: Cell) -> Iterator[str]:
+    for text, told in zip(place_texts(cell), ("{}", "{}", "{} of memory", "buckets of {}"), strict=True):
+        if text != "-":
+            yield told.format(text)
 
 
 def _texts(cell: Cell) -> list[str]:
     before, after = cell.before, cell.after
     if before is None or after is None:
-        return ["failed", *["-"] * (len(HEAD) + len(WHERE_KNOWN) - 3)]
+        fitting = cell.fitting_bytes
+        told = "failed" if fitting is None else f"needs {size_text(fitting)}"
+        return [told, *["-"] * (len(HEAD) + len(HEAD_REST) - 5)]
     return [
         f"{duration_text(before.step_us)} -> {duration_text(after.step_us)}",
         f"{duration_text(before.exposed_us)} -> {duration_text(after.exposed_us)}",

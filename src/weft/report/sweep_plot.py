@@ -1,4 +1,4 @@
-"""A sweep as a bar chart: one self-contained SVG, a bar for each cell beside that of the graph as it was.
+"""A sweep as one self-contained SVG: a bar for each cell beside that of the graph as it was, then a panel by axis.
 
 Contract: names of clusters and pipelines are untrusted text: escaped, and without what XML cannot hold.
 """
@@ -10,8 +10,9 @@ from html import escape
 from itertools import groupby
 
 from weft.report.plain_text import plain_line
-from weft.report.summary import duration_text
-from weft.report.sweep import Cell
+from weft.report.summary import duration_text, size_text
+from weft.report.sweep import Cell, place_texts
+from weft.report.sweep_panels import FOOT, HEIGHT, draw, panels
 
 LABEL_WIDTH, BAR_WIDTH, TIME_WIDTH, MARGIN = 250, 480, 190, 16
 LINE = 22
@@ -19,12 +20,14 @@ MAX_LABEL = 36
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1d242c}.head{font-weight:650}.time{fill:#66717d}"
     ".was{fill:#d3dae2}.covered{fill:#2f9e8f}.exposed{fill:#e2672f}.bound{stroke:#7b52cc;stroke-width:2}"
+    ".scale{stroke:#d3dae2}"
 )
 LEGEND = (("was", "before"), ("covered", "compute and hidden"), ("exposed", "exposed"))
 
 
 def plot(cells: Sequence[Cell]) -> str:
-    """The chart: bars by cluster, all of one scale; the line in a bar is the proved lower bound."""
+    """The chart: bars by cluster, all of one scale, where the line in a bar is the proved lower bound; and the step
+    against each axis."""
     longest = max([1e-9, *(totals.step_us for cell in cells for totals in (cell.before, cell.after) if totals)])
     drawn: list[str] = list(_legend())
     y = MARGIN + 2 * LINE
@@ -42,7 +45,12 @@ def plot(cells: Sequence[Cell]) -> str:
             drawn += _cell(y, cell, longest)
             y += LINE
         y += LINE // 2
-    width = MARGIN * 2 + LABEL_WIDTH + BAR_WIDTH + TIME_WIDTH
+    found = panels(cells)
+    for panel in found:
+        drawn += draw(panel, y, MARGIN)
+        y += HEIGHT + FOOT
+    widest = max((panel.width for panel in found), default=0)
+    width = MARGIN * 2 + max(LABEL_WIDTH + BAR_WIDTH + TIME_WIDTH, widest)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img">'
     title = "<title>Step times of a sweep</title>"
     ground = f'<rect width="{width}" height="{y}" fill="#fff"/>'
@@ -62,17 +70,23 @@ def _legend() -> Iterator[str]:
 
 def _cell(y: int, cell: Cell, longest: float) -> Iterator[str]:
     if cell.after is None:
-        yield from _row(y, cell.pipeline, "failed")
+        needs = "failed" if cell.fitting_bytes is None else f"failed, needs {size_text(cell.fitting_bytes)}"
+        yield from _row(y, _label(cell), needs)
         return
     step = cell.after.step_us / longest * BAR_WIDTH
     exposed = min(cell.after.exposed_us / longest * BAR_WIDTH, step)
     gap = "" if cell.after.gap is None else f", gap {cell.after.gap * 100:.1f} %"
-    yield from _row(y, cell.pipeline, duration_text(cell.after.step_us) + gap)
+    yield from _row(y, _label(cell), duration_text(cell.after.step_us) + gap)
     yield _bar(y, 0, step - exposed, "covered")
     yield _bar(y, step - exposed, exposed, "exposed")
     if cell.after.lower_bound_us is not None:
         x = MARGIN + LABEL_WIDTH + min(cell.after.lower_bound_us / longest * BAR_WIDTH, BAR_WIDTH)
         yield f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 1}" y2="{y + 17}"/>'
+
+
+def _label(cell: Cell) -> str:
+    """All but the cluster."""
+    return ", ".join(text for text in place_texts(cell)[1:] if text != "-")
 
 
 def _row(y: int, label: str, told: str) -> Iterator[str]:

@@ -17,7 +17,8 @@ from tests.unit.cli.conftest import LISTING
 Weft = Callable[..., Result]
 
 GRID = ("--cluster", "h100-8", "--cluster", "a100-8x8", "--pipeline", "none", "--pipeline", "hoist-launches,sink-waits")
-FIELDS = {"sweep", "index", "num_cells", "cluster", "pipeline", "before", "after", "pass_seconds", "error"}
+AXES = {"cluster", "pipeline", "memory_limit_bytes", "max_bucket_bytes"}
+FIELDS = AXES | {"sweep", "index", "num_cells", "before", "after", "pass_seconds", "error", "fitting_bytes"}
 
 
 def cells(text: str) -> list[dict[str, Any]]:
@@ -59,6 +60,27 @@ def test_shards_are_merged_into_the_whole(weft: Weft, listing: Path, tmp_path: P
     assert (merged.exit_code, merged.stderr) == (0, "")
     assert cells(merged.stdout) == cells(whole.stdout)
     assert weft("sweep", "--merge", *shards).stdout.startswith("cluster ")
+
+
+def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tmp_path: Path):
+    svg = tmp_path / "plot.svg"
+    grid = ("--cluster", "h100-8", "--memory-limit", "100,1KiB,none", "--bucket-bytes", "1MiB,none")
+    shards = [tmp_path / f"{i}.jsonl" for i in (1, 2)]
+    ends = [weft("sweep", listing, *grid, "--shard", f"{i}/2", "-o", shards[i - 1]).exit_code for i in (1, 2)]
+    assert ends == [1, 1]  # 100 bytes are too few
+    done = weft("sweep", "--merge", *shards, "--plot", svg)
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:7]] == ["h100-8"] * 6
+    assert [re.split(" {2,}", line)[2:5] for line in lines[1:3]] == [
+        ["100 B", "1 MiB", "needs 288 B"],  # what is added, the sum, and both inputs
+        ["100 B", "-", "needs 288 B"],
+    ]
+    assert [re.split(" {2,}", line)[2:4] for line in lines[3:7]] == [
+        *(["1 KiB", "1 MiB"], ["1 KiB", "-"], ["-", "1 MiB"], ["-", "-"]),
+    ]
+    assert "no order was found that fits in 100 bytes; the least that one needs is 288" in done.stdout
+    assert "step by memory limit, h100-8" in svg.read_text()
 
 
 def test_a_shard_with_no_cell_is_empty(weft: Weft, listing: Path, tmp_path: Path):
@@ -129,12 +151,25 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
             "sweep: --pipeline auto is given twice\ngive it once\n",
         ),
         (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "1KiB,1024"],
+            "sweep: --memory-limit 1024 is given twice\ngive it once\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "20GiB,"],
+            "--memory-limit: '' is no size\nwrite 24GiB, 24GB or a number of bytes\n",
+        ),
+        (
             ["g.txt", "--cluster", "h100-8", "--pipeline", "sink-wates"],
             "pipeline: no pass is called 'sink-wates'\ndid you mean 'sink-waits'?\n",
         ),
         (
             ["g.txt", "--cluster", "h100-8", "--plot", "no/plot.svg"],
             "no/plot.svg: its folder does not exist\ngive a file in a folder that exists\n",
+        ),
+        (
+            ["a.jsonl", "--merge", "--bucket-bytes", "1", "--effort", "best"],
+            "sweep: --merge runs nothing, and --bucket-bytes and --effort are given\n"
+            "leave --bucket-bytes and --effort off\n",
         ),
         (
             ["a.jsonl", "--merge", "--cluster", "h100-8", "--shard", "1/2"],

@@ -123,6 +123,53 @@ def test_what_names_nothing_or_comes_twice_is_refused(
     assert message in str(caught.value)
 
 
+# Limits.
+
+NEED = 64 * 64 * 4
+
+
+def test_limits_are_axes_behind_clusters_and_pipelines(module: GraphModule):
+    found = sweep(module, ["h100-8"], memory_limits=[None, 1 << 30], bucket_bytes=[1, None])
+    assert [(each.index, each.memory_limit_bytes, each.max_bucket_bytes) for each in found] == [
+        (0, None, 1),
+        (1, None, None),
+        (2, 1 << 30, 1),
+        (3, 1 << 30, None),
+    ]
+    assert [each.pipeline for each in found] == ["auto"] * 4
+    assert [each.after.num_collectives for each in found if each.after] == [2, 1, 2, 1]
+
+
+def test_a_limit_that_nothing_meets_tells_what_would_fit(module: GraphModule):
+    (refused,) = sweep(module, ["h100-8"], memory_limits=[NEED])
+    assert refused.fitting_bytes is not None
+    assert refused.fitting_bytes > NEED
+    assert refused.error == (
+        f"schedule-overlap: no order was found that fits in {NEED} bytes; the least that one needs is "
+        f"{refused.fitting_bytes}\nallow {refused.fitting_bytes} bytes"
+    )
+    (fits,) = sweep(module, ["h100-8"], memory_limits=[refused.fitting_bytes])
+    assert fits.error is None
+    assert fits.after is not None
+    assert fits.after.peak_bytes is not None
+    assert fits.after.peak_bytes <= refused.fitting_bytes
+
+
+def test_the_effort_is_that_of_every_cell(module: GraphModule, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+    run = Pipeline.run
+    monkeypatch.setattr(Pipeline, "run", lambda *args, **given: (seen.append(given["effort"]), run(*args, **given))[1])
+    cells = [sweep(module, ["h100-8"], effort=effort)[0] for effort in ("fast", "best")]
+    assert seen == ["fast", "best"]
+    assert cells[0].sweep != cells[1].sweep
+
+
+def test_sizes_of_buckets_need_a_pass_that_takes_them(module: GraphModule):
+    (found,) = sweep(module, ["h100-8"], ["sink-waits"], bucket_bytes=[1 << 20])
+    do = "add schedule-overlap, or leave the sizes out"
+    assert found.error == f"sweep: no pass of 'sink-waits' takes a size of buckets\n{do}"
+
+
 # Executors.
 
 
@@ -183,6 +230,13 @@ def test_a_pool_whose_process_was_killed_gives_rows(module: GraphModule):
         pool.submit(kill, None).exception()
         errors = [each.error or "" for each in sweep(module, ["h100-8"], ["none", "auto"], pool)]
     assert [error.partition(":")[0] for error in errors] == ["BrokenProcessPool"] * 2
+
+
+def test_a_limit_is_given_once(module: GraphModule):
+    with pytest.raises(ReportError, match=r"sweep: memory limit '5' is given 2 times\ngive it once"):
+        sweep(module, ["h100-8"], memory_limits=[5, 5])
+    with pytest.raises(ReportError, match=r"sweep: size of buckets 'None' is given 2 times\ngive it once"):
+        sweep(module, ["h100-8"], bucket_bytes=[None, None])
 
 
 # Shards.
@@ -295,6 +349,17 @@ def test_the_table_shows_every_cell_and_the_errors_under_it():
     assert sweep_text([]) == "there are no cells"
 
 
+def test_limits_are_columns_where_they_are_given_and_a_cell_that_does_not_fit_says_what_it_needs():
+    refused = cell(
+        1, 2, memory_limit_bytes=2048, before=None, after=None, pass_seconds=None, error="e", fitting_bytes=4096
+    )
+    lines = sweep_text([cell(0, 2, memory_limit_bytes=20 * 10**9, max_bucket_bytes=3 << 20), refused]).splitlines()
+    assert lines[0].startswith("cluster  pipeline  memory limit  buckets  step ")
+    assert lines[1].startswith("c        p         20 GB         3 MiB    10.0 us -> 10.0 us ")
+    assert lines[2].split() == ["c", "p", "2", "KiB", "-", "needs", "4.00", "KiB", *"------"]
+    assert lines[3:] == ["", "c, p, 2 KiB of memory:", "    e"]
+
+
 def test_a_hostile_name_stays_one_line_of_text_in_the_table():
     lines = sweep_text([cell(cluster=HOSTILE, pipeline="a\nb")]).splitlines()
     assert len(lines) == 2
@@ -317,7 +382,43 @@ def test_the_plot_has_a_bar_for_each_cell_on_one_scale():
     assert texts[4:] == [
         *("c", "before", "10.0 us", "p", "5.00 us, gap 25.0 %"),
         *("d", "before", "10.0 us", "p", "10.0 us, gap 25.0 %"),
+        *("step by cluster", "5.00 us", "10.0 us", "c", "d", "p"),
     ]
+
+
+def drawn(text: str, tag: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(text).iter(f"{{http://www.w3.org/2000/svg}}{tag}"))
+
+
+def test_the_step_is_drawn_against_each_axis():
+    steps = {(1024, None): 9.0, (2048, None): 8.0, (None, None): 7.0, (1024, 5): 10.0, (2048, 5): 10.0, (None, 5): 6.0}
+    cells = [
+        cell(i, 6, memory_limit_bytes=memory, max_bucket_bytes=bucket, after=replace(TOTALS, step_us=step))
+        for i, ((memory, bucket), step) in enumerate(reversed(steps.items()))
+    ]
+    text = plot(cells)
+    titles = [each.text for each in drawn(text, "text") if each.get("class") == "head"]
+    assert titles == ["c", "step by memory limit, c", "step by size of buckets, c"]
+    lines = [each.get("points", "").split() for each in drawn(text, "polyline")]
+    assert [len(line) for line in lines] == [3, 3, 2, 2, 2]
+    heights = [[float(point.partition(",")[2]) for point in line] for line in lines[:2]]
+    assert heights[0][0] == heights[0][1] < heights[0][2]  # buckets of 5 bytes: 10, 10, 6, the longest at the top
+    assert heights[1] == sorted(heights[1])  # 9, 8, 7
+    names = [each.text for each in drawn(text, "text") if each.get("class") == "name"]
+    assert names[-10:] == [
+        *("1 KiB", "2 KiB", "not given", "p, 5 B", "p"),
+        *("5 B", "not given", "p", "p, 2 KiB", "p, 1 KiB"),
+    ]
+
+
+def test_a_cell_that_does_not_fit_is_a_cross_with_what_it_needs():
+    refused = cell(
+        0, 2, memory_limit_bytes=1, before=None, after=None, pass_seconds=None, error="e", fitting_bytes=4096
+    )
+    text = plot([refused, cell(1, 2, memory_limit_bytes=8192)])
+    assert [each[0].text for each in drawn(text, "path")] == ["p: failed, needs 4.00 KiB"]
+    assert "failed, needs 4.00 KiB" in [each.text for each in drawn(text, "text")]
+    assert drawn(text, "polyline") == []
 
 
 def test_a_failed_cell_is_named_in_the_plot_and_an_empty_sweep_has_one():
@@ -328,10 +429,12 @@ def test_a_failed_cell_is_named_in_the_plot_and_an_empty_sweep_has_one():
 
 
 def test_a_hostile_name_stays_text_in_the_plot():
-    text = plot([cell(cluster=HOSTILE, pipeline=HOSTILE + "long" * 20)])
+    other = cell(1, 2, cluster=HOSTILE, pipeline="p", before=None, after=None, pass_seconds=None, error="e")
+    text = plot([cell(0, 2, cluster=HOSTILE, pipeline=HOSTILE + "long" * 20), other, cell(2, 3)])
     assert text.isascii()
     root = ElementTree.fromstring(text)
-    assert {each.tag.rpartition("}")[2] for each in root.iter()} == {"svg", "title", "style", "rect", "text", "line"}
+    tags = {each.tag.rpartition("}")[2] for each in root.iter()}
+    assert tags == {"svg", "title", "style", "text", "circle", "line", "path", "rect"}
     shown = "".join(root.itertext())
     assert "<img src=x onerror=alert(1)>\"'&[2J]]>" in shown
     assert not any(part in text for part in ("<img", "<script", "http://cdn", "href"))
