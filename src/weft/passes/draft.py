@@ -12,7 +12,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,7 @@ from weft.errors import GraphError
 from weft.graph import lines, metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, Profile, profile
+from weft.passes.planned import AnyNode, New, op_word, sources, swapped
 from weft.passes.strides import is_alike, is_stride_blind
 from weft.planning.plan import Reason, Rewrite
 
@@ -36,24 +37,6 @@ class Refusal:
     blocking: str | None = None
     """The node that stands in the way."""
 
-
-@dataclass(eq=False, slots=True)
-class New:
-    """A call that is planned. It can be asked for what a node can be asked for."""
-
-    name: str
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    position: int
-    meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    op: str = "call_function"
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-AnyNode = Node | New
 
 MAX_RESTRIDED = 32
 """So many nodes may get other strides by one rewrite."""
@@ -83,7 +66,10 @@ class Draft:
             else:
                 self._reads.setdefault(i, []).append(storage)
         self._boundaries = [i for i, p in effects.special if p.opaque]
-        self._escaping = set(effects.held_by_outputs)
+        self._escaping: dict[int, int] = {}
+        """The storages that leave the graph, each with the number of results that hold it."""
+        for node in self.results:
+            self._count_result(node, 1)
         self._outside = {s for i, n in enumerate(self.dag.nodes) if _is_given(n) for s in effects.held(i)}
 
     @functools.cached_property
@@ -92,9 +78,9 @@ class Draft:
         return metadata.mode_of(self.dag.nodes)
 
     @functools.cached_property
-    def results(self) -> frozenset[Node]:
+    def results(self) -> tuple[Node, ...]:
         """The nodes that the graph returns."""
-        return frozenset(self.dag.nodes[-1].all_input_nodes)
+        return tuple(self.dag.nodes[-1].all_input_nodes)
 
     # What a node is.
 
@@ -270,7 +256,7 @@ class Draft:
         """What was a view and becomes a tensor of its own: nobody may write through it, nor count on it."""
         if mine & self._writes.keys():
             return Refusal(Reason.MUTATED, f"{old.name} stays: what it is a view of is written")
-        if mine & self._escaping & self._outside and self._reaches_output(old):
+        if mine & self._escaping.keys() & self._outside and self._reaches_output(old):
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned as a view of an input")
         return None
 
@@ -293,7 +279,7 @@ class Draft:
             if write is not None:
                 sentence = f"{old.name} stays: {write.name} writes it or {new.name} later"
                 return Refusal(Reason.MUTATED, sentence, write.name)
-        if mine & self._escaping and theirs & (self._escaping | self._outside) and self._reaches_output(old):
+        if (theirs & self._escaping.keys() or theirs & self._outside) and self._reaches_output(old):
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and would share memory with {new.name}")
         return None
 
@@ -321,14 +307,22 @@ class Draft:
         if isinstance(new, New) and not self.is_alias(new) and not self.is_alias(old):
             known = self._held.get(new, ())  # whoever writes the one later, writes the other
             self._held[new] = tuple(dict.fromkeys((*known, *self.held(old))))
-        elif set(self.held(old)) & self._escaping:
-            self._escaping.update(self.held(new))
+        if self._is_returned(old):
+            self._count_result(old, -1)
+            self._count_result(new, 0 if self._is_returned(new) else 1)
         for user in self.users(old):
             args, kwargs = self.arguments(user)
-            swap = functools.partial(_swap, old=old, new=new)
+            swap = functools.partial(swapped, old=old, new=new)
             self._arguments[user] = (swap(args), {key: swap(value) for key, value in kwargs.items()})
             self._own_users(new)[user] = None
         self._users[old] = {}
+
+    def _count_result(self, node: AnyNode, times: int) -> None:
+        for storage in self.held(node):
+            count = self._escaping.get(storage, 0) + times
+            self._escaping[storage] = count
+            if not count:
+                del self._escaping[storage]
 
     def _own_users(self, node: AnyNode) -> dict[AnyNode, None]:
         if node not in self._users:
@@ -361,33 +355,5 @@ class Draft:
         return node.op == "call_function" and not acts
 
 
-def op_word(op: Any) -> str:
-    """A word for an operator that can be part of a name."""
-    return str(ops.name_of(op)).rpartition("::")[2].split(".")[0].strip("_")
-
-
-def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
-    """The nodes among arguments, in order, each once. A launch that only names a group is none: it may go."""
-    found: dict[AnyNode, None] = {}
-    stack: list[Any] = [kwargs, args]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, New | Node):
-            found[item] = None
-        elif isinstance(item, Mapping):
-            stack += reversed(list(item.values()))
-        elif isinstance(item, list | tuple):
-            stack += reversed(item)
-    return list(found)
-
-
 def _is_given(node: AnyNode) -> bool:
     return node.op in ("placeholder", "get_attr")
-
-
-def _swap(item: Any, old: AnyNode, new: AnyNode) -> Any:
-    if item is old:
-        return new
-    if isinstance(item, list | tuple):
-        return type(item)(_swap(i, old, new) for i in item) if not hasattr(item, "_fields") else item
-    return item

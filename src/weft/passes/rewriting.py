@@ -149,7 +149,14 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
     applied: Applied = []
     refused: dict[tuple[AnyNode, int], tuple[tuple[str, ...], Refusal]] = {}
     limit = MAX_REWRITES_PER_NODE * len(draft.dag.nodes)
-    while heap:
+    retried_after = 0
+    while heap or (refused and len(applied) > retried_after):
+        if not heap:  # what was in the way of a refused one may be gone
+            retried_after = len(applied)
+            again = dict.fromkeys(node for node, _ in refused if node not in draft.gone)
+            heap = [(draft.position(node), next(order), node) for node in again]
+            heapq.heapify(heap)
+            continue
         node: AnyNode
         _, _, node = heapq.heappop(heap)
         for number, rule in index.rules_for(draft, node):

@@ -1,0 +1,59 @@
+"""Calls that are planned, and arguments that name them beside nodes of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from weft.graph import ops
+
+
+@dataclass(eq=False, slots=True)
+class New:
+    """A call that is planned. It can be asked for what a node can be asked for."""
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    position: int
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    op: str = "call_function"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+AnyNode = Node | New
+
+
+def op_word(op: Any) -> str:
+    """A word for an operator that can be part of a name."""
+    return str(ops.name_of(op)).rpartition("::")[2].split(".")[0].strip("_")
+
+
+def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
+    """The nodes among arguments, in order, each once. A launch that only names a group is none: it may go."""
+    found: dict[AnyNode, None] = {}
+    stack: list[Any] = [kwargs, args]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, New | Node):
+            found[item] = None
+        elif isinstance(item, Mapping):
+            stack += reversed(list(item.values()))
+        elif isinstance(item, list | tuple):
+            stack += reversed(item)
+    return list(found)
+
+
+def swapped(item: Any, old: AnyNode, new: AnyNode) -> Any:
+    """Arguments with one node in place of another."""
+    if item is old:
+        return new
+    if isinstance(item, list | tuple):
+        return type(item)(swapped(i, old, new) for i in item) if not hasattr(item, "_fields") else item
+    return item
