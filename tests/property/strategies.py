@@ -339,6 +339,22 @@ class Builder:
         if self.rng.random() < 0.5:
             self.emit(self.new((), value.dtype), f"sum({whole.name})")
 
+    def put(self) -> None:
+        """A tensor with a part replaced, maybe copied back."""
+        value = self.pick(contiguous=True)
+        if not value or not value.shape or value.shape[0] % 2:
+            return
+        half = value.shape[0] // 2
+        part = self.pick(shape=(half, *value.shape[1:]), dtype=value.dtype)
+        if part is None:
+            part = self.emit(self.new((half, *value.shape[1:]), value.dtype), f"slice({value.name}, 0, 0, {half})")
+            part.storages = value.storages
+        start = self.rng.choice([0, half])
+        put = self.emit(self.like(value), f"slice_scatter({value.name}, {part.name}, 0, {start}, {start + half})")
+        if self.rng.random() < 0.3 and not value.storages & self.unwritable:
+            back = self.new(value.shape, value.dtype, value.storages, value.contiguous)
+            self.emit(back, f"copy_({value.name}, {put.name})")
+
     # What rewrites look for.
 
     def arithmetic(self) -> None:
@@ -482,6 +498,12 @@ ALGEBRA_STEPS = (
     *(("pointwise", 3), ("binary", 2), ("matmul", 2), ("write", 3), ("draw", 1), ("view", 2), ("copy", 1)),
 )
 """Programs with collectives that others can stand for."""
+MUTATION_STEPS = (
+    *(("put", 8), ("pointwise", 6), ("binary", 3), ("view", 3), ("transpose", 1), ("slice", 2), ("split", 1)),
+    *(("copy", 2), ("write", 3), ("draw", 1), ("matmul", 2), ("cast", 1)),
+    *(("all_gather", 2), ("all_reduce", 2), ("reduce_scatter", 1), ("coalesced", 1), ("wait", 5), ("wait_again", 1)),
+)
+"""Programs with much that can be written in place, and much that must not."""
 ONE_RANK_MESHES = ({"dp": (1, 1)}, {"dp": (2, 1), "tp": (1, 1)}, {"dp": (1, 1), "tp": (4, 1)})
 """With groups of one rank."""
 

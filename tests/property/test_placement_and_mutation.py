@@ -14,7 +14,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import ALGEBRA_STEPS, MESHES, ONE_RANK_MESHES, random_listing
+from tests.property.strategies import ALGEBRA_STEPS, MESHES, MUTATION_STEPS, ONE_RANK_MESHES, random_listing
 from weft.graph import check, metadata
 from weft.graph.dag import Dag
 from weft.graph.text import parse, render
@@ -31,6 +31,8 @@ CASES = {
     "decompose-all-reduces{always=true}": (ALGEBRA_STEPS, MESHES),
     "fuse-sliced-all-reduces": (ALGEBRA_STEPS, MESHES),
     "sink-gathers": (ALGEBRA_STEPS, MESHES),
+    "reuse-buffers": (MUTATION_STEPS, MESHES),
+    "reuse-buffers{pointwise=true}": (MUTATION_STEPS, MESHES),
 }
 """Passes, and the programs in which they find something."""
 NEEDS_MORE = {"fuse-sliced-all-reduces"}

@@ -1,0 +1,61 @@
+"""Last uses: until when anybody needs the memory that a node holds.
+
+Contract: a use is whatever takes a holder of the memory, through views too; a launch uses what it sends and what it
+receives until its wait, and without one to the end; so does whoever is given the memory by the graph's output. Memory
+that was given to another node is that node's and its first owner's from then on.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from weft.graph.dag import Dag
+
+
+class LastUses:
+    """Who uses each storage of a graph, and where."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag = dag
+        self._parents: dict[int, int] = {}
+        self._uses: dict[int, dict[int, int]] = {}
+        """By storage: the node that uses it, and until where."""
+        self.given: set[int] = set()
+        """Storages of inputs and constants."""
+        end = len(dag.nodes)
+        for i, node in enumerate(dag.nodes):
+            held = dag.effects.held(i)
+            for storage in held:
+                uses = self._uses.setdefault(storage, {})
+                uses.update((dag.index[user], dag.index[user]) for user in node.users)
+            if node.op in ("placeholder", "get_attr"):
+                self.given.update(held)
+        for flight in dag.effects.flights:
+            until = end if flight.wait is None else flight.wait
+            for storage in {*flight.reads, *flight.writes}:
+                uses = self._uses.setdefault(storage, {})
+                uses[flight.launch] = max(uses.get(flight.launch, 0), until)
+
+    def held(self, node: Node) -> frozenset[int]:
+        """The storages that a node holds, each by the owner that it has by now."""
+        return frozenset(map(self._find, self.dag.effects.held(self.dag.index[node])))
+
+    def _find(self, storage: int) -> int:
+        while storage in self._parents:
+            storage = self._parents[storage]
+        return storage
+
+    def first_use_after(self, node: Node, source: Node, but: Node | None = None) -> Node | None:
+        """The first other than `but` that uses the memory of `source` behind `node`; None if nobody does."""
+        place = self.dag.index[node]
+        skipped = {place} if but is None else {place, self.dag.index[but]}
+        uses = {user: end for storage in self.held(source) for user, end in self._uses.get(storage, {}).items()}
+        late = [user for user, end in uses.items() if end >= place and user not in skipped]
+        return self.dag.nodes[min(late)] if late else None
+
+    def give(self, source: Node, node: Node) -> None:
+        """Let a node have the memory of its source from now on."""
+        (old,), (new,) = self.held(source), self.held(node)
+        self._parents[new] = old
+        self._uses[old] = {**self._uses.get(old, {}), **self._uses.pop(new, {})}
+        self.given |= {old} if new in self.given else set()

@@ -1,0 +1,168 @@
+"""Write results into memory that nobody needs any more.
+
+Why: a functional graph copies a whole cache to change one row of it. Where nobody looks at the old tensor again, the
+row can be written in place.
+
+Before::
+
+    h: f32[1024, 64] = relu(x)
+    i: f32[1024, 64] = index_put(h, [rows], values)
+    r: f32[1024, 64] = neg(i)
+
+After::
+
+    h: f32[1024, 64] = relu(x)
+    i_index_put: f32[1024, 64] = index_put_(h, [rows], values)
+    r: f32[1024, 64] = neg(i_index_put)
+
+To be run last: what is written in place can be moved less. Inputs and constants are the caller's; they are written only
+where the graph ends by copying the very result back into them, and that copy goes. Results of slice_scatter and its kin
+are copied into a view. Pointwise operators are left to compilers, which fuse them and reuse memory, unless asked for.
+
+Declines: a tensor that is used later, by a view or by a launch not yet waited for too; that is returned, or the
+caller's; that overlaps with another argument.
+Numerics: exact. Memory: one tensor less for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from weft.compat import OpOverload, find_op, input_nodes
+from weft.graph import metadata, ops
+from weft.graph.dag import Dag
+from weft.graph.profiles import profile
+from weft.passes.base import Context, Numerics, Pass
+from weft.passes.draft import Draft, Refusal
+from weft.passes.last_uses import LastUses
+from weft.passes.uses import is_pointwise
+from weft.planning.plan import Decision, Reason, Step
+
+SCATTERS = frozenset(
+    (
+        *("index_put", "_unsafe_index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add"),
+        *("scatter_reduce", "masked_scatter", "masked_fill", "put"),
+    )
+)
+VIEW_SCATTERS = {
+    "slice_scatter": "slice",
+    "select_scatter": "select.int",
+    "diagonal_scatter": "diagonal",
+    "as_strided_scatter": "as_strided",
+}
+COPY = ops.op_of("copy_")
+
+
+@dataclass(frozen=True)
+class ReuseBuffers(Pass):
+    """Write results into memory that nobody needs any more."""
+
+    numerics = Numerics.EXACT
+
+    pointwise: bool = False
+    """Whether pointwise operators write in place too."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        sites = [(node, source) for node in dag.nodes if (source := self._source(node)) is not None]
+        if not sites:
+            return self.step([], [])
+        draft, uses = Draft(graph), LastUses(dag)
+        decisions: list[Decision] = []
+        for node, source in sites:
+            back = _copied_back(uses, node, source)
+            refusal = _why_not(uses, node, source, back)
+            if refusal is not None:
+                decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
+                continue
+            uses.give(source, node)
+            _write(draft, node, back)
+            sentence = f"{node.name} is written into {source.name}" + (f", which {back.name} did" if back else "")
+            decisions.append(self.decision(Reason.APPLIED, sentence, node.name, source.name))
+        return self.step(draft.actions, decisions)
+
+    def _source(self, node: Node) -> Node | None:
+        """The argument that a node could be written into."""
+        name = _base(node.target)
+        known = name in VIEW_SCATTERS or (in_place(node.target) and (name in SCATTERS or self.pointwise))
+        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node)):
+            return None
+        source = ops.bind(node).get("self")
+        value = ops.value_of(source) if isinstance(source, Node) else None
+        is_fit = isinstance(value, Tensor) and metadata.same(value, ops.value_of(node))
+        return source if is_fit and isinstance(source, Node) else None
+
+
+def _base(target: Any) -> str:
+    plain = isinstance(target, OpOverload) and target.namespace == "aten" and profile(target).plain
+    return target.name().partition("::")[2].partition(".")[0] if plain else ""
+
+
+def in_place(target: Any) -> OpOverload | None:
+    """The operator that writes into its first argument what another one returns."""
+    if not isinstance(target, OpOverload):
+        return None
+    name, _, overload = target.name().partition("::")[2].partition(".")
+    found = find_op("aten", f"{name.removeprefix('_unsafe_')}_", overload or "default")
+    if found is None or [p[0] for p in ops.parameters(found)] != [p[0] for p in ops.parameters(target)]:
+        return None
+    return found if profile(found).writes == ("self",) else None
+
+
+def _copied_back(uses: LastUses, node: Node, source: Node) -> Node | None:
+    """The copy of a result into the input that it was made from."""
+    if not uses.held(source) & uses.given:
+        return None
+    for user in node.users:
+        given = ops.bind(user) if user.target is COPY else {}
+        if given.get("src") is node and given["self"] is source and source.op == "placeholder":
+            return user
+    return None
+
+
+def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Refusal | None:
+    name = node.name
+    if len(uses.held(source)) != 1 or len(uses.held(node)) != 1:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: the memory of {source.name} is not known")
+    if uses.held(source) & uses.given and back is None:
+        return Refusal(Reason.ESCAPES, f"{name} stays: {source.name} is the caller's, and not copied back", source.name)
+    others = [n for n in input_nodes(node) if n is not source and uses.held(n) & uses.held(source)]
+    twice = _occurrences(node, source) > 1 and not is_pointwise(node)
+    if others or twice:
+        overlaps = (others or [source])[0].name
+        return Refusal(Reason.MUTATED, f"{name} stays: {overlaps} overlaps with what would be written", overlaps)
+    later = uses.first_use_after(node, source, but=back)
+    if later is not None:
+        return Refusal(Reason.DEPENDENCY, f"{name} stays: {later.name} uses {source.name} later", later.name)
+    if back is None:
+        return None
+    place = uses.dag.index[back]
+    written = [i for i, s, is_write in uses.dag.effects.accesses if is_write and {s} & uses.held(source)]
+    if max(written) != place or uses.held(node) & uses.dag.effects.held_by_outputs:
+        return Refusal(Reason.ESCAPES, f"{name} stays: it is more than what {back.name} copies back", back.name)
+    return None
+
+
+def _occurrences(node: Node, source: Node) -> int:
+    return sum(a is source for a in ops.bind(node).values())
+
+
+def _write(draft: Draft, node: Node, back: Node | None) -> None:
+    given = draft.bind(node)
+    source = given["self"]
+    view = VIEW_SCATTERS.get(_base(node.target))
+    if view is not None:
+        rest = [value for name, value in given.items() if name not in ("self", "src")]
+        part = draft.call(view, source, *rest, before=node)
+        draft.call("copy_", part, given["src"], before=node)
+        heir = source
+    else:
+        args, kwargs = draft.arguments(node)
+        heir = draft.call(in_place(node.target), *args, before=node, **kwargs)
+    draft.replace({node: heir}, [node])
+    if back is not None:
+        draft.replace({back: heir}, [back])
