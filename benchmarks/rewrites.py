@@ -169,6 +169,10 @@ def main() -> None:
         for parallel in options.parallel
         for layers in options.layers
     ]
+    found["rows"] += [
+        compare(f"{model}, {parallel}", weft.zoo.load(model, parallel=parallel, ranks=4), options.repeats)
+        for model, parallel in (("moe-debug", "fsdp"), ("vision-debug", "ddp"), ("llama-debug", "fsdp-tp"))
+    ]
     found["growth"] = growth(options.growth, options.repeats) if options.growth else None
     if options.json:
         with open(options.json, "w") as file:

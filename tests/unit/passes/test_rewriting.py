@@ -153,3 +153,19 @@ def test_every_pass_of_rules_declares_rules():
     for cls in all_passes().values():
         if issubclass(cls, RewritePass):
             assert list(cls().rules(Context()))
+
+
+EXACT = (
+    "remove-noops,remove-redundant-casts,cancel-views,simplify-arithmetic,cancel-splits-and-cats,dedupe-sizes,"
+    "fold-constant-cumsums,reuse-partial-reductions,remove-assertions,remove-profiler-marks,remove-dead-code"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"), [("llama-debug", "fsdp-tp"), ("moe-debug", "fsdp"), ("vision-debug", "ddp")]
+)
+def test_training_steps_of_the_zoo_are_shorter_and_bitwise_the_same(model: str, parallel: str):
+    module = weft.zoo.load(model, parallel=parallel, ranks=4)
+    made = Pipeline.parse(EXACT).run(module).module
+    assert len(made.graph.nodes) < len(module.graph.nodes)
+    assert weft.verify(module, made, ranks=4).bitwise
