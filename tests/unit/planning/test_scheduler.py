@@ -102,7 +102,7 @@ def test_a_job_outside_the_window_does_not():
 
 
 def gathers(*durations: int, first: int = 10) -> list[Op]:
-    """Gathers `g0`, `g1`, ... that are ready at once, and computes of 100 each, `c0`, `c1`, ..., that need them in turn."""
+    """Gathers `g0`, `g1`, ... that are ready at once, and computes `c0`, `c1`, ... of 100 that need them in turn."""
     made: list[Op] = [launch(f"g{k}", ns) for k, ns in enumerate(durations)]
     last = "start"
     made.append(compute("start", first))
