@@ -31,7 +31,7 @@ from weft.simulation.program import Program
 from weft.simulation.simulator import run
 
 CHUNKS = (2, 4, 8)
-TRIALS: dict[Effort, int] = {"fast": 1, "default": 2, "best": 3}
+TRIALS: dict[Effort, int] = {"fast": 1, "default": 1, "best": 3}
 """How many numbers of chunks are tried for sites that are alike."""
 SLACK = 1.1
 """A site that takes longer in chunks may still leave the stream to others; but not one that takes so much longer."""
