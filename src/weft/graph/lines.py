@@ -16,11 +16,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from weft.compat import HigherOrderOperator, OpOverload
 from weft.errors import PlanError, compose, nearest
 from weft.graph import ops
 from weft.graph.groups import group_argument
 from weft.graph.literals import LiteralReader, dotted
+from weft.graph.profiles import profile
 from weft.graph.types import DTYPE_NAMES, listed_name, plain_name
+
+LARGEST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,24 @@ class LineReader(LiteralReader):
         op = ops.op_of(called)
         if op is None:
             raise PlanError(compose("plan", f"no operator is called {called!r}", do=nearest(called, ops.op_names())))
+        if isinstance(op, HigherOrderOperator) or profile(op).opaque or ops.kind_of(op) is ops.Kind.BARRIER:
+            raise PlanError(compose("plan", f"{called} cannot be made by a plan: what it does is not known"))
         words = {at.id: plain_name(at.id) for at in ast.walk(call) if isinstance(at, ast.Name)}
         names = {
             word: self.nodes[name] for word, name in words.items() if name in self.nodes and listed_name(name) == word
         }
         args = tuple(self.literal(a, names) for a in call.args)
+        if not isinstance(op, OpOverload) and not _is_harmless(called, args):
+            raise PlanError(compose("plan", f"{text!r} is no arithmetic on numbers of the graph"))
         return Line(plain_name(target.id), op, args, self.keywords(call, (), names=names))
 
     def _literal_call(self, at: ast.Call, names: Mapping[str, Node] | None) -> Any:
         if dotted(at.func) == "group" and len(at.args) == 1:
             return group_argument(self.literal(at.args[0], names))
         return super()._literal_call(at, names)
+
+
+def _is_harmless(called: str, args: Sequence[Any]) -> bool:
+    """Whether a function of Python takes a node and otherwise small numbers: it is called to know its type."""
+    numbers = all(isinstance(a, Node) or (isinstance(a, int | float) and abs(a) <= LARGEST_NUMBER) for a in args)
+    return numbers and any(isinstance(a, Node) for a in args) and called != "operator.pow"

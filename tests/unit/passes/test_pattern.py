@@ -7,7 +7,9 @@ import torch
 from torch.fx import Node
 
 import weft
+from weft.compat import find_op, register_operators
 from weft.graph.ops import op_of
+from weft.graph.profiles import profile
 from weft.passes.draft import Draft, Refusal
 from weft.passes.pattern import ANY, VIEWS, Each, Either, Match, Op, Var, is_equal, match_at, op, why_no_match
 from weft.passes.rewriting import why_not_apply
@@ -213,3 +215,24 @@ def test_a_change_of_mode_stands_in_the_way(call: tuple[object, tuple[object, ..
 
 def test_operators_that_this_torch_lacks_are_left_out():
     assert op(("mm", "no_such_operator"), X, W).targets == (op_of("mm"),)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "overload", "writes"),
+    [
+        ("_c10d_functional", "all_gather_into_tensor_out", "default", True),
+        ("_c10d_functional", "all_gather_into_tensor", "default", False),
+        ("aten", "resize_", "default", True),
+        ("aten", "copy_", "default", True),
+        ("aten", "mm", "out", True),
+        ("fsdp", "copy_", "default", True),
+        ("aten", "__rshift__", "Scalar", False),
+        ("aten", "__irshift__", "Scalar", True),
+        ("aten", "clone", "default", False),
+    ],
+)
+def test_what_writes_is_known_by_its_schema(namespace: str, name: str, overload: str, writes: bool):
+    register_operators(namespace)
+    target = find_op(namespace, name, overload)
+    assert target is not None
+    assert bool(profile(target).writes) is writes
