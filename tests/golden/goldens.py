@@ -14,7 +14,7 @@ know this algebra; values are compared all the same. In the same places `Cluster
 the pass plans for, and `Memory: 512` a limit in bytes.
 
 A listing that sends to a peer is written for rank 0 of a ring: on rank r of its group every peer is r further on. So is
-one whose pass is told `rank=0`: on rank r what is called `own...`, a slice or an item, is r parts further on.
+one whose pass is told `rank=0`: on rank r what is called `own`, a slice or an item, is r parts further on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 import weft
+from tests.golden import operators  # noqa: F401  (golden files name them)
 from weft.errors import WeftError
 from weft.graph.check import validate
 from weft.graph.dag import Dag
@@ -205,7 +206,7 @@ def _shift_parts(listing: str, rank: int) -> str:
         length = int(bounds[1]) if bounds else 0
         return re.sub(r"(slice\(\w+, \d+), 0, \d+", rf"\1, {rank * length}, {(rank + 1) * length}", line)
 
-    return re.sub(r"^    own.*$", shift, listing, flags=re.MULTILINE)
+    return re.sub(r"^    own(:.*)? = .*$", shift, listing, flags=re.MULTILINE)
 
 
 # Running.

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from weft.graph import ops
 from weft.graph.dag import Dag
+
+COPY = ops.op_of("copy_")
 
 
 class LastUses:
@@ -59,3 +62,14 @@ class LastUses:
         self._parents[new] = old
         self._uses[old] = {**self._uses.get(old, {}), **self._uses.pop(new, {})}
         self.given |= {old} if new in self.given else set()
+
+
+def copied_back(uses: LastUses, node: Node, source: Node) -> Node | None:
+    """The copy of a result into the input that it was made from."""
+    if not uses.held(source) & uses.given:
+        return None
+    for user in node.users:
+        given = ops.bind(user) if user.target is COPY else {}
+        if given.get("src") is node and given["self"] is source and source.op == "placeholder":
+            return user
+    return None

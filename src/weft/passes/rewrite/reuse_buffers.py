@@ -38,7 +38,7 @@ from weft.graph.dag import Dag
 from weft.graph.profiles import profile
 from weft.passes.base import Context, Numerics, Pass
 from weft.passes.draft import Draft, Refusal
-from weft.passes.last_uses import LastUses
+from weft.passes.last_uses import LastUses, copied_back
 from weft.passes.uses import is_pointwise
 from weft.planning.plan import Decision, Reason, Step
 
@@ -54,7 +54,6 @@ VIEW_SCATTERS = {
     "diagonal_scatter": "diagonal",
     "as_strided_scatter": "as_strided",
 }
-COPY = ops.op_of("copy_")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class ReuseBuffers(Pass):
         draft, uses = Draft(graph), LastUses(dag)
         decisions: list[Decision] = []
         for node, source in sites:
-            back = _copied_back(uses, node, source)
+            back = copied_back(uses, node, source)
             refusal = _why_not(uses, node, source, back)
             if refusal is not None:
                 decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
@@ -111,17 +110,6 @@ def in_place(target: Any) -> OpOverload | None:
     if found is None or [p[0] for p in ops.parameters(found)] != [p[0] for p in ops.parameters(target)]:
         return None
     return found if profile(found).writes == ("self",) else None
-
-
-def _copied_back(uses: LastUses, node: Node, source: Node) -> Node | None:
-    """The copy of a result into the input that it was made from."""
-    if not uses.held(source) & uses.given:
-        return None
-    for user in node.users:
-        given = ops.bind(user) if user.target is COPY else {}
-        if given.get("src") is node and given["self"] is source and source.op == "placeholder":
-            return user
-    return None
 
 
 def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Refusal | None:
