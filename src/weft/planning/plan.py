@@ -40,6 +40,7 @@ class Reason(StrEnum):
     EXPOSED_BY_QUEUE = "exposed-by-queue"
     EXPOSED_BY_LINK = "exposed-by-link"
     EXPOSED_BY_MEMORY = "exposed-by-memory"
+    EXPOSED_BY_ORDER = "exposed-by-order"
     NO_PRODUCT = "no-product"
     OTHER_ORDER = "other-order"
     NOT_BY_ROWS = "not-by-rows"
@@ -65,6 +66,7 @@ NO_REFUSALS = (
     Reason.EXPOSED_BY_QUEUE,
     Reason.EXPOSED_BY_LINK,
     Reason.EXPOSED_BY_MEMORY,
+    Reason.EXPOSED_BY_ORDER,
     Reason.NO_PRODUCT,
     Reason.NO_GAIN,
 )
@@ -80,6 +82,10 @@ class Decision:
     nodes: tuple[str, ...]
     blocking: str | None = None
     """The node that stands in the way, where there is one."""
+    exposed_us: float = 0.0
+    """For how long the stream stands still for what is told of."""
+    gain_us: float = 0.0
+    """What lifting the block would make the step shorter, at most."""
 
     @property
     def applied(self) -> bool:

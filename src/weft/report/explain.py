@@ -30,6 +30,10 @@ class Outcome:
     nodes: tuple[str, ...]
     blocking: str | None
     """The node that stands in the way, or behind which it was put."""
+    exposed_us: float = 0.0
+    """For how long it is still exposed, where the decision says so; of a bucket as a whole."""
+    gain_us: float = 0.0
+    """What lifting the block would make the step shorter, at most."""
 
     @property
     def applied(self) -> bool:
@@ -52,11 +56,14 @@ class CollectiveRecord:
 
 @dataclass(frozen=True)
 class ReasonTotal:
-    """How often a reason was given."""
+    """How often a reason was given, and what it costs."""
 
     reason: Reason
     num_collectives: int
     num_decisions: int
+    exposed_us: float = 0.0
+    """For how long these are still exposed, each bucket counted once."""
+    gain_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,10 +129,14 @@ def _record(collective: Collective, table: GroupTable, decisions: list[Decision]
         group=name,
         num_ranks=group.size if group is not None else 0,
         num_bytes=None if sent is None or received is None else max(sent, received),
-        outcomes=tuple(Outcome(d.pass_name, d.reason, d.sentence, d.nodes, d.blocking) for d in decisions),
+        outcomes=tuple(
+            Outcome(d.pass_name, d.reason, d.sentence, d.nodes, d.blocking, d.exposed_us, d.gain_us) for d in decisions
+        ),
     )
 
 
 def _total(reason: Reason, records: tuple[CollectiveRecord, ...]) -> ReasonTotal:
     counts = [sum(outcome.reason is reason for outcome in record.outcomes) for record in records]
-    return ReasonTotal(reason, sum(count > 0 for count in counts), sum(counts))
+    once = dict.fromkeys(outcome for record in records for outcome in record.outcomes if outcome.reason is reason)
+    exposed, gain = sum(each.exposed_us for each in once), sum(each.gain_us for each in once)
+    return ReasonTotal(reason, sum(count > 0 for count in counts), sum(counts), exposed, gain)

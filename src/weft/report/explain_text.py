@@ -8,9 +8,10 @@ ag0: all_gather of 4096 bytes over dp (8 ranks)
 
 from __future__ import annotations
 
-from weft.report.explain import CollectiveRecord, Explanation, Outcome
+from weft.report.explain import CollectiveRecord, Explanation, Outcome, ReasonTotal
 from weft.report.plain_text import plain_line
 from weft.report.report import table
+from weft.report.summary import duration_text
 
 
 def text_of(explanation: Explanation) -> str:
@@ -18,11 +19,17 @@ def text_of(explanation: Explanation) -> str:
     lines = [line for record in explanation.collectives for line in _lines(record)]
     if not lines:
         return "the graph has no collectives"
-    rows = [("reason", "collectives", "decisions")]
-    rows += [(total.reason.value, str(total.num_collectives), str(total.num_decisions)) for total in explanation.totals]
+    rows = [("reason", "collectives", "decisions", "exposed", "lifting gains at most")]
+    rows += map(_total, explanation.totals)
     if explanation.unconsidered:
-        rows.append(("not considered", str(len(explanation.unconsidered)), "0"))
-    return "\n".join([*lines, "", *table(rows)])
+        rows.append(("not considered", str(len(explanation.unconsidered)), "0", "", ""))
+    columns = 5 if any(total.exposed_us for total in explanation.totals) else 3
+    return "\n".join([*lines, "", *table([row[:columns] for row in rows])])
+
+
+def _total(total: ReasonTotal) -> tuple[str, str, str, str, str]:
+    exposed, gain = (duration_text(us) if total.exposed_us else "" for us in (total.exposed_us, total.gain_us))
+    return total.reason.value, str(total.num_collectives), str(total.num_decisions), exposed, gain
 
 
 def _lines(record: CollectiveRecord) -> list[str]:

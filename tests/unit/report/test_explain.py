@@ -122,6 +122,29 @@ def test_the_text_tells_every_collective_and_the_totals(module: GraphModule):
     ]
 
 
+def test_what_is_exposed_is_summed_by_reason_a_bucket_once(module: GraphModule):
+    found = explain(
+        module,
+        report(
+            Decision("plan", Reason.EXPOSED_BY_QUEUE, "ag and rs are one", ("ag", "rs"), None, 70.0, 20.0),
+            Decision("plan", Reason.EXPOSED_BY_DEPENDENCY, "ag", ("ag",), "x", 1500.0, 1500.0),
+            Decision("plan", Reason.ALREADY_DONE, "rs is hidden", ("rs",)),
+            passes=("plan",),
+        ),
+    )
+    assert [(t.reason.value, t.num_collectives, t.exposed_us, t.gain_us) for t in found.totals] == [
+        ("already-done", 1, 0.0, 0.0),
+        ("exposed-by-dependency", 1, 1500.0, 1500.0),
+        ("exposed-by-queue", 2, 70.0, 20.0),
+    ]
+    assert text_of(found).splitlines()[-4:] == [
+        "reason                 collectives  decisions  exposed  lifting gains at most",
+        "already-done           1            1",
+        "exposed-by-dependency  1            1          1.50 ms  1.50 ms",
+        "exposed-by-queue       2            2          70.0 us  20.0 us",
+    ]
+
+
 def test_sizes_that_are_unknown_are_told_so():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -142,7 +165,10 @@ def test_the_json_holds_all_of_it(module: GraphModule):
     done = weft.optimize(module, pipeline="dedupe-collectives,hoist-launches,sink-waits")
     data = json.loads(explain(module, done.report).to_json())
     assert [record["name"] for record in data["collectives"]] == ["ag", "rs"]
-    assert data["collectives"][0]["outcomes"][1]["pass_name"] == "hoist-launches"
+    assert [outcome["pass_name"] for outcome in data["collectives"][0]["outcomes"]][-2:] == [
+        "hoist-launches",
+        "sink-waits",
+    ]
     assert data["totals"][0]["reason"] == "applied"
     assert data["unconsidered"] == []
 
