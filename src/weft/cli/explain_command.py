@@ -40,7 +40,8 @@ def explain(
 ) -> None:
     """Say what became of every collective of a graph: what was done to it, what was declined, and why.
 
-    Of one collective, and with --cluster, also when it ran and what hid it, before and after.
+    For what is still exposed: what blocks it, and what lifting that would gain. Of one collective, and with --cluster,
+    also when it ran and what hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:
@@ -62,7 +63,7 @@ def explain(
     from weft.report.explain import explain as tell
     from weft.report.explain_text import text_of
 
-    explanation = tell(module, result.report)
+    explanation = tell(module, result.report, result.plan.evidence)
     save_plan(result, plan)
     if collective is None:
         text = explanation.to_json() if as_json else text_of(explanation)

@@ -16,8 +16,9 @@ from torch.fx import GraphModule
 
 from weft.graph.collective import Collective, collectives
 from weft.graph.groups import GroupTable, read_groups
-from weft.planning.plan import Decision, Reason
+from weft.planning.plan import Decision, Evidence, Reason
 from weft.report.report import Report
+from weft.simulation.timeline import NS_PER_US
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,19 @@ class ReasonTotal:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """The step of a plan and the bound that is proved."""
+
+    cluster: str
+    step_us: float
+    bound_us: float
+    gap: float
+    """step / bound - 1."""
+    bound: str
+    """What the bound is called, and what it rests on."""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """All collectives, in the order of their launches."""
 
@@ -75,14 +89,19 @@ class Explanation:
     """By reason, in the order of the list of reasons."""
     unconsidered: tuple[str, ...]
     """The collectives about which nothing was decided."""
+    verdict: Verdict | None = None
+    """How good the outcome is, where it is for a cluster."""
 
     def to_json(self) -> str:
         """The explanation as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
 
-def explain(module: GraphModule, report: Report) -> Explanation:
-    """Tell the decisions of a report by the collectives of the module that it was made for."""
+def explain(module: GraphModule, report: Report, evidence: Evidence | None = None) -> Explanation:
+    """Tell the decisions of a report by the collectives of the module that it was made for.
+
+    `evidence` is that of the plan.
+    """
     table = read_groups(module)
     found = list(collectives(module.graph))
     decisions = _by_collective(module, found, report)
@@ -91,7 +110,13 @@ def explain(module: GraphModule, report: Report) -> Explanation:
         records,
         tuple(total for reason in Reason if (total := _total(reason, records)).num_decisions),
         tuple(record.name for record in records if not record.outcomes),
+        None if evidence is None else _verdict(evidence),
     )
+
+
+def _verdict(evidence: Evidence) -> Verdict:
+    times = evidence.step_ns / NS_PER_US, evidence.bound_ns / NS_PER_US
+    return Verdict(evidence.cluster, *times, evidence.gap, evidence.bound)
 
 
 def _by_collective(module: GraphModule, found: list[Collective], report: Report) -> list[list[Decision]]:

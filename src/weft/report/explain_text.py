@@ -8,10 +8,10 @@ ag0: all_gather of 4096 bytes over dp (8 ranks)
 
 from __future__ import annotations
 
-from weft.report.explain import CollectiveRecord, Explanation, Outcome, ReasonTotal
+from weft.report.explain import CollectiveRecord, Explanation, Outcome, ReasonTotal, Verdict
 from weft.report.plain_text import plain_line
 from weft.report.report import table
-from weft.report.summary import duration_text
+from weft.report.summary import duration_text, share_text
 
 
 def text_of(explanation: Explanation) -> str:
@@ -24,7 +24,17 @@ def text_of(explanation: Explanation) -> str:
     if explanation.unconsidered:
         rows.append(("not considered", str(len(explanation.unconsidered)), "0", "", ""))
     columns = 5 if any(total.exposed_us for total in explanation.totals) else 3
-    return "\n".join([*lines, "", *table([row[:columns] for row in rows])])
+    return "\n".join([*lines, "", *table([row[:columns] for row in rows]), *_verdict(explanation.verdict)])
+
+
+def _verdict(verdict: Verdict | None) -> list[str]:
+    if verdict is None:
+        return []
+    step, bound = duration_text(verdict.step_us), duration_text(verdict.bound_us)
+    gap = f"{share_text(abs(verdict.gap))} {'above' if verdict.gap >= 0 else 'below'}"
+    why = "" if verdict.gap >= 0 else ", since work was taken away"
+    told = f"the step takes {step} on {verdict.cluster}, {gap} the bound of {bound} for the graph as it was{why}"
+    return ["", plain_line(told), plain_line(f"the bound is proved by {verdict.bound}")]
 
 
 def _total(total: ReasonTotal) -> tuple[str, str, str, str, str]:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 import weft
-from weft.planning.plan import Decision, Reason
+from weft.planning.plan import Decision, Evidence, Reason
 from weft.report.explain import Explanation, explain
 from weft.report.explain_text import text_of
 from weft.report.plain_text import plain, plain_line
@@ -142,6 +142,22 @@ def test_what_is_exposed_is_summed_by_reason_a_bucket_once(module: GraphModule):
         "already-done           1            1",
         "exposed-by-dependency  1            1          1.50 ms  1.50 ms",
         "exposed-by-queue       2            2          70.0 us  20.0 us",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound_ns", "told"),
+    [
+        (1_000_000, "20.0 % above the bound of 1.00 ms for the graph as it was"),
+        (1_500_000, "20.0 % below the bound of 1.50 ms for the graph as it was, since work was taken away"),
+    ],
+)
+def test_the_step_is_held_against_the_bound(module: GraphModule, bound_ns: int, told: str):
+    evidence = Evidence("h100-1x8", 1_200_000, 1, bound_ns, "compute: 1 ms on the stream")
+    text = text_of(explain(module, report(), evidence))
+    assert text.splitlines()[-2:] == [
+        f"the step takes 1.20 ms on h100-1x8, {told}",
+        "the bound is proved by compute: 1 ms on the stream",
     ]
 
 
