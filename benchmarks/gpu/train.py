@@ -1,0 +1,290 @@
+"""Training steps on one GPU with 2 and 4 real NCCL ranks: Weft beside eager, torch's own wrappers and Inductor.
+
+    PYTHONPATH=src python benchmarks/gpu/train.py --budget-s 560 --json results.json [--jobs 'fsdp:2:*' ...]
+    PYTHONPATH=src python benchmarks/gpu/train.py --device cpu --ranks 2 --tiny      # the whole flow, without a GPU
+    PYTHONPATH=src python benchmarks/gpu/train.py --docs results.json                # the table into docs/gpu.md
+
+First the ranks measure the cluster that they make. Then every job (parallelism:ranks:what) runs in processes of its own
+with a time limit, the most telling first: values against eager, step times by CUDA events, communication by the
+profiler, and for graphs what the simulator predicts of them on the measured cluster. The file is written after every
+row. MPS, which this script starts and stops, lets the ranks' kernels run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+from buckets import mps
+from train_table import fill, table
+
+HERE = Path(__file__).parent
+GRAPHS = ["graph as captured", "graph naive", "graph planned", "graph auto"]
+WORK = {
+    "graph": GRAPHS,
+    "eager": ["eager", "torch's own", "weft_eager"],
+    "inductor": ["inductor"],
+    "overlap": ["inductor overlap"],
+    "weft": ["weft"],
+    "cudagraphs": ["inductor cudagraphs"],
+    "weft-cudagraphs": ["weft cudagraphs"],
+}
+COMPILERS = ("inductor", "overlap", "weft")
+SHAPES = {
+    "fsdp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
+    "ddp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
+    "tp": {"num_layers": 2, "dim": 8192, "ffn_dim": 22016, "num_heads": 64, "tokens": 8192},
+    "fsdp-tp": {"num_layers": 3, "dim": 4096, "ffn_dim": 11008, "num_heads": 32, "tokens": 16384},
+}
+"""Decoders in which communication takes about as long as compute; `tokens` are those of all ranks together."""
+TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "tokens": 128}
+SEQUENCE, VOCABULARY = 2048, 8192
+LEAST_S = 25
+"""A job is not begun with less time left."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one group of processes does."""
+
+    parallel: str
+    ranks: int
+    what: str
+    limit_s: int = 150
+
+    @property
+    def label(self) -> str:
+        return f"{self.parallel}:{self.ranks}:{self.what}"
+
+    @property
+    def variants(self) -> list[str]:
+        if self.what == "calibrate":
+            return ["calibrate"]
+        has_own = self.parallel in ("ddp", "fsdp")  # torch's own wrappers; there `auto` is the planner alone
+        return [name for name in WORK[self.what] if name != ("graph auto" if has_own else "torch's own")]
+
+
+def all_jobs(ranks: list[int]) -> list[Job]:
+    """The most telling first: orders of one graph, then what needs no compiler, then compilers, then more ranks."""
+    found: list[Job] = []
+    if 2 in ranks:
+        for parallel in ("fsdp", "ddp", "tp"):
+            found += [Job(parallel, 2, "graph", 240), Job(parallel, 2, "eager")]
+        found += [Job(parallel, 2, what, 180) for parallel in ("fsdp", "ddp", "tp") for what in COMPILERS]
+        found += [Job("fsdp", 2, what, 180) for what in ("cudagraphs", "weft-cudagraphs")]
+    if 4 in ranks:
+        in_turn = ("fsdp", "fsdp-tp", "ddp", "tp")
+        found += [Job(parallel, 4, what, 240) for parallel in in_turn for what in ("graph", "eager")]
+        found += [Job(parallel, 4, what, 200) for parallel in ("fsdp-tp", "fsdp") for what in COMPILERS]
+    return found
+
+
+class Runner:
+    """Runs jobs one behind the other within a budget, and keeps what they found."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.ends = time.monotonic() + options.budget_s
+        self.rows: list[dict[str, Any]] = []
+        self.clusters: dict[str, dict[str, Any]] = {}
+
+    def run(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.ranks not in {each["ranks"] for each in self.clusters.values()}:
+                self._calibrate(job)
+            self._finish(job, *self._processes(job))
+
+    def _calibrate(self, job: Job) -> None:
+        first = replace(job, what="calibrate", limit_s=120)
+        found, error = self._processes(first)
+        told = {key: value for key, value in (found[0] if found else {}).items() if key != "variant"}
+        self.clusters[str(job.ranks)] = {"ranks": job.ranks, **(told or {"error": error or "nothing was written"})}
+        print(f"{first.label}: {error or _of_cluster(told)}", flush=True)
+        self.write()
+
+    def _finish(self, job: Job, found: list[dict[str, Any]], error: str) -> None:
+        by_name = {row["variant"]: row for row in found}
+        for name in job.variants:
+            row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
+            self.rows.append({"parallel": job.parallel, "ranks": job.ranks, **row})
+        self.write()
+        print(f"-- {job.label}{': ' + error.splitlines()[-1][:200] if error else ''}", flush=True)
+        print(
+            table([row for row in self.rows if (row["parallel"], row["ranks"]) == (job.parallel, job.ranks)]),
+            flush=True,
+        )
+
+    def _processes(self, job: Job) -> tuple[list[dict[str, Any]], str]:
+        """The rows that a job wrote, and why they are not all; empty if they are."""
+        left = self.ends - time.monotonic()
+        if left < (5 if self.options.tiny else LEAST_S):
+            return [], "not run: the budget is spent"
+        limit = min(job.limit_s, left)
+        spec = self._spec(job)
+        path = self.folder / f"{job.label.replace(':', '_')}.json"
+        path.write_text(json.dumps(spec))
+        logs = [self.folder / f"{path.stem}_rank{rank}.log" for rank in range(job.ranks)]
+        command = [sys.executable, str(HERE / "train_rank.py"), str(path)]
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"), "PYTHONUNBUFFERED": "1"}
+        started = [
+            subprocess.Popen(
+                [*command, str(rank)],
+                stdout=log.open("w"),
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+            for rank, log in enumerate(logs)
+        ]
+        error = _wait(started, time.monotonic() + limit)
+        if error:
+            error = f"{error}: {_last_line(logs)}"
+        rows = Path(spec["rows"])
+        return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], error
+
+    def _spec(self, job: Job) -> dict[str, Any]:
+        options = self.options
+        shape = dict(TINY if options.tiny else SHAPES[job.parallel])
+        shape |= {key: value for key in shape if (value := getattr(options, key, None)) is not None}
+        tokens = shape.pop("tokens") // {"tp": 1, "fsdp-tp": max(job.ranks // 2, 1)}.get(job.parallel, job.ranks)
+        sequence = min(32 if options.tiny else SEQUENCE, tokens)
+        shape |= {"num_kv_heads": shape["num_heads"], "sequence": sequence}
+        shape |= {"vocabulary": 256 if options.tiny else VOCABULARY}
+        return {
+            "parallel": job.parallel,
+            "ranks": job.ranks,
+            "variants": job.variants,
+            "device": options.device,
+            "tiny": options.tiny,
+            "shape": shape,
+            "batch": max(1, tokens // sequence),
+            "reduce": options.reduce,
+            "steps": options.steps,
+            "warm_up": 1 if options.tiny else 3,
+            "folder": str(self.folder),
+            "cluster": str(self.folder / f"cluster_{job.ranks}.toml"),
+            "rows": str(self.folder / f"{job.label.replace(':', '_')}.rows"),
+            "port": _free_port(),
+        }
+
+    def write(self) -> None:
+        """All that is known, to every place that was asked for."""
+        found = {**about(self.options), "clusters": self.clusters, "rows": self.rows}
+        text = json.dumps(found, indent=1)
+        for place in places(self.options):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+
+
+def places(options: argparse.Namespace) -> list[Path]:
+    found = [Path(options.json)] if options.json else []
+    return [*found, *([Path(os.environ["OUT"]) / "train.json"] if os.environ.get("OUT") else [])]
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, the versions and the date."""
+    is_gpu = options.device == "cuda"
+    return {
+        "machine": torch.cuda.get_device_name(0) if is_gpu else platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else None,
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "mps": is_gpu and shutil.which("nvidia-cuda-mps-control") is not None,
+        "reduce": options.reduce,
+        "shapes": {"all": TINY} if options.tiny else SHAPES,
+        "sequence": SEQUENCE,
+        "command": " ".join(sys.argv),
+    }
+
+
+def _of_cluster(told: dict[str, Any]) -> str:
+    shown = {key: told.get(key) for key in ("peak_tflops", "memory_gbps", "launch_gap_us", "overlap_slowdown")}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def _wait(started: list[subprocess.Popen[bytes]], until: float) -> str:
+    """Wait for all; empty if all went well. One that failed, or the limit, ends the others."""
+    error = ""
+    while any(process.poll() is None for process in started):
+        failed = next((process for process in started if process.poll() not in (None, 0)), None)
+        if failed is not None or time.monotonic() > until:
+            error = "the time limit was reached" if failed is None else f"a rank ended with {failed.returncode}"
+            time.sleep(2 if failed is not None else 0)  # the others may say why
+            break
+        time.sleep(0.2)
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return error or next((f"a rank ended with {p.returncode}" for p in started if p.returncode), "")
+
+
+def _last_line(logs: list[Path]) -> str:
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line or "error" in line]
+    return (told or lines or ["no output"])[-1].strip()[:300]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, nargs="*", choices=(2, 4), default=[2, 4])
+    parser.add_argument("--jobs", nargs="*", default=["*"], help="patterns such as 'fsdp:2:*'; --list shows all")
+    parser.add_argument("--list", action="store_true", help="name the jobs in their order")
+    parser.add_argument("--budget-s", type=float, default=560.0, help="of the whole run")
+    parser.add_argument("--steps", type=int, default=8, help="that are timed in a round")
+    parser.add_argument("--reduce", choices=("f32", "bf16"), default="f32", help="in what gradients are summed")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and two steps, to try the flow")
+    for name in ("num-layers", "dim", "ffn-dim", "num-heads", "tokens"):
+        parser.add_argument(f"--{name}", type=int, help="of the model, instead of what is chosen by parallelism")
+    parser.add_argument("--json", help="write everything to this file, after every row")
+    parser.add_argument("--docs", metavar="FILE", help="fill docs/gpu.md from a file of results, and run nothing")
+    options = parser.parse_args(arguments)
+    options.steps = min(options.steps, 2) if options.tiny else options.steps
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.docs:
+        fill(Path(options.docs), HERE.parents[1] / "docs" / "gpu.md")
+        return
+    jobs = [job for job in all_jobs(options.ranks) if any(fnmatch.fnmatch(job.label, each) for each in options.jobs)]
+    if options.list:
+        print("\n".join(f"{job.label:22} {', '.join(job.variants)}" for job in jobs))
+        return
+    print(", ".join(f"{key} {value}" for key, value in about(options).items() if key != "shapes"), flush=True)
+    with mps() if options.device == "cuda" else nullcontext(), tempfile.TemporaryDirectory() as folder:
+        runner = Runner(options, Path(folder))
+        runner.run(jobs)
+        print(table(runner.rows))
+
+
+if __name__ == "__main__":
+    main()

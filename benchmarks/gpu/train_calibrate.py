@@ -1,0 +1,185 @@
+"""The cluster that ranks of one machine make, measured by them: collectives, products, copies, gaps, and slowdown.
+
+On a GPU everything comes from the traces of all ranks, by what `weft calibrate` is made of. On a CPU there are no
+kernels in a trace: there the collectives are timed from outside, as a stand-in by which the whole flow can be tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from train_profile import events_of, gap_us, record
+
+from weft.cost.calibrate import fit, read_measurements
+from weft.cost.calibrated_file import cluster_text
+from weft.cost.device import Device
+from weft.cost.samples import Sample
+from weft.graph.ops import Kind
+
+PAYLOADS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
+"""Bytes of the full tensor."""
+REPEATS = 4
+NUM_ADDS = 100
+NUM_PRODUCTS = 8
+AHEAD_BYTES = 512 << 20
+"""Of the collective beside which products are timed: it must take longer than they do."""
+
+
+def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Measure, and let rank 0 write the cluster; what was found comes back on rank 0."""
+    folder, device, ranks = Path(job["folder"]), job["device"], job["ranks"]
+    groups: list[Any] = [dist.group.WORLD]
+    if ranks == 4:
+        mesh: DeviceMesh = init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
+        groups += [mesh.get_group("dp"), mesh.get_group("tp")]
+    payloads = PAYLOADS[:3] if job["tiny"] else PAYLOADS
+    path = folder / f"calibrate_{ranks}_rank{rank}.json.gz"
+    if device != "cuda":
+        return _by_clock(job, rank, groups, payloads)
+    work = _work(job, groups, payloads)
+    work()
+    record(work, path, device=device, shapes=True)
+    slowdown = _slowdown(job)
+    dist.barrier()
+    if rank:
+        return {}
+    found = read_measurements([folder / f"calibrate_{ranks}_rank{r}.json.gz" for r in range(ranks)])
+    made = found.compute.device() or Device("measured")
+    made = replace(made, launch_gap_us=gap_us(events_of(path)) or 0.0, overlap_slowdown=slowdown)
+    return _write(job, found.samples, made, [*found.notes])
+
+
+def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str]) -> dict[str, Any]:
+    fitted = fit(samples, name=f"measured-{job['ranks']}", device=device)
+    text = cluster_text(fitted, ["the ranks of this run"])
+    extra = f"launch_gap_us = {device.launch_gap_us:.4g}\noverlap_slowdown = {device.overlap_slowdown:.4g}\n"
+    text = text.replace("[device]\n", f"[device]\n{extra}", 1)
+    Path(job["cluster"]).write_text(text)
+    return {
+        "toml": text,
+        "peak_tflops": dict(device.peak_tflops),
+        "memory_gbps": device.memory_gbps,
+        "launch_gap_us": device.launch_gap_us,
+        "overlap_slowdown": device.overlap_slowdown,
+        "lines": [
+            {
+                "kind": line.kind.value,
+                "ranks": line.group.size,
+                "us_by_bytes": [list(point) for point in line.table.points],
+            }
+            for line in fitted.lines
+        ],
+        "notes": [*notes, *fitted.notes],
+    }
+
+
+def _collectives(num_bytes: int, group: Any, device: str) -> dict[Kind, Callable[[], Any]]:
+    """One of each kind whose full tensor has that many bytes."""
+    size = dist.get_world_size(group)
+    full = torch.ones(num_bytes // 2, dtype=torch.bfloat16, device=device)
+    part = full[: full.numel() // size].clone()
+    return {
+        Kind.ALL_REDUCE: lambda: dist.all_reduce(full, group=group),
+        Kind.ALL_GATHER: lambda: dist.all_gather_into_tensor(full, part, group=group),  # pyright: ignore[reportDeprecated]  # the name to torch 2.12
+        Kind.REDUCE_SCATTER: lambda: dist.reduce_scatter_tensor(part, full, group=group),  # pyright: ignore[reportDeprecated]  # the name to torch 2.12
+    }
+
+
+def _work(job: dict[str, Any], groups: list[Any], payloads: tuple[int, ...]) -> Callable[[], None]:
+    """All that is measured, as one piece of work for the profiler."""
+
+    def work() -> None:
+        for group in groups:
+            for num_bytes in payloads:
+                for run in _collectives(num_bytes, group, job["device"]).values():
+                    for _ in range(REPEATS):
+                        run()
+        torch.cuda.synchronize()
+        dist.barrier()
+        _compute(job)
+
+    return work
+
+
+def _compute(job: dict[str, Any]) -> None:
+    """Products of the model's shapes in both directions, large copies and additions; all ranks at once."""
+    shape, tokens = job["shape"], job["batch"] * job["shape"]["sequence"]
+    split = job["ranks"] if job["parallel"] == "tp" else 1
+    for inner, outer in (
+        (shape["dim"], shape["dim"]),
+        (shape["dim"], shape["ffn_dim"]),
+        (shape["ffn_dim"], shape["dim"]),
+    ):
+        x = torch.randn(tokens, inner, dtype=torch.bfloat16, device=job["device"])
+        w = torch.randn(inner, max(outer // split, 1), dtype=torch.bfloat16, device=job["device"])
+        for _ in range(3):
+            y = x @ w
+            _ = x.t() @ y
+    a = torch.randn(tokens, shape["dim"], device=job["device"])
+    b = torch.empty_like(a)
+    for _ in range(3):
+        b.copy_(a)
+        _ = a + b
+        _ = a * b
+    tiny = torch.ones(16, device=job["device"])
+    _ = a @ a.t()[:, :1024]  # work ahead, so that the host is never what is waited for
+    for _ in range(NUM_ADDS):
+        tiny = tiny + tiny
+
+
+def _slowdown(job: dict[str, Any]) -> float:
+    """The share by which products slow beside an all-reduce."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    talk = torch.ones(AHEAD_BYTES // 2, dtype=torch.bfloat16, device="cuda")
+
+    def products(beside: bool) -> float:
+        dist.barrier()
+        torch.cuda.synchronize()
+        pending = dist.all_reduce(talk, async_op=True) if beside else None
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(NUM_PRODUCTS):
+            _ = x @ x
+        end.record()
+        if pending is not None:
+            pending.wait()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    times = {beside: sorted(products(beside) for _ in range(5))[2] for beside in (False, True, False, True)}
+    found = torch.tensor(max(0.0, times[True] / times[False] - 1), device="cuda")
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return round(found.item(), 4)
+
+
+def _by_clock(job: dict[str, Any], rank: int, groups: list[Any], payloads: tuple[int, ...]) -> dict[str, Any]:
+    samples: list[Sample] = []
+    for group in groups:
+        for num_bytes in payloads:
+            for kind, run in _collectives(num_bytes, group, "cpu").items():
+                run()
+                for _ in range(REPEATS):
+                    dist.barrier()
+                    started = time.perf_counter()
+                    run()
+                    us = (time.perf_counter() - started) * 1e6
+                    members = tuple(dist.get_process_group_ranks(group))
+                    samples.append(Sample(kind, len(members), num_bytes, us, members))
+    x = torch.randn(512, 512, dtype=torch.bfloat16)
+    started = time.perf_counter()
+    _ = x @ x
+    product_s = time.perf_counter() - started
+    y = torch.randn(1 << 20)
+    started = time.perf_counter()
+    _ = y.clone()
+    copy_s = time.perf_counter() - started
+    peak = (("bf16", 2 * 512**3 / product_s / 1e12), ("f32", 2 * 512**3 / product_s / 1e12))
+    device = Device("measured", peak, 2 * y.numel() * 4 / copy_s / 1e9, matmul_efficiency=1.0)
+    return _write(job, samples, device, []) if rank == 0 else {}

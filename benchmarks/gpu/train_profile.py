@@ -1,0 +1,131 @@
+"""What a profiler saw of one rank's step: exposed communication, gaps between kernels, and the time of each node.
+
+Contract: times in microseconds. A kernel of NCCL is communication, every other kernel, copy and fill is compute. Where
+a trace has no kernels (on a CPU) there is nothing to be told, and None comes back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.profiler import ProfilerActivity, profile, record_function
+
+Interval = tuple[float, float]
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+MAX_GAP_US = 20.0
+"""Between two kernels of one stream: a longer one is a wait, not a gap."""
+NODE = "node:"
+
+
+def record(work: Callable[[], Any], path: Path, *, device: str, shapes: bool = False) -> Path:
+    """Run something under the profiler and write its Chrome trace."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities, record_shapes=shapes) as found:
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    found.export_chrome_trace(str(path))
+    return path
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """The complete events of a trace."""
+    content = path.read_bytes()
+    found = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)["traceEvents"]
+    return [event for event in found if event.get("ph") == "X" and "dur" in event]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as intervals that do not touch, in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in union(intervals))
+
+
+def exposed_us(communication: Sequence[Interval], compute: Sequence[Interval]) -> float:
+    """The time in which something is communicated and nothing is computed."""
+    return length([*communication, *compute]) - length(compute)
+
+
+def communication_of(events: Iterable[dict[str, Any]]) -> dict[str, float] | None:
+    """Communication, what of it is exposed, and compute; None where the trace has no kernels."""
+    kernels = [event for event in events if event.get("cat") in ON_DEVICE]
+    if not kernels:
+        return None
+    sides: dict[bool, list[Interval]] = {True: [], False: []}
+    for event in kernels:
+        sides[is_communication(event)].append((event["ts"], event["ts"] + event["dur"]))
+    return {
+        "communication_us": length(sides[True]),
+        "exposed_us": exposed_us(sides[True], sides[False]),
+        "compute_us": length(sides[False]),
+    }
+
+
+def is_communication(event: dict[str, Any]) -> bool:
+    return str(event.get("name", "")).lower().startswith("nccl")
+
+
+def gap_us(events: Iterable[dict[str, Any]]) -> float | None:
+    """The median gap between kernels that follow each other on a stream; None where there are none."""
+    streams: dict[Any, list[Interval]] = {}
+    for event in events:
+        if event.get("cat") == "kernel" and not is_communication(event):
+            streams.setdefault(event.get("tid"), []).append((event["ts"], event["ts"] + event["dur"]))
+    gaps: list[float] = []
+    for found in streams.values():
+        found.sort()
+        gaps += [late[0] - early[1] for early, late in pairwise(found)]
+    near = [gap for gap in gaps if 0 <= gap <= MAX_GAP_US]
+    return statistics.median(near) if near else None
+
+
+class _Named(Interpreter):
+    """Runs a graph with a mark around every node."""
+
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        with record_function(NODE + n.name):
+            return super().run_node(n)
+
+
+def node_times(module: GraphModule, inputs: Sequence[Any], path: Path, device: str) -> dict[str, float]:
+    """The time of each compute node on the device, or on a CPU of its operators; the best of two runs."""
+    runner = _Named(module)
+    runner.run(*inputs)
+    times: dict[str, float] = {}
+    for _ in range(2):
+        record(lambda: runner.run(*inputs), path, device=device)
+        for name, us in marked(events_of(path), device).items():
+            times[name] = min(us, times.get(name, us))
+    return times
+
+
+def marked(events: Sequence[dict[str, Any]], device: str) -> dict[str, float]:
+    """Times by node: what its mark spans on the device, without communication; a mark may have several spans."""
+    kind = "gpu_user_annotation" if device == "cuda" else "user_annotation"
+    talking = {event.get("tid") for event in events if event.get("cat") == "kernel" and is_communication(event)}
+    times: dict[str, float] = {}
+    for event in events:
+        name = str(event.get("name", ""))
+        if event.get("cat") == kind and name.startswith(NODE) and event.get("tid") not in talking:
+            name = name.removeprefix(NODE)
+            times[name] = times.get(name, 0.0) + event["dur"]
+    return times

@@ -1,0 +1,103 @@
+"""The results of `train.py` as a table: printed, and filled into docs/gpu.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HEAD = (
+    "parallelism",
+    "ranks",
+    "variant",
+    "step ms",
+    "spread",
+    "exposed ms",
+    "communication ms",
+    "predicted ms",
+    "off by",
+    "with measured nodes",
+    "off by",
+    "collectives",
+    "GiB",
+    "values",
+)
+SHOWN = 160
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown, aligned; what failed is named below it."""
+    cells = [HEAD, *(_cells(row) for row in rows if "error" not in row)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    failed = [row for row in rows if "error" in row]
+    if failed:
+        lines.append("")
+    for row in failed:
+        lines.append(f"- {row['parallel']}, {row['ranks']} ranks, {row['variant']}: {_one_line(row['error'])}")
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    before_after = row.get("collectives")
+    return (
+        row["parallel"],
+        str(row["ranks"]),
+        row["variant"],
+        _ms(row["step_ms"]),
+        _ms(row["spread_ms"]),
+        _ms(row.get("exposed_ms")),
+        _ms(row.get("communication_ms")),
+        _ms(row.get("predicted_ms")),
+        _off(row.get("predicted_ms"), row["step_ms"]),
+        _ms(row.get("predicted_measured_ms")),
+        _off(row.get("predicted_measured_ms"), row["step_ms"]),
+        f"{before_after[0]} to {before_after[1]}" if before_after else "",
+        f"{row['peak_gib']:.1f}" if row.get("peak_gib") is not None else "",
+        f"{'agree' if row['values_agree'] else 'DIFFER'} ({row['gradient_error']:.0e})",
+    )
+
+
+def _ms(number: float | None) -> str:
+    return "" if number is None else f"{number:.1f}"
+
+
+def _off(predicted: float | None, measured: float) -> str:
+    return "" if predicted is None else f"{(predicted / measured - 1) * 100:+.0f} %"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+
+
+def document(found: dict[str, Any]) -> str:
+    """What docs/gpu.md shows of a run."""
+    versions = ", ".join(f"{key} {found[key]}" for key in ("torch", "cuda", "nccl", "python") if found.get(key))
+    lines = [f"{found['machine']}, {versions}; {found['date']}.", "", table(found["rows"]), ""]
+    for cluster in found["clusters"].values():
+        if "error" in cluster:
+            lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {_one_line(cluster['error'])}")
+            continue
+        peaks = ", ".join(f"{key} {peak:.0f} TFLOP/s" for key, peak in cluster["peak_tflops"].items())
+        memory = f"{cluster['memory_gbps']:.0f} GB/s of memory" if cluster["memory_gbps"] else "no memory bandwidth"
+        lines.append(
+            f"Measured cluster of {cluster['ranks']} ranks, each: {peaks or 'no peak'}, {memory}, "
+            f"{cluster['launch_gap_us']:.1f} us between kernels, compute "
+            f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective."
+        )
+    return "\n".join(lines)
+
+
+def fill(results: Path, page: Path) -> None:
+    """Put the results of a run between the marks of a page."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not rest or END not in rest:
+        raise ValueError(f"{page} has no marks {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n{document(json.loads(results.read_text()))}\n{END}{after}")

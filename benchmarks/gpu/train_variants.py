@@ -1,0 +1,225 @@
+"""The variants of a training step: eager, torch's own wrappers, compilers, and the captured graph in several orders.
+
+Contract: a variant's `run` makes one step and returns the loss and this rank's gradients, in the order of the model's
+parameters. Graphs run as they are, operator by operator, so that only their orders differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._inductor import config as inductor_config
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+from train_profile import node_times
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.cost.compute import compute
+from weft.graph import ops
+from weft.graph.collective import collectives
+from weft.graph.dag import Dag
+from weft.graph.text import digest
+
+if TYPE_CHECKING:
+    from train_rank import Rank
+
+GRAPHS = {
+    "graph as captured": "none",
+    "graph naive": "remove-dead-code,hoist-launches,sink-waits",
+    "graph planned": "schedule-overlap",
+    "graph auto": "auto",
+}
+"""Pipelines of the captured joint graph; `auto` is the preset of the parallelism: streams for tensor parallelism."""
+OVERLAP = {
+    "reorder_for_compute_comm_overlap": True,
+    "bucket_all_gathers_fx": "all",
+    "bucket_reduce_scatters_fx": "all",
+    "bucket_all_reduces_fx": "all",
+    "aten_distributed_optimizations.enable_overlap_scheduling": True,
+    "aten_distributed_optimizations.collective_bucketing": True,
+    "aten_distributed_optimizations.insert_overlap_deps": True,
+}
+"""Inductor's settings for bucketing and overlap; those that a torch does not have are named and left out."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to make a step."""
+
+    run: Callable[[], list[Tensor]]
+    about: Callable[[], dict[str, Any]] = field(default=lambda: {})
+    """What is to be said of it, once it has run."""
+
+
+def make_variant(held: Rank, name: str) -> Variant:
+    """The variant of that name."""
+    if name in GRAPHS:
+        return _graph(held, name)
+    if name == "eager":
+        return Variant(partial(_train, held.model, held.model, held.batch))
+    if name == "torch's own":
+        return _own(held)
+    torch.compiler.reset()
+    weave = {"weft.cluster": held.job["cluster"]}
+    known = inductor_config.get_config_copy() if name == "inductor overlap" else {}
+    missing = [key for key in OVERLAP if key not in known] if known else []
+    ways: dict[str, dict[str, Any]] = {
+        "weft_eager": {"backend": "weft_eager", "options": weave},
+        "weft": {"backend": "weft", "options": weave},
+        "weft cudagraphs": {"backend": "weft", "options": {**weave, "triton.cudagraphs": True}},
+        "inductor": {},
+        "inductor overlap": {"options": {key: value for key, value in OVERLAP.items() if key in known}},
+        "inductor cudagraphs": {"mode": "reduce-overhead"},
+    }
+    settings = dict(ways[name])
+    if name.startswith("weft"):  # also where the package is not installed, so that its entry points are not found
+        from weft.frontends import backends
+
+        settings["backend"] = getattr(backends, settings["backend"])
+    compiled = torch.compile(held.model, **settings)
+    return Variant(partial(_train, compiled, held.model, held.batch), partial(_of_compiler, name, missing))
+
+
+def _train(called: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> list[Tensor]:
+    """A step by autograd."""
+    loss = called(*batch)
+    loss.backward()
+    found = [loss.detach(), *(_local(p.grad) for p in model.parameters() if p.grad is not None)]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _of_compiler(name: str, missing: list[str]) -> dict[str, Any]:
+    about: dict[str, Any] = {"settings_missing": missing} if missing else {}
+    if name.startswith("weft"):
+        reports = [entry.report for entry in weft.run_report().entries if entry.report]
+        about["graphs"] = len(reports)
+        about["collectives"] = [sum(r[side]["num_collectives"] for r in reports) for side in ("before", "after")]
+        about["changes"] = sum(len(r["applied"]) for r in reports)
+        about["messages"] = [str(message)[:300] for message in weft.run_report().messages]
+    if "cudagraphs" in name:
+        counters = torch._dynamo.utils.counters["inductor"]
+        about["cudagraphs_skipped"] = counters["cudagraph_skips"]
+    return about
+
+
+# What torch has for these parallelisms without a compiler.
+
+
+class _Cast(nn.Module):
+    """A parameter in bf16, its gradient in f32: as the zoo computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16)
+
+
+def _own(held: Rank) -> Variant:
+    """DDP, or FSDP2 with a group for each layer: both overlap from hooks."""
+    model, batch = held.build(plain=True)
+    reduce = torch.bfloat16 if held.job["reduce"] == "bf16" else torch.float32
+    if held.job["parallel"] == "ddp":
+        for module in list(model.modules()):
+            for name, _ in list(module.named_parameters(recurse=False)):
+                parametrize.register_parametrization(module, name, _Cast(), unsafe=True)
+        wrapped: Any = DistributedDataParallel(model)
+    elif held.job["parallel"] == "fsdp":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+        layers: Any = model.layers
+        for layer in layers:
+            fully_shard(layer, mesh=held.mesh, mp_policy=policy)
+        wrapped = fully_shard(model, mesh=held.mesh, mp_policy=policy)
+    else:
+        raise ValueError(f"torch has nothing that overlaps {held.job['parallel']} without a compiler")
+    return Variant(partial(_train, wrapped, model, batch))
+
+
+# The captured graph.
+
+
+def _graph(held: Rank, name: str) -> Variant:
+    before, inputs = _captured(held)
+    cluster = Cluster.load(held.job["cluster"])
+    started = time.perf_counter()
+    result = weft.optimize(before, cluster, pipeline=GRAPHS[name])
+    seconds = time.perf_counter() - started
+    _agree(digest(weft.listing(result.module)))
+
+    def run() -> list[Tensor]:
+        with torch.no_grad():
+            return list(result.module(*inputs))
+
+    def about() -> dict[str, Any]:
+        if held.measured is None:  # timed in the order of the capture, where nothing overlaps
+            path = Path(held.job["folder"]) / f"nodes_rank{held.rank}.json"
+            with torch.no_grad():
+                held.measured = node_times(before, inputs, path, held.device.type)
+        counts = [sum(1 for _ in collectives(m.graph)) for m in (before, result.module)]
+        told = {"pass_s": round(seconds, 2), "collectives": counts, "changes": len(result.report.applied)}
+        return told | predictions(result.module, cluster, held.measured)
+
+    return Variant(run, about)
+
+
+def _captured(held: Rank) -> tuple[GraphModule, list[Tensor]]:
+    """The joint graph of this rank, captured once, and what it is called with."""
+    job: Any = held.job
+    if "captured" not in job:
+        model, batch = held.model, held.batch
+        module = weft.capture(weft.TrainingStep(model), batch, held.mesh, "joint")
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        job["captured"] = module, [*(_local(each).detach() for each in state.values()), *batch]
+    return job["captured"]
+
+
+def _agree(own: str) -> None:
+    """Raise, on every rank, where ranks would run different graphs: they would wait for each other forever."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    if len(set(found)) > 1:
+        raise RuntimeError(f"ranks would run different graphs: {found}")
+
+
+def predictions(module: GraphModule, cluster: Cluster, measured: dict[str, float]) -> dict[str, Any]:
+    """What the simulator says of the graph that ran.
+
+    `predicted_ms` knows the cluster only: operators are priced one by one, since an eager graph fuses nothing.
+    `predicted_measured_ms` takes the times of compute nodes from a run of the graph as captured, so that what is off is
+    the model of overlap and of communication.
+    """
+    dag = Dag(module.graph)
+    ns = compute(dag, cluster.device, fuse=False).ns
+    launches = {each.launch for each in collectives(module.graph)}
+    alone = {
+        node.name: us / 1000
+        for node, us in zip(dag.nodes, ns, strict=True)
+        if node not in launches and not ops.is_wait(node.target)
+    }
+    priced = {name: us for name, us in alone.items() if us}
+    timed = priced | {name: us for name, us in measured.items() if alone.get(name) or (us > 1 and name in alone)}
+    first = weft.simulate(module, cluster, overrides=priced)
+    second = weft.simulate(module, cluster, overrides=timed)
+    return {
+        "predicted_ms": first.step_us / 1e3,
+        "predicted_exposed_ms": first.exposed_us / 1e3,
+        "predicted_compute_ms": first.compute_us / 1e3,
+        "predicted_measured_ms": second.step_us / 1e3 if measured else None,
+        "predicted_measured_exposed_ms": second.exposed_us / 1e3 if measured else None,
+        "measured_nodes": len(measured),
+        "unpriced_nodes": len([1 for name in measured if name in alone and not alone[name] and measured[name] > 1]),
+    }

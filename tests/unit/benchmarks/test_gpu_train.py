@@ -1,0 +1,183 @@
+"""The training benchmark of real ranks: what it reads off traces, how it survives failures, and one job on gloo."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from benchmarks import scenarios
+from weft.cost.cluster import Cluster
+
+GPU = scenarios.HERE / "gpu"
+STEP = """
+group('dp', size=2)
+
+def graph(x: bf16[64, 64], p: bf16[32, 64]):
+    g: bf16[64, 64] = all_gather(p, 2, 'dp')
+    w: bf16[64, 64] = wait(g)
+    a: bf16[64, 64] = mm(x, w)
+    b: bf16[64, 64] = relu(a)
+    return [b]
+"""
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmark, whose files find each other by being in one folder."""
+    monkeypatch.syspath_prepend(str(GPU))
+    return importlib.import_module
+
+
+def kernel(name: str, start: float, us: float, stream: int = 7, cat: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": us, "tid": stream}
+
+
+def test_exposed_is_what_no_kernel_copy_or_fill_covers(beside: Any) -> None:
+    found = beside("train_profile").communication_of(
+        [
+            kernel("ncclDevKernel_AllGather", 0, 10, stream=9),
+            kernel("ncclDevKernel_AllReduce", 20, 10, stream=9),
+            kernel("gemm", 4, 2),
+            kernel("gemm", 5, 2),
+            kernel("Memcpy DtoD", 28, 4, cat="gpu_memcpy"),
+            kernel("aten::mm", 0, 100, cat="cpu_op"),
+        ]
+    )
+    assert found == {"communication_us": 20, "exposed_us": 15, "compute_us": 7}
+
+
+def test_a_trace_without_kernels_tells_nothing_of_communication(beside: Any) -> None:
+    module = beside("train_profile")
+    events = [kernel("aten::mm", 0, 100, cat="cpu_op")]
+    assert module.communication_of(events) is None
+    assert module.gap_us(events) is None
+
+
+def test_gaps_are_those_of_one_stream_and_no_waits(beside: Any) -> None:
+    events = [
+        kernel("a", 0, 5),
+        kernel("b", 7, 3),
+        kernel("c", 12, 1),
+        kernel("d", 900, 1),
+        kernel("e", 3, 1, stream=8),
+    ]
+    assert beside("train_profile").gap_us(events) == 2
+
+
+def test_times_of_nodes_are_read_off_the_compute_stream(beside: Any) -> None:
+    annotation = "gpu_user_annotation"
+    events = [
+        kernel("ncclDevKernel_AllGather", 0, 10, stream=9),
+        kernel("node:g", 0, 10, stream=9, cat=annotation),
+        kernel("node:a", 10, 4, cat=annotation),
+        kernel("node:a", 20, 1, cat=annotation),
+        kernel("else", 20, 1, cat=annotation),
+    ]
+    assert beside("train_profile").marked(events, "cuda") == {"a": 5}
+
+
+def test_traces_may_be_packed(beside: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [kernel("a", 0, 1), {"ph": "M"}]}).encode()))
+    assert [event["name"] for event in beside("train_profile").events_of(path)] == ["a"]
+
+
+def test_measured_nodes_come_before_the_prices_of_the_cluster(beside: Any) -> None:
+    predictions = beside("train_variants").predictions
+    module, cluster = weft.parse(STEP), Cluster.load("h100-8")
+    plain = predictions(module, cluster, {"w": 1e6})  # a wait takes no time of its own
+    assert plain["predicted_measured_ms"] == plain["predicted_ms"] > 0
+    longer = predictions(module, cluster, {"a": 5000.0, "b": 3000.0})
+    gather_ms = plain["predicted_ms"] - plain["predicted_compute_ms"]
+    assert longer["predicted_measured_ms"] == pytest.approx(8.0 + gather_ms, rel=1e-2)
+
+
+def test_jobs_that_tell_most_come_first_and_are_chosen_by_pattern(
+    beside: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = beside("train")
+    labels = [job.label for job in train.all_jobs([2, 4])]
+    assert labels[:4] == ["fsdp:2:graph", "fsdp:2:eager", "ddp:2:graph", "ddp:2:eager"]
+    assert labels.index("fsdp:2:weft") < labels.index("fsdp:4:graph")
+    assert len(set(labels)) == len(labels)
+    train.main(["--list", "--jobs", "tp:2:*"])
+    assert capsys.readouterr().out.splitlines()[0].split(maxsplit=1)[0] == "tp:2:graph"
+
+
+def test_a_rank_that_fails_or_hangs_ends_the_others(beside: Any) -> None:
+    train = beside("train")
+
+    def start(code: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+    sleeper = "import time; time.sleep(60)"
+    began = time.monotonic()
+    assert train._wait([start(sleeper), start("raise SystemExit(3)")], began + 50) == "a rank ended with 3"
+    assert train._wait([start(sleeper)], time.monotonic() + 0.5) == "the time limit was reached"
+    assert time.monotonic() - began < 20
+
+
+def test_failures_stand_below_the_table_and_pages_are_filled_between_marks(beside: Any, tmp_path: Path) -> None:
+    rows = [
+        {"parallel": "fsdp", "ranks": 2, "variant": "graph naive", "step_ms": 50.0, "spread_ms": 1.0}
+        | {"predicted_ms": 45.0, "collectives": [8, 4], "values_agree": False, "gradient_error": 0.25},
+        {"parallel": "tp", "ranks": 2, "variant": "weft", "error": "RuntimeError:\n out of | memory"},
+    ]
+    found = {"machine": "a GPU", "torch": "2.11", "date": "2026-01-01", "rows": rows}
+    found |= {"clusters": {"2": {"ranks": 2, "error": "no trace"}}}
+    results, page = tmp_path / "results.json", tmp_path / "gpu.md"
+    results.write_text(json.dumps(found))
+    module = beside("train_table")
+    page.write_text(f"before\n{module.BEGIN}\nold\n{module.END}\nafter\n")
+    module.fill(results, page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "| -10 % " in text
+    assert "8 to 4" in text
+    assert "DIFFER" in text
+    assert "- tp, 2 ranks, weft: RuntimeError: out of / memory" in text
+    assert "The cluster of 2 ranks was not measured: no trace" in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="no marks"):
+        module.fill(results, page)
+
+
+def test_values_are_compared_with_eager_and_a_wrong_gradient_is_told(beside: Any, monkeypatch: Any) -> None:
+    module = beside("train_rank")
+    held = object.__new__(module.Rank)
+    held.reference = [torch.tensor(2.0), torch.ones(4)]
+    monkeypatch.setattr(module.Rank, "max", lambda self, numbers: numbers)
+    variant = beside("train_variants").Variant
+    assert held.check(variant(lambda: [torch.tensor(2.0), torch.ones(4)]))["values_agree"]
+    wrong = held.check(variant(lambda: [torch.tensor(2.0), 1.1 * torch.ones(4)]))
+    assert not wrong["values_agree"]
+    assert wrong["gradient_error"] == pytest.approx(0.1)
+    with pytest.raises(RuntimeError, match="1 results, eager has 2"):
+        held.check(variant(lambda: [torch.tensor(2.0)]))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_whole_flow_runs_on_gloo(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, str(GPU / "train.py"), "--device", "cpu", "--ranks", "2", "--tiny"]
+    subprocess.run([*command, "--jobs", "ddp:2:graph", "--json", str(results)], check=True, timeout=200)
+    found = json.loads(results.read_text())
+    assert [row["variant"] for row in found["rows"]] == ["graph as captured", "graph naive", "graph planned"]
+    for row in found["rows"]:
+        assert row["values_agree"]
+        assert row["step_ms"] > 0
+        assert row["predicted_ms"] > 0
+    assert found["rows"][2]["collectives"][1] < found["rows"][0]["collectives"][1]
