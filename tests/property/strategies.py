@@ -355,7 +355,25 @@ class Builder:
             back = self.new(value.shape, value.dtype, value.storages, value.contiguous)
             self.emit(back, f"copy_({value.name}, {put.name})")
 
+    def towers(self) -> None:
+        """Several products of one shape or with one input, and activations behind them."""
+        factors = [v for v in self.values if len(v.shape) == 2 and not v.storages & self.unreadable and v.contiguous]
+        for _ in range(self.rng.randint(2, 4) if factors else 0):
+            a = self.rng.choice(factors)
+            fits = [b for b in factors if b.shape[0] == a.shape[1] and b.dtype == a.dtype]
+            if fits:
+                product = self.emit(self.new((a.shape[0], (b := self.rng.choice(fits)).shape[1]), a.dtype), "")
+                self.lines[-1] = f"    {product.name} = mm({a.name}, {b.name})"
+                self.emit(self.new(product.shape, a.dtype), f"sigmoid({product.name})")
+
     # What rewrites look for.
+
+    def disturb(self, *values: Value) -> None:
+        """Write to one of the values, at times: what was read before is then not what is read later."""
+        value = self.rng.choice(values)
+        if self.rng.random() < 0.25 and not value.storages & self.unwritable:
+            written = self.new(value.shape, value.dtype, value.storages, value.contiguous)
+            self.emit(written, f"mul_({value.name}, 0.5)")
 
     def arithmetic(self) -> None:
         """Arithmetic that does nothing, or nearly."""
@@ -368,6 +386,7 @@ class Builder:
         if value := self.pick():
             dtype = self.rng.choice(DTYPES)
             wide = self.emit(self.like(value, dtype), f"_to_copy({value.name}, dtype={dtype})")
+            self.disturb(value, wide)
             back = self.rng.choice([value.dtype, *DTYPES])
             self.emit(self.like(wide, back), f"_to_copy({wide.name}, dtype={back})")
 
@@ -398,8 +417,7 @@ class Builder:
         if not b or len(b.shape) != 2 or b.shape[0] != a.shape[1]:
             return
         product = self.emit(self.new((a.shape[0], b.shape[1]), a.dtype), f"mm({a.name}, {b.name})")
-        if self.rng.random() < 0.3:
-            self.write()
+        self.disturb(a, b, product)
         bias = self.pick(shape=self.rng.choice([product.shape, product.shape[1:]]), dtype=a.dtype) or product
         names = self.rng.sample([product.name, bias.name], 2)
         total = self.emit(self.new(product.shape, a.dtype), f"add({names[0]}, {names[1]})")
@@ -413,6 +431,7 @@ class Builder:
             shape = (a.shape[0], b.shape[1])
             other = self.pick(shape=a.shape, dtype=a.dtype) or a
             first = self.emit(self.new(shape, a.dtype), f"mm({a.name}, {b.name})")
+            self.disturb(a, b, other)
             second = self.emit(self.new(shape, a.dtype), f"mm({other.name}, {b.name})")
             total = self.emit(self.new(shape, a.dtype), f"add({first.name}, {second.name})")
             both = self.emit(self.new(shape, a.dtype), f"addmm({total.name}, {a.name}, {b.name})")
@@ -429,8 +448,7 @@ class Builder:
         self.lines.append(f"    {name} = split({value.name}, {half[0]})")
         parts = [self.new(half, value.dtype, value.storages, value.contiguous) for _ in range(2)]
         a, b = (self.emit(part, f"{name}[{k}]") for k, part in enumerate(parts))
-        if self.rng.random() < 0.3:
-            self.write()
+        self.disturb(a, b, value)
         pieces = self.rng.choice([(a, b), (a, b), (b, a), (a, a), (a, b, a)])
         shape = (half[0] * len(pieces), *half[1:])
         if shape[0] <= 32:
@@ -441,8 +459,7 @@ class Builder:
         if (a := self.pick()) and a.shape and a.shape[0] <= 8 and (b := self.pick(shape=a.shape, dtype=a.dtype)):
             rows = a.shape[0]
             whole = self.emit(self.new((2 * rows, *a.shape[1:]), a.dtype), f"cat([{a.name}, {b.name}])")
-            for _ in range(self.rng.choice([0, 0, 1, 3])):
-                self.write()
+            self.disturb(a, b, whole)
             start = self.rng.choice([0, rows, rows // 2])
             part = self.new(a.shape, a.dtype, whole.storages)
             self.emit(part, f"slice({whole.name}, 0, {start}, {start + rows})")
@@ -454,17 +471,15 @@ class Builder:
         """The largest of each row, and of all."""
         value = self.pick()
         if value and len(value.shape) == 2:
-            self.emit(self.new((value.shape[0],), value.dtype), f"amax({value.name}, [1])")
-            if self.rng.random() < 0.3:
-                self.write()
+            rows = self.emit(self.new((value.shape[0],), value.dtype), f"amax({value.name}, [1])")
+            self.disturb(value, rows)
             self.emit(self.new((), value.dtype), f"amax({value.name})")
 
     def count_up(self) -> None:
         """The running sum of a constant."""
         size, dtype = self.rng.choice([4, 8]), self.rng.choice(DTYPES)
         ones = self.emit(self.new((size,), dtype), f"full([{size}], {self.rng.choice([1, 2, 0.5])}, dtype={dtype})")
-        if self.rng.random() < 0.3:
-            self.write()
+        self.disturb(ones)
         self.emit(self.new((size,), dtype), f"cumsum({ones.name}, 0)")
 
 
@@ -504,6 +519,11 @@ MUTATION_STEPS = (
     *(("all_gather", 2), ("all_reduce", 2), ("reduce_scatter", 1), ("coalesced", 1), ("wait", 5), ("wait_again", 1)),
 )
 """Programs with much that can be written in place, and much that must not."""
+BATCH_STEPS = (
+    *(("towers", 6), ("pointwise", 10), ("binary", 6), ("view", 2), ("transpose", 1), ("slice", 2), ("write", 3)),
+    *(("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("wait", 2)),
+)
+"""Programs with much that is alike."""
 ONE_RANK_MESHES = ({"dp": (1, 1)}, {"dp": (2, 1), "tp": (1, 1)}, {"dp": (1, 1), "tp": (4, 1)})
 """With groups of one rank."""
 

@@ -157,7 +157,7 @@ def test_every_pass_of_rules_declares_rules():
 
 EXACT = (
     "remove-noops,remove-redundant-casts,cancel-views,simplify-arithmetic,cancel-splits-and-cats,dedupe-sizes,"
-    "fold-constant-cumsums,reuse-partial-reductions,remove-assertions,remove-profiler-marks,remove-dead-code"
+    "fold-constant-cumsums,remove-assertions,remove-profiler-marks,remove-dead-code"
 )
 
 
