@@ -154,7 +154,7 @@ class _Tracing:
 
     def __init__(self, mode: FakeTensorMode, mesh: DeviceMesh | None, dynamic: bool) -> None:
         self.mode, self.mesh, self.dynamic = mode, mesh, dynamic
-        self.faker = Faker(mode)
+        self.faker = Faker(mode, _device(mesh))
         self.recorder = Recorder()
         self.leaves: list[tuple[str, Tensor]] = []
         """What the graph starts from, by path, in the order of its inputs."""
@@ -216,14 +216,15 @@ class _Tracing:
 
         kernels = python_kernels() if self.dynamic else contextlib.nullcontext()
         try:
-            with self.mode, kernels:
+            with self.mode, kernels, torch.autograd.set_multithreading_enabled(False):
                 module = make_fx(traced)(*inputs.values())
         except WeftError:
             raise
         except Exception as error:
             text = next(iter(str(error).strip().splitlines()), "")
             what = f"the step failed with {type(error).__name__}: {text}"
-            do = "the step is run on fake CPU tensors: it must read no values and name no other device"
+            kind = self.faker.device.type.upper()
+            do = f"the step is run on fake {kind} tensors: it must read no values and name no other device"
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
         return tidy(module, list(inputs))
 
@@ -300,6 +301,12 @@ class _Tracing:
                     name += "_"
                 inputs[name] = part
         return inputs
+
+
+def _device(mesh: DeviceMesh | None) -> torch.device:
+    """That of a live mesh, so that the graph can run on it: on a GPU attention, say, is another operator."""
+    kind = "cpu" if mesh is None else mesh.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 class _Host(nn.Module):

@@ -1,7 +1,8 @@
 """The tensors that a step starts from, as fakes: parameters, buffers, optimizer state and inputs.
 
-Contract: a leaf is a fake CPU tensor, or a subclass such as DTensor over fake ones. `parts` are the plain tensors in
-it, which become the inputs of the graph; an operator on the leaf is an operator on its parts.
+Contract: a leaf is a fake tensor of the device that is captured for, or a subclass such as DTensor over fake ones.
+`parts` are the plain tensors in it, which become the inputs of the graph; an operator on the leaf is an operator on its
+parts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ CPU = torch.device("cpu")
 class Faker:
     """Makes the leaves of one capture."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self.mode = mode
+    def __init__(self, mode: FakeTensorMode, device: torch.device = CPU) -> None:
+        self.mode, self.device = mode, device
         self._symbols: dict[int, Any] = {}
 
     def leaf(self, tensor: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ class Faker:
         inner = _inner(tensor)
         if inner is None:
             sizes, strides = ([int(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
-            return fake_tensor(self.mode, sizes, strides, tensor.dtype, CPU)
+            return fake_tensor(self.mode, sizes, strides, tensor.dtype, self.device)
         fakes = {name: self._like(part) if isinstance(part, Tensor) else part for name, part in inner.items()}
         context: Any = tensor.__tensor_flatten__()[1]  # type: ignore[attr-defined]
         kind: Any = type(tensor)
@@ -52,7 +53,7 @@ class Faker:
         if batch not in self._symbols:
             self._symbols[batch] = new_symbol(env, f"batch_{batch}", batch)
         sizes = [self._symbols[batch], *(int(n) for n in tensor.shape[1:])]
-        made = fake_tensor(self.mode, sizes, contiguous_strides(sizes), tensor.dtype, CPU)
+        made = fake_tensor(self.mode, sizes, contiguous_strides(sizes), tensor.dtype, self.device)
         return made.requires_grad_(tensor.requires_grad)
 
 
