@@ -1,0 +1,88 @@
+"""Compute pointwise operators that are alike as one, on tensors that are stacked.
+
+Why: where nothing below fuses kernels, hundreds of small activations pay a gap each.
+
+Before::
+
+    t0: f32[8, 4] = tanh(x0)
+    t1: f32[8, 4] = tanh(x1)
+
+After::
+
+    t1_stack: f32[2, 8, 4] = stack([x0, x1])
+    t1_tanh: f32[2, 8, 4] = tanh(t1_stack)
+    t1_select: f32[8, 4] = select.int(t1_tanh, 0, 0)
+    t1_select_1: f32[8, 4] = select.int(t1_tanh, 0, 1)
+
+Operators are those of `BATCHED`, on tensors of one shape, dtype and layout; numbers among their arguments are the same.
+
+Declines: operators that need each other; inputs or results that are written; too few of them; where stacking costs more
+than is saved, and without a cluster to say so.
+Numerics: reassociates; the last digit of a tanh may depend on its place in memory. Memory: a copy of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from weft.cost.device import Device
+from weft.graph import ops
+from weft.passes.base import Numerics
+from weft.passes.batching import BatchPass, bytes_of, is_sized, own
+from weft.passes.draft import AnyNode, Draft
+
+BATCHED = frozenset(ops.op_of(name) for name in ("tanh", "sigmoid", "relu", "add", "sub", "mul", "div", "exp", "neg"))
+STACK = ops.op_of("stack")
+
+
+@dataclass(frozen=True)
+class BatchPointwiseOps(BatchPass):
+    """Compute pointwise operators that are alike as one."""
+
+    numerics = Numerics.REASSOCIATES
+
+    def key(self, node: Node) -> Hashable | None:
+        if node.target not in BATCHED:
+            return None
+        given, result = ops.bind(node), ops.value_of(node)
+        sources = [value for value in given.values() if isinstance(value, Node)]
+        values = [ops.value_of(source) for source in sources]
+        if not is_sized(result, *values) or any(source.target is STACK for source in sources):
+            return None
+        if not all(v.shape == result.shape and v.is_contiguous() for v in values):
+            return None
+        numbers = tuple((name, str(value)) for name, value in given.items() if not isinstance(value, Node))
+        return node.target, numbers, tuple(result.shape), tuple((v.dtype, v.device) for v in values)
+
+    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+        last = max(members, key=draft.position)
+        given = [draft.bind(node) for node in members]
+        stacked = {
+            name: draft.call("stack", [g[name] for g in given], before=last) if isinstance(value, AnyNode) else value
+            for name, value in given[0].items()
+        }
+        result = draft.call(last.target, *_ordered(last, stacked), before=last, **_named(last, stacked))
+        parts = [draft.call("select.int", result, 0, k, before=last) for k in range(len(members))]
+        return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
+
+    def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
+        values = [v for n in members[0].all_input_nodes if isinstance(v := ops.value_of(n), Tensor)]
+        moved = bytes_of(*values, ops.value_of(members[0]))
+        alone = device.traffic_ns(moved)
+        together = device.traffic_ns((moved + 2 * bytes_of(*values)) * len(members))
+        return (None if alone is None else alone * len(members)), together
+
+
+def _ordered(node: Node, given: Mapping[str, Any]) -> list[Any]:
+    return [given[name] for name, keyword_only, _, _ in ops.parameters(node.target) if not keyword_only]
+
+
+def _named(node: Node, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by keyword that are not at their defaults."""
+    parameters = ops.parameters(node.target)
+    return {name: given[name] for name, only, _, default in parameters if only and given[name] != default}
