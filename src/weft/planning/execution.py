@@ -61,7 +61,7 @@ class Merging(Protocol):
 
 
 Unit = tuple[int, ...]
-"""A job, or launches that are one."""
+"""What a schedule puts in order: `job` is run or launched, `~job` is waited for; several are launches that are one."""
 
 
 class Execution:
@@ -71,7 +71,6 @@ class Execution:
         jobs: Jobs = shape.jobs
         self.shape, self.jobs, self.knobs = shape, jobs, knobs
         self.merging = merging if knobs.bucket else None
-        self.events: list[int] = []
         self.units: list[Unit] = []
         self.now = self.front = 0
         self.hold = knobs.hold * shape.total // 1000
@@ -143,7 +142,6 @@ class Execution:
         self.done[job] = True
         if not self.shape.is_launch[job]:
             self.units.append((job,))
-        self.events.append(job)
         self.in_use += self.made_bytes[job]
         if self.shape.prepares[job]:
             return
@@ -193,12 +191,22 @@ class Execution:
             return
         for launch in self.jobs.comm_preds[job]:
             self.wait(launch)
+        self._make_room(job)
+        self._run(job, self._after(duration))
+
+    def _make_room(self, job: int) -> None:
+        """Wait for what frees memory, the first first, while a job would not fit."""
+        while self.flying and not self.fits(self.front, self.made_bytes[job]):
+            self.now = max(self.now, self.end[self.flying[0]])
+            self.wait(self.flying[0])
+
+    def _run(self, job: int, end: int) -> None:
+        """A job ends; what it needs is free, and what has landed is waited for where that frees memory."""
         self._issue(job)
-        self.now = self._after(duration)
+        self.now = end
         self._release(job)
-        if self.flying:
-            for launch in [launch for launch in self.flying if self._is_over(launch)]:
-                self.wait(launch)
+        for launch in [launch for launch in self.flying if self._is_over(launch)]:
+            self.wait(launch)
 
     def _is_over(self, launch: int) -> bool:
         return self.end[launch] + self.jobs.duration[launch] // 4 <= self.now
@@ -214,7 +222,7 @@ class Execution:
     def wait(self, launch: int) -> None:
         if not self.waited[launch]:
             self.waited[launch] = True
-            self.events.append(~launch)
+            self.units.append((~launch,))
             self._release(launch)
             if self.shape.memory.frees[launch]:
                 self.flying.remove(launch)
@@ -234,15 +242,14 @@ class Execution:
         if not gathers and not others:
             return []
         first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now), None)
-        if first is not None and not self._may_go(*first):
-            first = None
         other = next((job for job in others if self.when(job) <= self.now), None)
-        if other is not None and (first is None or not self._is_late([other])):
+        is_late = first is not None and other is not None and self._is_late([other]) and self._has_room(*first)
+        if other is not None and not is_late:
             chosen = self._joined(other, others, lambda bucket: first is None or not self._is_late(bucket))
             for job in chosen:
                 others.remove(job)
             return chosen
-        if first is None:
+        if first is None or not (is_late or self._may_go(*first)):
             return []
         use = first[0]
         known = [job for _, job in gathers[:GATHERS_SEEN] if self._may_go(self.first_use[job], job)]
@@ -253,10 +260,11 @@ class Execution:
 
     def _may_go(self, use: int, job: int) -> bool:
         """Whether it is time for a gather, and there is room for it."""
-        elapsed, front = self.shape.elapsed, self.front
-        if elapsed[use] - elapsed[front] > self.lookahead:
-            return False
-        return use <= front or self.fits(use, self.made_bytes[job])
+        elapsed = self.shape.elapsed
+        return elapsed[use] - elapsed[self.front] <= self.lookahead and self._has_room(use, job)
+
+    def _has_room(self, use: int, job: int) -> bool:
+        return use <= self.front or self.fits(use, self.made_bytes[job])
 
     def _joined(self, first: int, others: list[int], may: Callable[[list[int]], bool]) -> list[int]:
         """A launch with those that are ready too and may be one with it."""
@@ -319,6 +327,5 @@ class Execution:
                     needed[p] = None
                     stack.append(p)
         for p in sorted(needed):
-            self._issue(p)
-            self.now += self.jobs.duration[p]
-            self._release(p)
+            self._make_room(p)
+            self._run(p, self.now + self.jobs.duration[p])

@@ -30,10 +30,12 @@ FILLERS_SEEN = 64
 class Schedule:
     """The outcome of one run."""
 
-    events: list[int]
-    """`job` is run or launched, `~job` is waited for."""
     units: tuple[Unit, ...]
-    """The jobs in order; launches that stand side by side and are one are one unit."""
+
+    @property
+    def events(self) -> list[int]:
+        """`job` is run or launched, `~job` is waited for."""
+        return [event for unit in self.units for event in unit]
 
     @property
     def buckets(self) -> list[Unit]:
@@ -58,7 +60,7 @@ class _Run(Execution):
             pass
         for launch in sorted((job for job in range(size) if self._is_open(job)), key=lambda job: (self.end[job], job)):
             self.wait(launch)
-        return Schedule(self.events, tuple(self.units))
+        return Schedule(tuple(self.units))
 
     def _drain(self) -> bool:
         """Do one thing of what is left where nothing of importance is; returns whether there was one."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from weft.graph.dag import collector_paused
 from weft.planning.execution import Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
-from weft.planning.moves import Moves
+from weft.planning.moves import Moves, with_waits
 from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
 from weft.simulation.memory import Curve, memory_of
@@ -35,6 +35,8 @@ OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
 LEAST = {"fast": 5, "default": 12, "best": 160}
 """Evaluations at least."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
+CHANGES = 4
+"""Settings that are tried before places are changed."""
 MOVES = 150
 """Places that are changed before settings are changed again."""
 LONGER = 50
@@ -121,7 +123,7 @@ class _Search:
         self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}
-        self.seen: dict[tuple[tuple[int, ...], tuple[Unit, ...]], _Found] = {}
+        self.seen: dict[Schedule, _Found] = {}
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
 
@@ -169,7 +171,7 @@ class _Search:
         """Settings to try, the later ones around the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
             yield Knobs(window, hold, lookahead)
-        for bucket, patience in ((50, 0), (10, 0), (300, 300)) if self.merging is not None else ():
+        for bucket, patience in ((50, 0), (2, 0), (300, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         if self.best.knobs is None:
             yield Knobs(0, 0, 0, budget_bytes=self.budget)
@@ -191,7 +193,7 @@ class _Search:
         values: dict[str, tuple[int | str, ...]] = {
             "window": (0, 10, 20, 40, 80, 150, 300, 600),
             "hold": (0, 5, 10, 20, 30, 50, 80, 120, 200, 400, 1000),
-            "lookahead": (5, 10, 20, 30, 50, 80, 120, 200),
+            "lookahead": (5, 10, 20, 30, 50, 80, 120, 200, 1000),
             "filler": (20, 50, 100, 200, 300, 500, 800),
             "finish": ("tail", "work"),
             "keep": (False, True),
@@ -204,13 +206,15 @@ class _Search:
 
     def try_knobs(self, knobs: Knobs) -> None:
         if knobs in self.tried:
+            self.left -= 1
             return
         made = schedule(self.shape, knobs, self.merging)
-        key = (tuple(made.events), made.units)
-        if key not in self.seen:  # other settings often come to the same
-            self.seen[key] = self.judge(made, knobs)
-            self.keep(self.seen[key])
-        self.tried[knobs] = self.seen[key]
+        if made in self.seen:  # other settings often come to the same
+            self.left -= 1
+        else:
+            self.seen[made] = self.judge(made, knobs)
+            self.keep(self.seen[made])
+        self.tried[knobs] = self.seen[made]
 
     # Judging.
 
@@ -245,12 +249,10 @@ class _Search:
         """Spend what is left: jobs are moved where they are few, settings are changed."""
         is_small = len(self.jobs) <= FEW_JOBS
         while self.left > 0:
-            before = self.left
-            for _ in range(4):
+            for _ in range(CHANGES):
                 self.try_knobs(self.changed(self.best_knobs()))
-            if is_small and self.left > 0:
+            if is_small:
                 self.move_jobs()
-            self.left -= before == self.left
 
     def move_jobs(self) -> None:
         """Change single places; what is a little longer is gone on with at first, only what is no longer at last."""
@@ -260,13 +262,14 @@ class _Search:
             moved = self.moves.changed(units) if self.left > 0 else None
             if moved is None:
                 continue
-            found = self.judge(Schedule(self.moves.with_waits(moved), tuple(moved)), current.knobs)
+            found = self.judge(Schedule(tuple(moved)), current.knobs)
             slack = current.step_ns * LONGER * (MOVES - number) // (MOVES * 1000)
             if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns + slack):
                 units, current = moved, found
 
     def as_given(self) -> list[Unit]:
-        return [(job,) for job in range(len(self.jobs))]
+        """The jobs as they are numbered, each launch waited for before the first that needs it."""
+        return with_waits(self.jobs)
 
     def save_memory(self) -> None:
         """Look for an order that needs less, on a way that does not depend on the limit but ends at it: whoever allows
@@ -281,9 +284,7 @@ class _Search:
         units = list(self.best.units) or self.as_given()
         for _ in range(MEMORY_MOVES):
             moved = moves.changed(units) if self.best.peak_bytes > self.limit else None
-            if moved is not None and self.keep_leaner(
-                self.judge(Schedule(moves.with_waits(moved), tuple(moved)), None)
-            ):
+            if moved is not None and self.keep_leaner(self.judge(Schedule(tuple(moved)), None)):
                 units = moved
 
     def keep_leaner(self, found: _Found) -> bool:

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from weft.planning.jobs import NO_JOB, Jobs
 
+SHORT = 4
+"""What prepares a launch takes at most one of so many parts of it."""
+
 
 class Shape:
     """Tables of the jobs of one program."""
@@ -35,7 +38,7 @@ class Shape:
         self._find_paths()
         self._fillers: dict[int, tuple[list[bool], list[int]]] = {}
         self.prepares = self._preparing()
-        """Jobs that need nothing, that only launches need, and that take no longer than these: casts of shards."""
+        """Jobs that need nothing, that only launches need, and that are short beside these: casts of shards."""
         self.order_of_use = self._ordered_preparing()
         self.memory = _memory(jobs)
         self.peaks = _Maxima(self.memory.curve)
@@ -73,7 +76,7 @@ class Shape:
                 found[job] = found[job] and not jobs.comm_preds[job] and all(found[p] for p in jobs.preds[job])
             for job in range(self.size - 1, -1, -1):
                 succs, ns = jobs.succs[job], jobs.duration[job]
-                for_launches = all((self.is_launch[s] or found[s]) and jobs.duration[s] >= ns for s in succs)
+                for_launches = all(ns * SHORT <= jobs.duration[s] if self.is_launch[s] else found[s] for s in succs)
                 found[job] = found[job] and bool(succs) and for_launches
         return found
 
