@@ -90,7 +90,9 @@ class _ScatterReader:
                 front += [t for t in call.tensors.values() if prod(sizes_of(t) or ()) == full]
         products = tuple(node for node, call in self.calls.items() if call.product)
         if not products:
-            return self.broken[0]
+            last = next(reversed(self.calls), self.collective.inputs[0]).name
+            what = f"{launch.name} scatters no product: {last} makes what it takes"
+            return next(iter(self.broken), Refusal(Reason.NO_PRODUCT, what, last))
         size: int = ops.bind(launch)["group_size"]
         return ScatterSite(self.collective, size, sizes_of(launch) or (), products, self._ordered(), self.views)
 

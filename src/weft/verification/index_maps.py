@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft.compat import FUNCTIONAL
+from weft.verification.permutes import turned
 from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
 
 MAX_ROWS = 1 << 11
@@ -137,52 +138,14 @@ def stacked(call: Call) -> list[Value]:
 
 
 def permuted(call: Call) -> list[Value]:
-    """Dims in another order: a new atom, unless only dims of size one move."""
+    """Dims in another order."""
     value, (shape, dtype) = call.source, call.results[0]
     dims = _order_of(call.arguments, len(value.shape))
     moving = [d for d in dims if value.shape[d] != 1]
     kept = sorted(moving)
     flat = Value(tuple(value.shape[d] for d in kept), value.dtype, value.runs)
-    flat, order = _unturned(call.terms, flat, tuple(kept.index(d) for d in moving))
-    if order == tuple(range(len(order))):
-        return [_shaped(flat.runs, shape, dtype, value.shape)]
-    blocks = _blocks(flat.shape, order)
-    if blocks is not None:
-        inner, places = blocks
-        strips = cut(flat.runs, [inner] * len(places))
-        return [Value(shape, dtype, join(run for place in places for run in strips[place]))]
-    return [call.terms.whole(("permute", order), shape, dtype, (call.terms.number(flat),))]
-
-
-def _unturned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-    """Two orders of dims, one behind the other, as one of what was there before."""
-    label = terms.labels[value.runs[0][0]] if len(value.runs) == 1 else None
-    if not (isinstance(label, tuple) and label[0] == "permute" and value.runs[0][1:] == (0, product(value.shape))):
-        return value, order
-    before = terms.numbered[terms.values[value.runs[0][0]][0]]
-    first: tuple[int, ...] = label[1]
-    if tuple(before.shape[d] for d in first) != value.shape:
-        return value, order
-    return before, tuple(first[d] for d in order)
-
-
-def _blocks(extents: tuple[Size, ...], order: tuple[int, ...]) -> tuple[Size, list[int]] | None:
-    """The elements that stay together when dims are put in another order, and where each such block came from.
-
-    None where there are too many blocks.
-    """
-    still = 0
-    while order[-1 - still] == len(order) - 1 - still:
-        still += 1
-    moved = order[: len(order) - still]
-    sizes = extents[: len(moved)]
-    if any(type(n) is not int for n in sizes) or product(sizes) > MAX_ROWS:
-        return None
-    steps = [product(sizes[d + 1 :]) for d in range(len(sizes))]
-    places = [0]
-    for d in moved:
-        places = [place + k * steps[d] for place in places for k in range(sizes[d])]
-    return product(extents[len(moved) :]), places
+    runs = turned(call.terms, flat, tuple(kept.index(d) for d in moving))
+    return [_shaped(runs, shape, dtype, value.shape)]
 
 
 def expanded(call: Call) -> list[Value]:
