@@ -1,11 +1,11 @@
 """What became of every collective in a planned order, and what still holds back those that are exposed.
 
-A collective that the stream stands still for is told by what accounts for most of that time:
+A collective that the stream stands still for is told by the first of these that accounts for half of that time:
 
     link         others share its link, so that it takes longer than alone
+    memory       what it needs is there and its queue is free, but there is no room for what it holds
+    order        the same with room, but no better order was found that launches it earlier
     queue        what it needs is there, but others of its group go first
-    memory       it could be launched earlier, but there is no room for what it holds
-    order        it could be launched earlier, but no better order was found that does so
     dependency   it starts as soon as what it needs is there, and what needs it comes right behind
 
 Launches that are one are told as one. What prepares a launch, such as the cast of a shard, counts as part of it.
@@ -90,16 +90,17 @@ class _Teller:
             link = program.links[program.queues[program.queue[op]].link]
             return Reason.EXPOSED_BY_LINK, f"others share {link} with it", min(exposed, longer), None
         ready, last = max(map(self._ready, bucket), key=lambda found: found[0])
-        gain = min(exposed, start - ready)
-        if 2 * gain >= exposed:
-            behind = f"right behind {names[last]}" if last is not None else "at once"
-            other = self.before[op]
-            if other is not None and trace.end_ns[other] > ready:
-                return Reason.EXPOSED_BY_QUEUE, f"{names[other]} goes first in its queue", gain, names[other]
+        other = self.before[op]
+        free = ready if other is None else max(ready, trace.end_ns[other])
+        idle, late = min(exposed, start - free), min(exposed, start - ready)
+        if 2 * idle >= exposed:  # its queue was free, and all that it needs was there
+            behind = f"right behind {names[last]}" if last is not None else "earlier"
             held = sum(size for member in bucket for _, size in program.allocates[member]) if program.allocates else 0
-            if not self.room.has(held, ready, start):
-                return Reason.EXPOSED_BY_MEMORY, f"there is no room to launch it {behind}", gain, None
-            return Reason.EXPOSED_BY_ORDER, f"no better order was found that launches it {behind}", gain, None
+            if not self.room.has(held, free, start):
+                return Reason.EXPOSED_BY_MEMORY, f"there is no room to launch it {behind}", idle, None
+            return Reason.EXPOSED_BY_ORDER, f"no better order was found that launches it {behind}", idle, None
+        if other is not None and 2 * late >= exposed:
+            return Reason.EXPOSED_BY_QUEUE, f"{names[other]} goes first in its queue", late, names[other]
         use = self._first_use(bucket)
         who = "it" if len(bucket) == 1 else "the bucket"
         needs = [f"{who} needs {names[last]}"] if last is not None else []

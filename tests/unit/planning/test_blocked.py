@@ -97,7 +97,7 @@ def test_memory_holds_back_and_more_of_it_gains_no_more_than_is_told():
     decision = only(found)
     assert decision.reason is Reason.EXPOSED_BY_MEMORY
     assert decision.sentence == (
-        "a is exposed for 60.0 us, 60.0 us before: there is no room to launch it at once; "
+        "a is exposed for 60.0 us, 60.0 us before: there is no room to launch it earlier; "
         "lifting that gains 60.0 us at most"
     )
     lifted, rest = planned(program(*CROWDED), limit_bytes=200)
