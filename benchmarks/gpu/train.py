@@ -56,6 +56,8 @@ SHAPES = {
 """Decoders in which communication takes about as long as compute; `tokens` are those of all ranks together."""
 TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "tokens": 128}
 SEQUENCE, VOCABULARY = 2048, 8192
+LOGGED = 6000
+"""Characters of each rank's output that are kept of a job that failed."""
 LEAST_S = 25
 """A job is not begun with less time left."""
 
@@ -115,6 +117,8 @@ class Runner:
         first = replace(job, what="calibrate", limit_s=120)
         found, error = self._processes(first)
         told = {key: value for key, value in (found[0] if found else {}).items() if key != "variant"}
+        if error:
+            self._keep_logs(first)
         self.clusters[str(job.ranks)] = {"ranks": job.ranks, **(told or {"error": error or "nothing was written"})}
         print(f"{first.label}: {error or _of_cluster(told)}", flush=True)
         self.write()
@@ -125,11 +129,22 @@ class Runner:
             row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
             self.rows.append({"parallel": job.parallel, "ranks": job.ranks, **row})
         self.write()
+        if error or any("error" in row for row in found):
+            self._keep_logs(job)
         print(f"-- {job.label}{': ' + error.splitlines()[-1][:200] if error else ''}", flush=True)
         print(
             table([row for row in self.rows if (row["parallel"], row["ranks"]) == (job.parallel, job.ranks)]),
             flush=True,
         )
+
+    def _keep_logs(self, job: Job) -> None:
+        """The ends of what the ranks of a job said, behind those of earlier jobs."""
+        for place in places(self.options):
+            with place.with_suffix(".log").open("a") as file:
+                for rank in range(job.ranks):
+                    log = self.folder / f"{job.label.replace(':', '_')}_rank{rank}.log"
+                    said = log.read_text(errors="replace")[-LOGGED:] if log.exists() else "not begun"
+                    file.write(f"==== {job.label} rank {rank}\n{said}\n")
 
     def _processes(self, job: Job) -> tuple[list[dict[str, Any]], str]:
         """The rows that a job wrote, and why they are not all; empty if they are."""

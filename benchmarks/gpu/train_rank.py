@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,7 @@ def run_variants(job: dict[str, Any], rank: int, write: Callable[[dict[str, Any]
             row = _first(held, name, ready)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}"[:SHOWN]}
+            traceback.print_exc()
             torch.compiler.reset()
         write({"variant": name, **row})
         gc.collect()
