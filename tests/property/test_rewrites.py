@@ -1,7 +1,7 @@
 """Random graphs with much to rewrite, through every pass of rules and through all of them together.
 
 Values are compared on every rank: bitwise where a pass is exact; else on small whole numbers bitwise, since every order
-of sums is exact there, and on real data within the tolerance of the dtype. `make test` runs 60 graphs for each pass;
+of sums is exact there, and on real data within the tolerance of the dtype. `make test` runs 40 graphs for each pass;
 `make test-full` (WEFT_FUZZ=full) runs 3 000.
 """
 
@@ -27,8 +27,8 @@ from weft.verification.comparison import compare, example_inputs
 from weft.verification.equivalence import prove
 from weft.verification.virtual_cluster import VirtualCluster
 
-NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 60
-CHUNK = 30
+NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 40
+CHUNK = 20
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 NUM_RANKS = 4
 NUM_TERMS = 1 << 14
@@ -40,10 +40,12 @@ VARIANTS = {
     "reuse-partial-reductions": "reuse-partial-reductions{min-numel=1}",
 }
 """Options under which small graphs are rewritten."""
+INT8 = "fuse-int8-matmuls"
+"""Looks for weights that these programs have not; see its golden file."""
 SPECS = [
     VARIANTS.get(name, name)
     for name, cls in all_passes().items()
-    if issubclass(cls, RewritePass) and cls.__module__.startswith("weft.passes.rewrite.")
+    if issubclass(cls, RewritePass) and cls.__module__.startswith("weft.passes.rewrite.") and name != INT8
 ]
 CLEANING = (
     "remove-assertions,remove-profiler-marks,remove-noops,remove-redundant-casts,cancel-views,simplify-arithmetic,"
@@ -107,7 +109,7 @@ def test_all_of_them_together_keep_values(spec: str, seeds: range) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_types_are_those_of_a_full_recomputation(spec: str) -> None:
-    for seed in range(40):
+    for seed in range(20):
         module = Pipeline.parse(spec).run(seeded(seed)).module
         mode = metadata.mode_of(module.graph.nodes)
         for node in module.graph.nodes:
@@ -119,7 +121,7 @@ def test_types_are_those_of_a_full_recomputation(spec: str) -> None:
 def test_the_proof_never_says_that_a_wrong_graph_is_right(spec: str) -> None:
     """What the proof proves of a rewritten graph it must not prove of one that computes something else."""
     proved = 0
-    for seed in range(30):
+    for seed in range(15):
         before = seeded(seed)
         pipeline = Pipeline.parse(spec)
         after = pipeline.run(before).module
