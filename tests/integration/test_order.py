@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +25,11 @@ pytestmark = pytest.mark.needs_cpp
 MATMULS = ("mm", "addmm", "bmm", "baddbmm")
 CALL = re.compile(
     r"(?:(\w+) = )?(?:torch\.ops\.(_c10d_functional|aten)\.(\w+)\.\w+|extern_kernels\.(\w+))"
-    r"\((?:reinterpret_tensor\()?(\w+)"
+    r"\((?:\[)?(?:reinterpret_tensor\()?(\w+)"
 )
+ITEM = re.compile(r"(\w+) = (\w+)\[\d+\]$")
+SLOW = Path(__file__).parents[1] / "golden" / "clusters" / "unit.toml"
+"""A machine on which products of these tests take longer than their collectives."""
 
 
 @pytest.fixture
@@ -45,11 +50,13 @@ def woven(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def order_of_graph(module: GraphModule) -> Iterator[str]:
     """Launches by kind and number, waits by the number of their launch, matmuls and attention."""
     numbers = {c.launch: i for i, c in enumerate(collectives(module.graph))}
+    items = {node: numbers.get(node.args[0]) for node in module.graph.nodes if node.target is getitem}
     for node in module.graph.nodes:
         if node in numbers:
             yield f"{ops.kind_of(node.target).value} {numbers[node]}"
         elif ops.is_wait(node.target):
-            yield f"wait {numbers[node.args[0]]}"
+            source = node.args[0]
+            yield f"wait {numbers[source] if source in numbers else items[source]}"
         else:
             yield from compute(str(node.target).removeprefix("aten.").partition(".")[0])
 
@@ -58,7 +65,9 @@ def order_of_code(code: str) -> Iterator[str]:
     """The same of generated code, from its calls; an in-place launch is waited for by its argument."""
     launches: dict[str, int] = {}
     for line in code[code.index("def call(") :].splitlines():
-        call = CALL.match(line.strip())
+        call, item = CALL.match(line.strip()), ITEM.match(line.strip())
+        if item is not None and item[2] in launches:
+            launches[item[1]] = launches[item[2]]
         if call is None:
             yield from ["matmul"] * line.strip().startswith("triton_tem_fused")  # autotuned, on a GPU
             continue
@@ -66,9 +75,10 @@ def order_of_code(code: str) -> Iterator[str]:
         if namespace == "_c10d_functional" and name.startswith("wait"):
             yield f"wait {launches[argument]}"
         elif namespace == "_c10d_functional":
-            launches[result or argument] = len(launches)
+            number = len({*launches.values()})
+            launches[result or argument] = number
             kind = ops.kind_of(getattr(torch.ops._c10d_functional, name).default)
-            yield f"{kind.value} {len(launches) - 1}"
+            yield f"{kind.value} {number}"
         else:
             yield from compute(name or kernel)
 
@@ -87,9 +97,12 @@ def code_of(function: Callable[[], Any]) -> list[list[str]]:
     return [list(order_of_code(code)) for code in codes]
 
 
-def compiled(function: Callable[..., Any], how: str, pipeline: str = "auto") -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], how: str, pipeline: str = "auto", cluster: Path | None = None
+) -> Callable[..., Any]:
     if how == "backend":
-        return torch.compile(function, backend="weft", options={"weft.pipeline": pipeline})
+        options = {"weft.pipeline": pipeline, **({"weft.cluster": str(cluster)} if cluster else {})}
+        return torch.compile(function, backend="weft", options=options)
     hook = weft.inductor_pass(pipeline=pipeline)
     return torch.compile(function, options={"post_grad_custom_post_pass": hook})
 
@@ -114,13 +127,43 @@ def test_forward_and_backward_with_attention_keep_the_order_that_the_passes_made
 
 
 def test_buckets_keep_the_order_that_the_passes_made(mesh: DeviceMesh, woven: list[list[str]]):
-    function = compiled(functions.attend, "backend")
+    pipeline = "bucket-all-gathers,bucket-reduce-scatters,hoist-launches,sink-waits"
+    function = compiled(functions.attend, "backend", pipeline)
     arguments = functions.attend_arguments(mesh.get_group().group_name)
     codes = code_of(lambda: function(*arguments).backward())
     assert codes == woven
     forward, backward = codes
     assert forward == ["all_gather 0", "wait 0", *["matmul"] * 3, "attention", "matmul"]
     assert [step for step in backward if "reduce_scatter" in step] == ["reduce_scatter 0"]
+
+
+def test_the_planned_order_with_what_runs_between_each_launch_and_its_wait_is_kept(
+    mesh: DeviceMesh, woven: list[list[str]]
+):
+    """Every gather but the first is under way beside a matmul, and so are all reduce-scatters but the last."""
+    function = compiled(functions.attend, "backend", "schedule-overlap{merge=none}", cluster=SLOW)
+    arguments = functions.attend_arguments(mesh.get_group().group_name)
+    codes = code_of(lambda: function(*arguments).backward())
+    assert codes == woven
+    forward, backward = codes
+    assert between(forward, "all_gather")[1:] == [["matmul"], ["matmul"], ["matmul", "attention"]]
+    assert all(found for found in between(backward, "reduce_scatter")[:-1])
+
+
+def test_the_planned_order_of_buckets_is_kept(mesh: DeviceMesh, woven: list[list[str]]):
+    function = compiled(functions.attend, "backend", "schedule-overlap", cluster=SLOW)
+    arguments = functions.attend_arguments(mesh.get_group().group_name)
+    codes = code_of(lambda: function(*arguments).backward())
+    assert codes == woven
+
+
+def between(order: list[str], kind: str) -> list[list[str]]:
+    """What is computed between each launch of a kind and its first wait."""
+    launches = [(place, step.split()[1]) for place, step in enumerate(order) if step.startswith(kind)]
+    return [
+        [step for step in order[place : order.index(f"wait {number}")] if step in ("matmul", "attention")]
+        for place, number in launches
+    ]
 
 
 @pytest.mark.parametrize("how", ["backend", "hook"])

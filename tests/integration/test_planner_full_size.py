@@ -1,0 +1,61 @@
+"""Planned steps of the 8b preset, proved to compute the same, with all that the model promises.
+
+A few layers of every parallelism in `make test`; all 32 under `long`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.graph.groups import read_groups
+from weft.passes.pipeline import Pipeline
+from weft.planning.search import SPARE, SPARE_BYTES
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
+from weft.simulation.timeline import Timeline
+from weft.verification.equivalence import prove
+
+pytestmark = pytest.mark.timeout(900)
+
+MESHES = {
+    "ddp": {"dp": 64},
+    "fsdp": {"dp": 64},
+    "tp": {"tp": 8},
+    "fsdp-tp": {"dp": 8, "tp": 8},
+    "hsdp": {"replicate": 8, "shard": 8},
+}
+CLUSTER = Cluster.load("h100-8x8")
+
+
+def timeline(module: GraphModule) -> Timeline:
+    return simulate(program_of(module, read_groups(module), CLUSTER))
+
+
+def check(parallel: str, layers: int, effort: str) -> None:
+    module = weft.zoo.load("llama-8b", parallel=parallel, mesh=MESHES[parallel], layers=layers, part="joint")
+    run = Pipeline.parse("schedule-overlap").run(module, cluster=CLUSTER, effort=effort)  # type: ignore[arg-type]
+    start = time.perf_counter()
+    proof = prove(module, run.module)
+    seconds = time.perf_counter() - start
+    before, after = timeline(module), timeline(run.module)
+    steps = f"{before.step_ns / 1e6:.1f} to {after.step_ns / 1e6:.1f} ms"
+    print(f"{parallel}, {layers} layers: {steps}, pass {run.log[0].seconds:.1f} s, proof {seconds:.1f} s")
+    assert proof, str(proof)
+    assert after.step_ns < before.step_ns
+    assert after.peak_bytes <= before.peak_bytes + max(int(before.peak_bytes * SPARE), SPARE_BYTES)
+
+
+@pytest.mark.parametrize("parallel", MESHES)
+def test_a_planned_step_of_two_layers_is_proved(parallel: str):
+    check(parallel, 2, "fast")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", MESHES)
+def test_a_planned_step_of_full_size_is_proved(parallel: str):
+    check(parallel, 32, "default")
