@@ -7,6 +7,7 @@ runs 50 graphs for each pass; `make test-full` (WEFT_FUZZ=full) runs 2 000.
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,8 +22,10 @@ from tests.property.strategies import (
     ONE_RANK_MESHES,
     random_listing,
 )
+from weft.errors import WeftError
 from weft.graph import check, metadata
 from weft.graph.dag import Dag
+from weft.graph.edit import Edit
 from weft.graph.groups import read_groups
 from weft.graph.text import parse, render
 from weft.passes.base import Numerics
@@ -45,6 +48,7 @@ CASES = {
     "batch-linears{min-size=2 always=true}": (BATCH_STEPS, MESHES),
     "fuse-linears{always=true}": (BATCH_STEPS, MESHES),
     "batch-pointwise-ops{min-size=2 max-size=3 always=true}": (BATCH_STEPS, MESHES),
+    "move-producers": (MUTATION_STEPS, MESHES),
     "reuse-buffers": (MUTATION_STEPS, MESHES),
     "reuse-buffers{pointwise=true}": (MUTATION_STEPS, MESHES),
 }
@@ -100,3 +104,20 @@ def test_types_are_those_of_a_full_recomputation(spec: str) -> None:
         for node in module.graph.nodes:
             if node.op == "call_function":
                 assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
+
+
+def test_draws_keep_their_order_in_every_order_that_is_allowed() -> None:
+    """Operators that draw from the generator form a chain, whatever they have to do with each other."""
+    for seed in range(30):
+        module = seeded("reuse-buffers", seed)
+        dag = Dag(module.graph)
+        draws = [i for i, profile in dag.effects.special if profile.random]
+        dag = Dag(module.graph, register=[dag.nodes[i] for i in draws])
+        assert all(dag.reaches(dag.nodes[a], dag.nodes[b]) for a, b in pairwise(draws)), f"seed {seed}"
+
+
+def test_an_edit_that_swaps_two_draws_is_refused() -> None:
+    module = parse("def graph(x: f32[4]):\n    a = rand_like(x)\n    b = rand_like(x)\n    return [a, b]\n")
+    x, a, b, output = module.graph.nodes
+    with pytest.raises(WeftError, match="b"), Edit(module.graph) as edit:
+        edit.arrange([x, b, a, output])

@@ -1,0 +1,101 @@
+"""Compute each tensor right before it is first needed.
+
+Why: tracing leaves constants, masks and casts at the top of the graph; what is made long before it is used is held all
+that time, and is not in any cache when it is read.
+
+Before::
+
+    m: f32[4, 4] = neg(y)
+    a: f32[4, 4] = mm(x, x)
+    b: f32[4, 4] = relu(a)
+    c: f32[4, 4] = add(b, m)
+
+After::
+
+    a: f32[4, 4] = mm(x, x)
+    b: f32[4, 4] = relu(a)
+    m: f32[4, 4] = neg(y)
+    c: f32[4, 4] = add(b, m)
+
+Launches, waits, writes, draws and calls with effects stay where they are, and nothing moves across them: what was put
+between a launch and its wait to hide it stays there.
+
+Declines: nothing; what must stay stays.
+Numerics: exact. Memory: tensors live as short as their stretch of the graph allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch.fx import Graph, Node
+
+from weft.compat import input_nodes
+from weft.graph.dag import Dag
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Arrange, Decision, Reason, Step
+
+
+@dataclass(frozen=True)
+class MoveProducers(Pass):
+    """Compute each tensor right before it is first needed."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        dag = Dag(graph)
+        fixed = {i for i, _, _ in dag.effects.accesses} | {i for i, p in dag.effects.special if not p.is_view}
+        fixed |= {i for i, node in enumerate(dag.nodes) if node.op != "call_function"}
+        order: list[Node] = []
+        stretch: list[Node] = []
+        for i, node in enumerate(dag.nodes):
+            if i in fixed:
+                order += [*_local(stretch), node]
+                stretch = []
+            else:
+                stretch.append(node)
+        moved = _moved(dag.nodes, order)
+        if not moved:
+            return self.step([], [])
+        following = dict(pairwise(order))
+        return self.step([Arrange(_runs(dag, order))], [self._decision(node, following[node]) for node in moved])
+
+    def _decision(self, node: Node, behind: Node) -> Decision:
+        return self.decision(Reason.APPLIED, f"{node.name} is put before {behind.name}", node.name)
+
+
+def _local(stretch: Sequence[Node]) -> list[Node]:
+    """A stretch in which each node stands before the first that needs it; the others keep their order."""
+    inside = set(stretch)
+    order: dict[Node, None] = {}
+    for last in stretch:
+        if any(user in inside for user in last.users):
+            continue
+        stack = [(last, False)]
+        while stack:
+            node, is_ready = stack.pop()
+            if is_ready:
+                order[node] = None
+            elif node not in order:
+                needed = [source for source in input_nodes(node) if source in inside and source not in order]
+                stack += [(node, True), *((source, False) for source in reversed(needed))]
+    return list(order)
+
+
+def _moved(before: Sequence[Node], after: Sequence[Node]) -> list[Node]:
+    """The nodes that stand before another node than they did."""
+    following = dict(pairwise(before))
+    return [node for node, behind in pairwise(after) if following[node] is not behind and node.op == "call_function"]
+
+
+def _runs(dag: Dag, order: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """The order as stretches of the graph as it is."""
+    runs: list[list[Node]] = []
+    for node in order:
+        if runs and dag.index[runs[-1][-1]] + 1 == dag.index[node]:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return tuple((run[0].name, run[-1].name) for run in runs)
