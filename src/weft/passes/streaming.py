@@ -22,6 +22,7 @@ from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
 from weft.planning.members import Refusal
 from weft.planning.plan import Decision, Reason, Step, Stream
+from weft.planning.roles import Role, Roles
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes
@@ -45,6 +46,9 @@ class StreamPass(Pass):
     """`portable`: plain nodes that any backend runs. `symmetric-memory`: torch's fused operators on CUDA. `auto`: the
     fused operators where they can run, else plain nodes."""
 
+    only: Literal["all", "activations"] = "all"
+    """`activations`: what tensor parallelism moves; the parameters and gradients of FSDP stay."""
+
     def __post_init__(self) -> None:
         if self.chunks is not None and self.chunks < 2:
             what = f"chunks is {self.chunks}, expected 2 or more"
@@ -56,12 +60,17 @@ class StreamPass(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        writes = Writes(dag)
+        writes, roles = Writes(dag), Roles(dag)
         decisions: list[Decision] = []
         sites: list[Site] = []
         taken: set[Node] = set()
         for collective in collectives(graph):
             if collective.kind is not self.kind:
+                continue
+            role = roles.of(collective)
+            if self.only == "activations" and role is not Role.ACTIVATIONS:
+                what = f"{collective.launch.name} carries {role.value}, only activations are streamed"
+                decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
             site = self._site(collective, dag, taken)
             if isinstance(site, Refusal):
