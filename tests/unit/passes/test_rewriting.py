@@ -15,6 +15,7 @@ from weft.passes.draft import Draft
 from weft.passes.pattern import Match, Var, op
 from weft.passes.pipeline import Pipeline
 from weft.passes.rewriting import RewritePass, Rule, rewrite
+from weft.planning.plan import Rewrite
 
 BIASED = """def graph(x: bf16[64, 32], w: bf16[32, 16], b: bf16[16]):
     m: bf16[64, 16] = mm(x, w)
@@ -94,6 +95,7 @@ def test_the_plan_of_a_rewrite_is_data_that_can_be_read():
     run = Pipeline.parse("fuse-addmms").run(weft.parse(BIASED))
     (action,) = run.plan.steps[0].actions
     assert action == weft.Plan.from_json(run.plan.to_json()).steps[0].actions[0]
+    assert isinstance(action, Rewrite)
     assert (action.calls, action.before, action.heirs, action.erased) == (
         ("s_addmm = addmm(b, x, w)",),
         "s",
