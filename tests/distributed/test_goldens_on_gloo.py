@@ -20,7 +20,7 @@ SECTIONS = [
     section
     for section in sections()
     # Operators of tests exist in this process only, not on the ranks.
-    if section.spec != CHECKS and section.error is None and NAMESPACE not in section.before
+    if section.spec != CHECKS and section.error is None and section.is_run and NAMESPACE not in section.before
 ]
 
 
