@@ -12,12 +12,14 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from tests.property import test_planner
 from tests.property.strategies import random_listing
 from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
 from weft.graph.text import parse, render
 from weft.passes.base import Numerics, all_passes
 from weft.passes.bucketing import BucketPass
+from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.real_ranks import RealRanks
@@ -28,7 +30,11 @@ NUM_SEEDS = 400 if os.environ.get("WEFT_FUZZ") == "full" else 36
 FIRST = 100_000
 """Seeds that the tests on the virtual cluster do not use."""
 PIPELINES = [
-    *(name for name, cls in all_passes().items() if not name.startswith("test-") and not issubclass(cls, BucketPass)),
+    *(
+        name
+        for name, cls in all_passes().items()
+        if not name.startswith("test-") and not issubclass(cls, BucketPass | ScheduleOverlap)
+    ),
     "auto",
 ]
 
@@ -46,7 +52,7 @@ def test_passes_keep_values_on_real_ranks(ranks: RealRanks, seed: int) -> None:
     inputs = example_inputs(before, num_ranks, seed=seed)
     expected = ranks.run(before, inputs, table, seed=seed)
     for pipeline in PIPELINES:
-        after = weft.optimize(before, pipeline=pipeline).module
+        after = weft.optimize(before, pipeline=pipeline, effort="fast").module
         found = ranks.run(after, inputs, table, seed=seed)
         verdict = compare(expected, found, num_terms=num_ranks, backend="gloo")
         exact = all(p.numerics is Numerics.EXACT for p in Pipeline.parse(pipeline).passes)
@@ -70,3 +76,17 @@ def test_merged_collectives_keep_values_on_real_ranks(ranks: RealRanks, seed: in
     assert verdict.bitwise if exact else verdict.equal, (
         f"seed {seed}: {verdict}\n{render(before)}\n{render(run.module)}"
     )
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + NUM_SEEDS))
+def test_planned_graphs_keep_values_on_real_ranks(ranks: RealRanks, seed: int) -> None:
+    """Bitwise where no reductions merge or there are two ranks, whose sums have one order."""
+    case = test_planner.random_case(seed)
+    num_ranks = num_ranks_of(case.module, seed)
+    print(f"seed {seed}: {len(case.module.graph.nodes)} nodes on {num_ranks} ranks, {case.pipeline}")
+    inputs = example_inputs(case.module, num_ranks, seed=seed)
+    run = case.pipeline.run(case.module, cluster=case.cluster, effort=case.effort)
+    sides = [ranks.run(module, inputs, read_groups(case.module), seed=seed) for module in (case.module, run.module)]
+    verdict = compare(*sides, num_terms=num_ranks, backend="gloo")
+    exact = num_ranks == 2 or case.pipeline.passes[0].numerics is Numerics.EXACT
+    assert verdict.bitwise if exact else verdict.equal, f"{verdict}\n{case}\n{run.after}"

@@ -24,6 +24,7 @@ from weft.graph.ops import op_of
 from weft.graph.text import parse, render
 from weft.passes.base import Numerics, all_passes
 from weft.passes.bucketing import BucketPass
+from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.rewriting import RewritePass
 
@@ -39,7 +40,8 @@ VARIANTS = {
 SPECS = [
     spec
     for name, cls in all_passes().items()
-    if not name.startswith("test-") and not issubclass(cls, BucketPass | RewritePass)  # those have tests of their own
+    if not name.startswith("test-")
+    and not issubclass(cls, BucketPass | RewritePass | ScheduleOverlap)  # those have tests of their own
     for spec in VARIANTS.get(name, [name])
 ]
 
@@ -61,7 +63,7 @@ def launches(module: GraphModule) -> dict[str, list[str]]:
 def test_a_pass_keeps_values_on_every_rank_and_changes_nothing_the_second_time(spec: str, seeds: range) -> None:
     pipeline = Pipeline.parse(spec)
     for seed, before in seeded(seeds):
-        run = pipeline.run(before)
+        run = pipeline.run(before, effort="fast")
         check.validate(Dag(run.module.graph))
         verdict = weft.verify(before, run.module, ranks=NUM_RANKS, seed=seed)
         exact = all(p.numerics is Numerics.EXACT for p in pipeline.passes)
