@@ -220,5 +220,5 @@ class _Scatter(Builder):
 
     def _first_wait(self) -> Node:
         waits = set(self.collective.waits)
-        last = next(reversed(self.edit.graph.nodes))
+        last = next(iter(reversed(self.edit.graph.nodes)))
         return next((node for node in self.edit.graph.nodes if node in waits), last)
