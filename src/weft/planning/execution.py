@@ -76,7 +76,7 @@ class Execution:
         self.hold = knobs.hold * shape.total // 1000
         self.longest = knobs.bucket * shape.span // 1000
         self.patience = knobs.patience * shape.span // 1000
-        self.lookahead = knobs.lookahead * shape.total // 1000
+        self.lookahead = knobs.lookahead * shape.span // 1000
         self.done = [False] * shape.size
         self.waited = [False] * shape.size
         self.end = [0] * shape.size
@@ -115,7 +115,7 @@ class Execution:
         shape, budget = self.shape, self.knobs.budget_bytes
         if budget == NEVER:
             return True
-        ahead = self.in_use - int(shape.memory.curve[self.front])
+        ahead = self.in_use - shape.memory.before[self.front]
         last = max(self.front, min(until, shape.size - 1))
         return shape.peaks.of(self.front, last) + ahead + num_bytes <= budget
 

@@ -94,15 +94,17 @@ class Memory:
     """What jobs allocate and hold."""
 
     size: list[int]
-    """Bytes of each storage that is neither kept nor inside one job; 0 for the others."""
+    """Bytes of each storage that is neither given nor inside one job; 0 for the others."""
     made_bytes: list[int]
     """What comes to life with each job."""
     held: list[tuple[int, ...]]
     """The storages that each job needs or makes."""
     holders: list[int]
-    """How many jobs hold each storage."""
+    """How many jobs hold each storage; one more for what is kept to the end."""
     curve: NDArray[np.int64]
     """Bytes in use while each job runs, if they run in order and are waited for at once."""
+    before: list[int]
+    """Bytes in use before each job runs, likewise."""
     frees: list[bool]
     """Launches that hold no less than they bring: waiting for them frees memory."""
 
@@ -114,7 +116,7 @@ def _memory(jobs: Jobs) -> Memory:
     for op, allocated in enumerate(program.allocates):
         job = jobs.job_of[op]
         for storage, num_bytes in allocated:
-            if storage not in program.kept and job != NO_JOB:
+            if storage not in program.given and job != NO_JOB:
                 made[job].append((storage, num_bytes))
                 holders.setdefault(storage, set()).add(job)
     for op, used in enumerate(program.uses):
@@ -126,7 +128,7 @@ def _memory(jobs: Jobs) -> Memory:
     size, held = [0] * num, [list[int]() for _ in range(count)]
     for storages in made:
         for storage, num_bytes in storages:
-            if len(holders[storage]) > 1:
+            if len(holders[storage]) > 1 or storage in program.kept:
                 size[storage] += num_bytes
     for storage, users in holders.items():
         if size[storage]:
@@ -134,9 +136,11 @@ def _memory(jobs: Jobs) -> Memory:
                 held[job].append(storage)
     brings = [tuple(dict.fromkeys(storage for storage, _ in storages if size[storage])) for storages in made]
     made_bytes = [sum(size[storage] for storage in storages) for storages in brings]
-    curve, left, now = np.zeros(count + 1, np.int64), [len(holders.get(s, ())) for s in range(num)], 0
-    num_holders = list(left)
+    num_holders = [len(holders.get(storage, ())) + (storage in program.kept) for storage in range(num)]
+    curve, left, now = np.zeros(count + 1, np.int64), list(num_holders), 0
+    before = [0] * (count + 1)
     for job in range(count):
+        before[job] = now
         now += made_bytes[job]
         curve[job] = now
         for storage in held[job]:
@@ -145,7 +149,8 @@ def _memory(jobs: Jobs) -> Memory:
                 now -= size[storage]
     sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
     frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
-    return Memory(size, made_bytes, [tuple(h) for h in held], num_holders, curve, frees)
+    before[count] = now
+    return Memory(size, made_bytes, [tuple(h) for h in held], num_holders, curve, before, frees)
 
 
 class _Maxima:
