@@ -6,9 +6,9 @@ Before::
 
     ar: f32[4, 4] = all_reduce(g, 'sum', 'dp')
     w: f32[4, 4] = wait(ar)
-    own: f32[2, 4] = slice(w, 0, 0, 2)
+    own: f32[2, 4] = slice(w, 0, 0, 2)  # on rank 0
 
-After (on rank 0)::
+After::
 
     own_reduce_scatter: f32[2, 4] = reduce_scatter(g, 'sum', 2, 'dp')
     own_wait: f32[2, 4] = wait(own_reduce_scatter)
