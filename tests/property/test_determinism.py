@@ -15,7 +15,7 @@ from tests.property.strategies import random_listing
 
 for seed in range(40):
     module = weft.parse(random_listing(Random(seed)))
-    result = weft.optimize(module)
+    result = weft.optimize(module, effort="fast")
     print(seed, digest(weft.listing(module)), digest(weft.listing(result.module)), result.plan.digest)
 """
 
