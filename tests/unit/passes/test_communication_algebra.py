@@ -1,0 +1,114 @@
+"""What collectives and batches become on a described cluster, and for a rank that is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.cost.table import Table
+from weft.graph.collective import collectives
+from weft.graph.groups import Group
+from weft.graph.ops import Kind
+from weft.passes.launching import place_in
+from weft.passes.pipeline import Pipeline, Run
+
+KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
+REDUCED = """group('dp', size=8)
+
+def graph(g: f32[1024, 64]):
+    ar = all_reduce(g, 'sum', 'dp')
+    w = wait(ar)
+    return [w]
+"""
+SCATTERED = """group('dp', size=8)
+
+def graph(g: f32[1024, 64]):
+    rs = reduce_scatter(g, 'sum', 8, 'dp')
+    p = wait(rs)
+    ag = all_gather(p, 8, 'dp')
+    w = wait(ag)
+    return [w]
+"""
+
+
+def cluster(all_reduce_us: float, other_us: float) -> Cluster:
+    """A cluster on which collectives take times that are known."""
+    times = (all_reduce_us, other_us, other_us)
+    tables = tuple(Table(kind, 8, ((1, us), (1 << 30, us))) for kind, us in zip(KINDS, times, strict=True))
+    return replace(Cluster.load("h100-8"), tables=tables)
+
+
+def kinds(run: Run) -> list[Kind]:
+    return [collective.kind for collective in collectives(run.module.graph)]
+
+
+def newton_schulz(iterations: int) -> GraphModule:
+    """The orthogonal update of Muon on a weight that is gathered by columns, of which each rank keeps its own."""
+    lines = ["    ag = all_gather(x, 2, 'dp')", "    w = wait(ag)", "    parts = split(w, 16)"]
+    lines += ["    p0 = parts[0]", "    p1 = parts[1]", "    y0 = cat([p0, p1], 1)"]
+    for k in range(iterations):
+        lines += [f"    t{k} = t(y{k})", f"    a{k} = mm(y{k}, t{k})", f"    b{k} = mm(a{k}, a{k})"]
+        lines += [f"    c{k} = add(a{k}, b{k})", f"    d{k} = mm(c{k}, y{k})", f"    y{k + 1} = sub(y{k}, d{k})"]
+    lines += [f"    own = slice(y{iterations}, 1, 0, 1024)", "    r = neg(own)", "    return [r]"]
+    return weft.parse("group('dp', size=2)\n\ndef graph(x: f32[16, 1024]):\n" + "\n".join(lines) + "\n")
+
+
+def test_an_all_reduce_that_is_slower_than_its_halves_is_taken_apart():
+    module = weft.parse(REDUCED)
+    slow = Pipeline.parse("decompose-all-reduces").run(module, cluster=cluster(100.0, 40.0))
+    fast = Pipeline.parse("decompose-all-reduces").run(module, cluster=cluster(70.0, 40.0))
+    assert kinds(slow) == [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
+    assert kinds(fast) == [Kind.ALL_REDUCE]
+    assert fast.log[0].step.declined[0].sentence == "w stays: two launches would take longer"
+
+
+def test_halves_that_are_slower_than_an_all_reduce_are_put_together():
+    module = weft.parse(SCATTERED)
+    slow = Pipeline.parse("fuse-scattered-gathers").run(module, cluster=cluster(70.0, 40.0))
+    fast = Pipeline.parse("fuse-scattered-gathers").run(module, cluster=cluster(100.0, 40.0))
+    assert kinds(slow) == [Kind.ALL_REDUCE]
+    assert kinds(fast) == [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
+    assert fast.log[0].step.declined[0].sentence == "w stays: the cluster is faster with two launches"
+
+
+@pytest.mark.parametrize("us", [(100.0, 40.0), (70.0, 40.0), (80.0, 40.0)])
+def test_the_two_never_undo_each_other(us: tuple[float, float]):
+    both = Pipeline.parse("decompose-all-reduces,fuse-scattered-gathers")
+    for listing in (REDUCED, SCATTERED):
+        once = both.run(weft.parse(listing), cluster=cluster(*us))
+        assert not any(entry.changed for entry in both.run(once.module, cluster=cluster(*us)).log)
+
+
+def test_five_gram_matrices_take_five_reductions_and_no_gather():
+    assert kinds(Pipeline.parse("").run(newton_schulz(5))) == [Kind.ALL_GATHER]
+    assert kinds(Pipeline.parse("sink-gathers{rank=0}").run(newton_schulz(5))) == [Kind.ALL_REDUCE] * 5
+
+
+def test_the_part_of_another_rank_stays():
+    listing = REDUCED.replace("    return [w]", "    part = slice(w, 0, 128, 256)\n    r = neg(part)\n    return [r]")
+    runs = [Pipeline.parse(f"fuse-sliced-all-reduces{{rank={rank}}}").run(weft.parse(listing)) for rank in range(8)]
+    assert [kinds(run) for run in runs] == [[Kind.REDUCE_SCATTER if r == 1 else Kind.ALL_REDUCE] for r in range(8)]
+    assert runs[0].log[0].step.declined[0].sentence == "part stays: it is not the part of rank 0"
+
+
+def test_the_place_of_a_rank_in_its_group_is_by_size_and_stride():
+    assert [place_in(Group("tp", 2), rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [place_in(Group("dp", 2, 2), rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert place_in(Group("odd", 2, 1, ((0, 2), (1,))), 2) == 1
+
+
+def test_small_layers_are_batched_where_gaps_cost_more_than_copies():
+    inputs = ", ".join(f"x{k}: bf16[8, 32], w{k}: bf16[32, 32]" for k in range(8))
+    lines = [f"    m{k} = mm(x{k}, w{k})\n    r{k} = relu(m{k})\n" for k in range(8)]
+    returned = ", ".join(f"r{k}" for k in range(8))
+    module = weft.parse(f"def graph({inputs}):\n{''.join(lines)}    return [{returned}]\n")
+    device = replace(Cluster.load("h100-8").device, launch_gap_us=2.0)
+    gaps = replace(Cluster.load("h100-8"), device=device)
+    none = replace(gaps, device=replace(device, launch_gap_us=0.0))
+    batched = Pipeline.parse("batch-linears").run(module, cluster=gaps)
+    assert weft.listing(batched.module).count(" = bmm(") == 1
+    assert not Pipeline.parse("batch-linears").run(module, cluster=none).log[0].changed
