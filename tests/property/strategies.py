@@ -366,6 +366,33 @@ class Builder:
                 self.lines[-1] = f"    {product.name} = mm({a.name}, {b.name})"
                 self.emit(self.new(product.shape, a.dtype), f"sigmoid({product.name})")
 
+    def viewed_cat(self) -> None:
+        """Views of tensors, laid side by side."""
+        value = self.pick(contiguous=True)
+        other = self.pick(shape=value.shape, dtype=value.dtype, contiguous=True) if value else None
+        if not value or not other or len(value.shape) != 2 or value.shape[1] % 2 or value.shape[0] > 16:
+            return
+        rows, columns = value.shape
+        shape = self.rng.choice([(rows, 2, columns // 2), (rows, 2, columns // 2), (rows * 2, columns // 2)])
+        views = [self.new(shape, value.dtype, v.storages) for v in (value, other)]
+        for view, source in zip(views, (value, other), strict=True):
+            self.lines.append(f"    {view.name} = view({source.name}, {list(shape)})")
+        whole = self.new((2 * shape[0], *shape[1:]), value.dtype)
+        self.lines.append(f"    {whole.name} = cat([{views[0].name}, {views[1].name}])")
+        flat = self.new((2 * rows * columns,), value.dtype, whole.storages)
+        self.emit(flat, f"view({whole.name}, [{2 * rows * columns}])")
+
+    def add_rows(self) -> None:
+        """Many rows added to few."""
+        value = self.pick(contiguous=True)
+        if not value or len(value.shape) != 2:
+            return
+        count, index, row = (self.new((), value.dtype) for _ in range(3))
+        self.lines.append(f"    {count.name} = arange.default(32)")
+        self.lines.append(f"    {index.name} = remainder.Scalar({count.name}, {value.shape[0]})")
+        self.lines.append(f"    {row.name} = slice({value.name}, 0, 0, 1)")
+        self.emit(self.like(value), f"index_put({value.name}, [{index.name}], {row.name}, True)")
+
     # What rewrites look for.
 
     def disturb(self, *values: Value) -> None:
@@ -521,7 +548,7 @@ MUTATION_STEPS = (
 """Programs with much that can be written in place, and much that must not."""
 BATCH_STEPS = (
     *(("towers", 6), ("pointwise", 10), ("binary", 6), ("view", 2), ("transpose", 1), ("slice", 2), ("write", 3)),
-    *(("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("wait", 2)),
+    *(("viewed_cat", 4), ("add_rows", 4), ("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("wait", 2)),
 )
 """Programs with much that is alike."""
 ONE_RANK_MESHES = ({"dp": (1, 1)}, {"dp": (2, 1), "tp": (1, 1)}, {"dp": (1, 1), "tp": (4, 1)})

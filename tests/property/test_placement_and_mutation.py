@@ -48,6 +48,8 @@ CASES = {
     "batch-linears{min-size=2 always=true}": (BATCH_STEPS, MESHES),
     "fuse-linears{always=true}": (BATCH_STEPS, MESHES),
     "batch-pointwise-ops{min-size=2 max-size=3 always=true}": (BATCH_STEPS, MESHES),
+    "sink-views": (BATCH_STEPS, MESHES),
+    "split-scatters{min-rows=8}": (BATCH_STEPS, MESHES),
     "move-producers": (MUTATION_STEPS, MESHES),
     "reuse-buffers": (MUTATION_STEPS, MESHES),
     "reuse-buffers{pointwise=true}": (MUTATION_STEPS, MESHES),

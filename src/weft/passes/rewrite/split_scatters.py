@@ -1,0 +1,106 @@
+"""Spread additions to few rows over several buffers, and sum those.
+
+Why: gradients of small embeddings add thousands of rows to a few; on a device they wait for each other at every row.
+
+Before::
+
+    s: f32[16, 64] = index_put(x, [rows], values, True)
+
+After::
+
+    s_arange: i64[8192] = arange(8192)
+    s_remainder: i64[8192] = remainder.Scalar(s_arange, 8)
+    s_zeros: f32[8, 16, 64] = zeros([8, 16, 64], dtype=f32)
+    s_index_put: f32[8, 16, 64] = index_put(s_zeros, [s_remainder, rows], values, True)
+    s_sum: f32[16, 64] = sum.dim_IntList(s_index_put, [0])
+    s_add: f32[16, 64] = add(x, s_sum)
+
+The buffers are as many as rows are added to one on average, a power of two from 2 to 128, and take at most a tenth of
+the memory of the cluster's device.
+
+Declines: indices that are few, of several dims or of unknown size; rows that are hardly shared; whole numbers; no room.
+Numerics: reassociates. Memory: the buffers, for a moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph
+
+from weft.graph import ops
+from weft.passes.base import Context, Numerics, Pass
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.launching import is_written
+from weft.planning.plan import Decision, Reason, Step
+
+PUT = ops.op_of("index_put")
+MAX_PARTS = 128
+SHARE = 10
+"""Buffers take at most one part in so many of the device's memory."""
+
+
+@dataclass(frozen=True)
+class SplitScatters(Pass):
+    """Spread additions to few rows over several buffers."""
+
+    numerics = Numerics.REASSOCIATES
+
+    min_rows: int = 4096
+    """Fewer additions than this wait for each other as they are."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        sites = [n for n in graph.nodes if n.target is PUT and ops.bind(n)["accumulate"] is True]
+        if not sites:
+            return self.step([], [])
+        draft = Draft(graph)
+        decisions: list[Decision] = []
+        for node in sites:
+            given = draft.bind(node)
+            parts = self._parts(draft, node, given, context)
+            if isinstance(parts, Refusal):
+                decisions.append(self.decision(parts.reason, parts.sentence, node.name))
+                continue
+            heir = _spread(draft, node, given, parts)
+            refusal = draft.why_not_replace(node, heir) or draft.replace({node: heir}, [node])
+            if refusal is not None:
+                draft.forget()
+                decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
+                continue
+            decisions.append(self.decision(Reason.APPLIED, f"{node.name} adds to {parts} buffers", node.name))
+        return self.step(draft.actions, decisions)
+
+    def _parts(self, draft: Draft, node: AnyNode, given: dict[str, Any], context: Context) -> int | Refusal:
+        """Over how many buffers additions are spread, or why over none."""
+        name, table = node.name, draft.value(given["self"])
+        rows = [draft.value(index) if isinstance(index, AnyNode) else None for index in given["indices"]]
+        index = rows[0] if len(rows) == 1 else None
+        sizes = [*table.shape, *(index.shape if index is not None else [])]
+        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype.is_floating_point or not table.dim():
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it is no sum of rows by one index")
+        if any(type(size) is not int for size in sizes) or str(index.dtype) in ("torch.bool", "torch.uint8"):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: how many rows it adds is not known")
+        if not table.dtype.is_floating_point or is_written(draft, given["self"]):
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it adds whole numbers, or to what is written")
+        shared = index.numel() // max(table.shape[0], 1)
+        if index.numel() < self.min_rows or shared < 2:
+            return Refusal(Reason.NO_GAIN, f"{name} stays: {index.numel()} rows on {table.shape[0]} seldom meet")
+        parts = min(MAX_PARTS, 1 << (shared.bit_length() - 1))
+        memory = context.cluster.device.memory_bytes if context.cluster is not None else None
+        size = table.numel() * table.element_size()
+        while memory is not None and parts > 1 and parts * size > memory // SHARE:
+            parts //= 2
+        return parts if parts > 1 else Refusal(Reason.HOLDS_MEMORY, f"{name} stays: the buffers take too much memory")
+
+
+def _spread(draft: Draft, node: AnyNode, given: dict[str, Any], parts: int) -> AnyNode:
+    table, index = given["self"], given["indices"][0]
+    value, rows = draft.value(table), draft.value(index)
+    counted = draft.call("arange.default", rows.numel(), device=rows.device, before=node)
+    part = draft.call("remainder.Scalar", counted, parts, before=node)
+    shape = [parts, *value.shape]
+    buffers = draft.call("zeros", shape, dtype=value.dtype, device=value.device, before=node)
+    added = draft.call(PUT, buffers, [part, index], given["values"], True, before=node)
+    return draft.call("add", table, draft.call("sum.dim_IntList", added, [0], before=node), before=node)
