@@ -6,6 +6,7 @@ A few layers of every parallelism in `make test`; all 32 under `long`.
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import pytest
 from torch.fx import GraphModule
@@ -36,23 +37,26 @@ def timeline(module: GraphModule) -> Timeline:
     return simulate(program_of(module, read_groups(module), CLUSTER))
 
 
-def check(parallel: str, layers: int, effort: str) -> None:
+def check(parallel: str, layers: int, effort: Literal["fast", "default"], spare: float | None = None) -> None:
+    """Plan a step with so much more memory than it uses, or with as much as is left to the planner."""
     module = weft.zoo.load("llama-8b", parallel=parallel, mesh=MESHES[parallel], layers=layers, part="joint")
-    run = Pipeline.parse("schedule-overlap").run(module, cluster=CLUSTER, effort=effort)  # type: ignore[arg-type]
+    before = timeline(module)
+    limit = None if spare is None else int(before.peak_bytes * (1 + spare))
+    run = Pipeline.parse("schedule-overlap").run(module, cluster=CLUSTER, effort=effort, memory_limit_bytes=limit)
     start = time.perf_counter()
     proof = prove(module, run.module)
     seconds = time.perf_counter() - start
-    before, after = timeline(module), timeline(run.module)
+    after = timeline(run.module)
     steps = f"{before.step_ns / 1e6:.1f} to {after.step_ns / 1e6:.1f} ms"
     print(f"{parallel}, {layers} layers: {steps}, pass {run.log[0].seconds:.1f} s, proof {seconds:.1f} s")
     assert proof, str(proof)
     assert after.step_ns < before.step_ns
-    assert after.peak_bytes <= before.peak_bytes + max(int(before.peak_bytes * SPARE), SPARE_BYTES)
+    assert after.peak_bytes <= (limit or before.peak_bytes + max(int(before.peak_bytes * SPARE), SPARE_BYTES))
 
 
 @pytest.mark.parametrize("parallel", MESHES)
 def test_a_planned_step_of_two_layers_is_proved(parallel: str):
-    check(parallel, 2, "fast")
+    check(parallel, 2, "fast", spare=0.25)  # of two layers the weights that are gathered are a large part
 
 
 @pytest.mark.long
