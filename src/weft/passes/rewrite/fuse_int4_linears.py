@@ -1,0 +1,94 @@
+"""Multiply one input with several packed int4 weights at once.
+
+Why: queries, keys and values with int4 weights are one product with the weights laid side by side: one kernel, and the
+activation is read once.
+
+Before::
+
+    q: bf16[4, 64] = _weight_int4pack_mm_for_cpu(x, wq, 32, sq)
+    k: bf16[4, 64] = _weight_int4pack_mm_for_cpu(x, wk, 32, sk)
+
+After::
+
+    k_cat: u8[128, 64] = cat([wq, wk])
+    k_cat_1: bf16[4, 128, 2] = cat([sq, sk], 1)
+    k_weight_int4pack_mm_for_cpu: bf16[4, 128] = _weight_int4pack_mm_for_cpu(x, k_cat, 32, k_cat_1)
+    k_slice: bf16[4, 64] = slice(k_weight_int4pack_mm_for_cpu, 1, 0, 64)
+    k_clone: bf16[4, 64] = clone(k_slice, memory_format=memory_format.contiguous_format)
+    k_slice_1: bf16[4, 64] = slice(k_weight_int4pack_mm_for_cpu, 1, 64, 128)
+    k_clone_1: bf16[4, 64] = clone(k_slice_1, memory_format=memory_format.contiguous_format)
+
+Rows are packed by blocks of 64, so weights of whole blocks are laid side by side as they are, without unpacking. Where
+they are constants a compiler below does so once.
+
+Declines: weights that are not whole blocks; another number of terms or size of groups; too few; what is written; where
+it costs time, and without a cluster to say so.
+Numerics: reassociates; another kernel may add in another order. Memory: a copy of the packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx import Node
+
+from weft.cost.device import Device
+from weft.graph import ops
+from weft.passes.base import Numerics
+from weft.passes.batching import BatchPass, bytes_of, is_sized, product_ns
+from weft.passes.draft import AnyNode, Draft
+
+PRODUCT = ops.op_of("_weight_int4pack_mm_for_cpu")
+BLOCK = 64
+"""Rows that are packed together; seen in torch 2.13: packed weights of 32 rows side by side give other values."""
+
+
+@dataclass(frozen=True)
+class FuseInt4Linears(BatchPass):
+    """Multiply one input with several packed int4 weights at once."""
+
+    numerics = Numerics.REASSOCIATES
+
+    min_size: int = 2
+    """Fewer layers than this are left alone."""
+
+    num_kernels: ClassVar[int] = 3
+
+    def key(self, node: Node) -> Hashable | None:
+        if PRODUCT is None or node.target is not PRODUCT:
+            return None
+        given = ops.bind(node)
+        values = [ops.value_of(given[name]) for name in ("self", "mat2", "qScaleAndZeros")]
+        if not is_sized(*values) or values[1].shape[0] % BLOCK:
+            return None
+        return given["self"], given["qGroupSize"], values[1].shape[1], values[2].dtype, values[1].device
+
+    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+        last = max(members, key=draft.position)
+        given = [draft.bind(node) for node in members]
+        weights = draft.call("cat", [g["mat2"] for g in given], before=last)
+        scales = draft.call("cat", [g["qScaleAndZeros"] for g in given], 1, before=last)
+        product = draft.call(PRODUCT, given[0]["self"], weights, given[0]["qGroupSize"], scales, before=last)
+        parts: list[AnyNode] = []
+        begin = 0
+        for member in members:
+            end = begin + draft.value(member).shape[1]
+            part = draft.call("slice", product, 1, begin, end, before=last)
+            parts.append(draft.call("clone", part, memory_format=torch.contiguous_format, before=last))
+            begin = end
+        return parts
+
+    def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
+        given = [ops.bind(node) for node in members]
+        shared = ops.value_of(given[0]["self"])
+        results = [ops.value_of(node) for node in members]
+        weights = [ops.value_of(g[name]) for g in given for name in ("mat2", "qScaleAndZeros")]
+        flops = 2 * sum(result.numel() for result in results) * shared.shape[1]
+        moved = bytes_of(*weights, *results)
+        apart = product_ns(device, flops, moved + len(members) * bytes_of(shared), shared)
+        product = product_ns(device, flops, moved + bytes_of(shared), shared)
+        copies = device.traffic_ns(2 * bytes_of(*weights, *results))
+        return apart, None if product is None or copies is None else product + copies
