@@ -19,7 +19,8 @@ After::
 
 Pointwise operators, permutations and products with tensors that are the same on all ranks commute with a gather; what
 is needed as a whole behind them is gathered there. All that depends on each other is changed or left together: by the
-time on the cluster, and without one by the bytes that a rank sends. `rank` is that of fuse-sliced-all-reduces.
+time on the cluster, and without one by the bytes that a rank sends. `rank` is that of fuse-sliced-all-reduces. A gather
+of what another gather gave may sink at the next run.
 
 Declines: where reductions and later gathers would take longer; results that are not contiguous; unknown calls between.
 Numerics: reassociates; sums are added by parts. Bytes on the wire: less. Compute: divided by the ranks.
