@@ -59,6 +59,14 @@ class BucketPrices:
         """Launches of one key may be one; -1: this one stays alone."""
         return self.keys[launch]
 
+    def latency(self, launch: int) -> int:
+        """What a launch takes however little it sends, in nanoseconds."""
+        key = self.keys[launch]
+        if (key, 0) not in self.prices:
+            kind, group = self.groups[key]
+            self.prices[key, 0] = ceil(self.cluster.estimate(kind, group, 0).us * 1000)
+        return self.prices[key, 0]
+
     def duration(self, launches: Sequence[int]) -> int:
         """What launches of one key take as one, in nanoseconds; NEVER where that is more bytes than allowed."""
         key, total = self.keys[launches[0]], sum([self.num_bytes[launch] for launch in launches])

@@ -35,10 +35,9 @@ class Knobs:
     filler: int = 200
     """A job is a filler if the longest path behind it is less than so many thousandths of all that is left."""
     bucket: int = 0
-    """How long a collective of several may take; 0: none is merged. Of all compute or all communication, whichever is
-    more."""
+    """How long a collective of several may take, in latencies: beyond that merging saves next to nothing. 0: none."""
     patience: int = 0
-    """By how much a gather may come later because it was merged, likewise."""
+    """By how much a gather may come later because it was merged, of all compute or communication, whichever is more."""
     keep: bool = False
     """Whether fillers that take longer than what they bring to the queues are kept for the end while there is room."""
     finish: Literal["tail", "work"] = "tail"
@@ -53,6 +52,10 @@ class Merging(Protocol):
 
     def key(self, launch: int) -> int:
         """Launches of one key may be one; -1: this one stays alone."""
+        ...
+
+    def latency(self, launch: int) -> int:
+        """What a launch takes however little it sends."""
         ...
 
     def duration(self, launches: Sequence[int]) -> int:
@@ -74,7 +77,6 @@ class Execution:
         self.units: list[Unit] = []
         self.now = self.front = 0
         self.hold = knobs.hold * shape.total // 1000
-        self.longest = knobs.bucket * shape.span // 1000
         self.patience = knobs.patience * shape.span // 1000
         self.lookahead = knobs.lookahead * shape.span // 1000
         self.done = [False] * shape.size
@@ -97,7 +99,7 @@ class Execution:
         self.ready: list[int] = []
         self.fillers: list[int] = []
         self.next_prepared = 0
-        self.in_use = 0
+        self.in_use = self.most_in_use = 0
         self.made_bytes, self.left = shape.memory.made_bytes, list(shape.memory.holders)
         for job in range(shape.size):
             if not self.missing[job] and not prepares[job]:
@@ -143,6 +145,7 @@ class Execution:
         if not self.shape.is_launch[job]:
             self.units.append((job,))
         self.in_use += self.made_bytes[job]
+        self.most_in_use = max(self.most_in_use, self.in_use)
         if self.shape.prepares[job]:
             return
         missing = self.missing
@@ -196,7 +199,7 @@ class Execution:
 
     def _make_room(self, job: int) -> None:
         """Wait for what frees memory, the first first, while a job would not fit."""
-        while self.flying and not self.fits(self.front, self.made_bytes[job]):
+        while self.flying and not self.fits(self.front, self.shape.memory.passing_bytes[job]):
             self.now = max(self.now, self.end[self.flying[0]])
             self.wait(self.flying[0])
 
@@ -243,7 +246,8 @@ class Execution:
             return []
         first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now), None)
         other = next((job for job in others if self.when(job) <= self.now), None)
-        is_late = first is not None and other is not None and self._is_late([other]) and self._has_room(*first)
+        is_late = first is not None and other is not None and self._is_late([other])
+        is_late = is_late and first is not None and self.fits(first[0], self.made_bytes[first[1]])
         if other is not None and not is_late:
             chosen = self._joined(other, others, lambda bucket: first is None or not self._is_late(bucket))
             for job in chosen:
@@ -261,20 +265,18 @@ class Execution:
     def _may_go(self, use: int, job: int) -> bool:
         """Whether it is time for a gather, and there is room for it."""
         elapsed = self.shape.elapsed
-        return elapsed[use] - elapsed[self.front] <= self.lookahead and self._has_room(use, job)
-
-    def _has_room(self, use: int, job: int) -> bool:
-        return use <= self.front or self.fits(use, self.made_bytes[job])
+        return elapsed[use] - elapsed[self.front] <= self.lookahead and self.fits(use, self.made_bytes[job])
 
     def _joined(self, first: int, others: list[int], may: Callable[[list[int]], bool]) -> list[int]:
         """A launch with those that are ready too and may be one with it."""
         bucket, merging = [first], self.merging
         if merging is None or (key := merging.key(first)) < 0:
             return bucket
+        longest = self.knobs.bucket * merging.latency(first)
         for job in others:
             if job != first and merging.key(job) == key and self.when(job) <= self.now:
                 more = [*bucket, job]
-                if merging.duration(more) > self.longest or not may(more):
+                if merging.duration(more) > longest or not may(more):
                     break
                 bucket = more
         return bucket

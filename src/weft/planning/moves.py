@@ -1,6 +1,6 @@
 """Moves: small changes to a schedule of few jobs. Every one is legal.
 
-A unit is put elsewhere, with all that it needs or that needs it on the way; a bucket is taken apart; two launches of
+A unit is put elsewhere, with all that it needs or that needs it on the way; one launch is taken out of a bucket; two of
 one key become one.
 """
 
@@ -27,6 +27,10 @@ def with_waits(jobs: Jobs) -> list[Unit]:
     return [*units, *((~job,) for job in range(len(jobs)) if jobs.queue[job] >= 0 and job not in waited)]
 
 
+MOST_LATENCIES = 100
+"""How many latencies a collective of several may take: beyond that merging saves next to nothing."""
+
+
 class Moves:
     """Changes to orders of the jobs of one program."""
 
@@ -48,7 +52,9 @@ class Moves:
         i = self.random.randrange(len(units))
         unit, first = units[i], units[i][0]
         if len(unit) > 1 and self.random.random() < SPLITS:
-            return [*units[:i], *((job,) for job in unit), *units[i + 1 :]]
+            alone = self.random.choice(unit)
+            rest = tuple(job for job in unit if job != alone)
+            return [*units[:i], rest, (alone,), *units[i + 1 :]]
         if first >= 0 and self._key(first) >= 0 and self.random.random() < JOINS:
             return self._joined(units, i)
         j = self.random.randrange(len(units))
@@ -66,7 +72,8 @@ class Moves:
             return None
         j = self.random.choice(others)
         rest[j] = tuple(sorted((*rest[j], *unit)))
-        return rest if self.merging.duration(rest[j]) < NEVER and self._is_legal(rest, j) else None
+        longest = min(NEVER - 1, MOST_LATENCIES * self.merging.latency(rest[j][0]))
+        return rest if self.merging.duration(rest[j]) <= longest and self._is_legal(rest, j) else None
 
     def _is_legal(self, units: list[Unit], i: int) -> bool:
         """Whether all that a unit needs is before it, and all that needs it behind."""

@@ -16,7 +16,7 @@ Memory: what runs ahead of the order of the graph must fit under the budget on t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.planning.execution import NEVER, Execution, Knobs, Merging, Unit
 from weft.planning.jobs import Jobs
@@ -31,6 +31,8 @@ class Schedule:
     """The outcome of one run."""
 
     units: tuple[Unit, ...]
+    in_use_bytes: int = field(default=0, compare=False)
+    """The most that was in use, by the memory of the shape."""
 
     @property
     def events(self) -> list[int]:
@@ -60,7 +62,7 @@ class _Run(Execution):
             pass
         for launch in sorted((job for job in range(size) if self._is_open(job)), key=lambda job: (self.end[job], job)):
             self.wait(launch)
-        return Schedule(tuple(self.units))
+        return Schedule(tuple(self.units), self.most_in_use)
 
     def _drain(self) -> bool:
         """Do one thing of what is left where nothing of importance is; returns whether there was one."""
@@ -127,7 +129,9 @@ class _Run(Execution):
                 best = job if best is None else best
         fitting: int | None = None
         for job in self.fillers[:FILLERS_SEEN]:
-            if self.when(job) <= self.now and (fitting is None or _is_better(jobs, job, fitting, stall)):
+            if self.when(job) > self.now or not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+                continue
+            if fitting is None or _is_better(jobs, job, fitting, stall):
                 fitting = job
         if fitting is not None and (best is None or jobs.duration[fitting] <= max(stall, jobs.duration[best])):
             return fitting

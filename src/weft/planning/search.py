@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.planning.execution import Knobs, Merging, Unit
+from weft.planning.execution import NEVER, Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
 from weft.planning.moves import Moves, with_waits
 from weft.planning.scheduler import Schedule, schedule
@@ -32,7 +32,7 @@ SPARE, SPARE_BYTES = 0.05, 1 << 26
 """Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
 OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
 """How many operations all evaluations together may have, so that small programs are searched more."""
-LEAST = {"fast": 5, "default": 12, "best": 160}
+LEAST = {"fast": 5, "default": 14, "best": 160}
 """Evaluations at least."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
 CHANGES = 4
@@ -41,6 +41,8 @@ MOVES = 150
 """Places that are changed before settings are changed again."""
 LONGER = 50
 """By how many thousandths an order may be longer and still be gone on with, at first."""
+SQUEEZES = (95, 85, 75, 60, 45, 30)
+"""Settings that need too much memory are tried again with so many hundredths of it, until that is little enough."""
 MEMORY_MOVES = 300
 """Places that are changed to get below a limit of memory."""
 FEW_JOBS = 200
@@ -89,6 +91,8 @@ def search(
 
 
 MergingOf = Callable[[Jobs], Merging]
+LEAN = Knobs(window=0, hold=0, lookahead=0, budget_bytes=0)
+"""What holds the least."""
 UNKNOWN = 1 << 62
 """The peak of what cannot be the best."""
 
@@ -101,8 +105,10 @@ class _Found:
     buckets: tuple[tuple[int, ...], ...]
     knobs: Knobs | None
     """None: the order that was given."""
-    units: tuple[tuple[int, ...], ...] = ()
-    """Jobs, and buckets of them, in order: what single moves change."""
+    units: tuple[Unit, ...] = ()
+    """What single moves change."""
+    in_use_bytes: int = 0
+    """By the memory of the shape."""
 
 
 class _Search:
@@ -171,19 +177,32 @@ class _Search:
         """Settings to try, the later ones around the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
             yield Knobs(window, hold, lookahead)
-        for bucket, patience in ((50, 0), (2, 0), (300, 300)) if self.merging is not None else ():
-            yield replace(self.best_knobs(), bucket=bucket, patience=patience)
+        yield from self.squeezed()
         if self.best.knobs is None:
-            yield Knobs(0, 0, 0, budget_bytes=self.budget)
-        faster = sorted(
-            (found.step_ns, number, knobs)
-            for number, (knobs, found) in enumerate(self.tried.items())
-            if found.peak_bytes > self.limit and self.is_better(found, ignore_memory=True)
-        )
-        for _, _, knobs in faster[:3]:  # too much memory: once more with less of it
-            yield replace(knobs, budget_bytes=self.budget)
+            yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
+        for bucket, patience in ((20, 0), (500, 0), (100, 300)) if self.merging is not None else ():
+            yield replace(self.best_knobs(), bucket=bucket, patience=patience)
+        yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
         yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
+
+    def squeezed(self) -> Iterator[Knobs]:
+        """The fastest settings that need too much memory, once more with less."""
+        faster = [
+            (found.step_ns, number, knobs)
+            for number, (knobs, found) in enumerate(self.tried.items())
+            if self.limit < found.peak_bytes < UNKNOWN
+            and found.step_ns < self.best.step_ns
+            and knobs.budget_bytes == NEVER
+        ]
+        for _, _, knobs in sorted(faster)[:2]:
+            in_use = self.tried[knobs].in_use_bytes
+            for share in SQUEEZES:
+                tighter = replace(knobs, budget_bytes=in_use * share // 100)
+                self.left += 1  # what fits is worth more than what is tried
+                yield tighter
+                if not self.limit < self.tried[tighter].peak_bytes < UNKNOWN:
+                    break
 
     def best_knobs(self) -> Knobs:
         return self.best.knobs or Knobs()
@@ -197,7 +216,7 @@ class _Search:
             "filler": (20, 50, 100, 200, 300, 500, 800),
             "finish": ("tail", "work"),
             "keep": (False, True),
-            "bucket": (0, 2, 5, 10, 20, 50, 100, 300, 1000) if self.merging is not None else (0,),
+            "bucket": (0, 5, 10, 20, 50, 100, 500) if self.merging is not None else (0,),
             "patience": (0, 1, 10, 100, 300, 1000) if self.merging is not None else (0,),
         }
         name = self.random.choice(list(values))
@@ -227,13 +246,13 @@ class _Search:
         best, peak = self.best, UNKNOWN
         if trace.step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
             peak = memory_of(self.program, order, trace.reached_ns, trace.end_ns)[0]
-        return _Found(trace.step_ns, peak, order, buckets, knobs, made.units)
+        return _Found(trace.step_ns, peak, order, buckets, knobs, made.units, made.in_use_bytes)
 
-    def is_better(self, found: _Found, ignore_memory: bool = False) -> bool:
+    def is_better(self, found: _Found) -> bool:
         best = self.best
-        if not ignore_memory and (found.peak_bytes > self.limit) != (best.peak_bytes > self.limit):
+        if (found.peak_bytes > self.limit) != (best.peak_bytes > self.limit):
             return found.peak_bytes <= self.limit
-        if not ignore_memory and found.peak_bytes > self.limit:
+        if found.peak_bytes > self.limit:
             return found.peak_bytes < best.peak_bytes
         return (found.step_ns, found.peak_bytes) < (best.step_ns, best.peak_bytes)
 
@@ -274,7 +293,7 @@ class _Search:
     def save_memory(self) -> None:
         """Look for an order that needs less, on a way that does not depend on the limit but ends at it: whoever allows
         the least that was found gets the order that needs it."""
-        lean = [Knobs(0, 0, lookahead, budget_bytes=0) for lookahead in (0, 5, 30)]
+        lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]
         for knobs in lean:
             if self.best.peak_bytes > self.limit:
                 self.keep_leaner(self.judge(schedule(self.shape, knobs), knobs))

@@ -97,6 +97,8 @@ class Memory:
     """Bytes of each storage that is neither given nor inside one job; 0 for the others."""
     made_bytes: list[int]
     """What comes to life with each job."""
+    passing_bytes: list[int]
+    """The same, and what is gone again with it."""
     held: list[tuple[int, ...]]
     """The storages that each job needs or makes."""
     holders: list[int]
@@ -126,8 +128,10 @@ def _memory(jobs: Jobs) -> Memory:
                 holders[storage].add(job)
     num = max(holders, default=-1) + 1
     size, held = [0] * num, [list[int]() for _ in range(count)]
-    for storages in made:
+    passing_bytes = [0] * count
+    for job, storages in enumerate(made):
         for storage, num_bytes in storages:
+            passing_bytes[job] += num_bytes
             if len(holders[storage]) > 1 or storage in program.kept:
                 size[storage] += num_bytes
     for storage, users in holders.items():
@@ -150,7 +154,7 @@ def _memory(jobs: Jobs) -> Memory:
     sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
     frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
     before[count] = now
-    return Memory(size, made_bytes, [tuple(h) for h in held], num_holders, curve, before, frees)
+    return Memory(size, made_bytes, passing_bytes, [tuple(h) for h in held], num_holders, curve, before, frees)
 
 
 class _Maxima:
