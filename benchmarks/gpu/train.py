@@ -36,7 +36,7 @@ from buckets import mps
 from train_table import fill, table
 
 HERE = Path(__file__).parent
-GRAPHS = ["graph as captured", "graph naive", "graph planned", "graph auto"]
+GRAPHS = ["graph as captured", "graph naive", "graph planned", "graph planned, unmerged", "graph auto"]
 WORK = {
     "graph": GRAPHS,
     "eager": ["eager", "torch's own", "weft_eager"],

@@ -39,6 +39,7 @@ GRAPHS = {
     "graph as captured": "none",
     "graph naive": "remove-dead-code,hoist-launches,sink-waits",
     "graph planned": "schedule-overlap",
+    "graph planned, unmerged": "schedule-overlap{merge=none}",
     "graph auto": "auto",
 }
 """Pipelines of the captured joint graph; `auto` is the preset of the parallelism: streams for tensor parallelism."""

@@ -25,7 +25,7 @@ from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.kernels.portable import Builder
 from weft.kernels.protocol import Name
-from weft.planning.chunks import Chunking, Operand, replaced
+from weft.planning.chunks import Chunking, Operand, replaced, still_needed
 from weft.planning.layouts import Digit, Layout, Unfollowed, identity
 from weft.planning.matmuls import OPERANDS
 from weft.planning.members import Refusal
@@ -61,6 +61,8 @@ class SymmetricMemory:
             return self._refusal(cut, f"the fused operators take plain products of one tensor beside {launch.name}")
         if cut.result is not None and (len(cut.calls) > 1 or Collective(launch).reduce_op not in REDUCTIONS):
             return self._refusal(cut, f"the fused operator takes one product, and sums or averages it: {launch.name}")
+        if cut.result is not None and still_needed(cut, replaced(cut)):
+            return self._refusal(cut, f"the fused operator gives no product, and more than {launch.name} needs it")
         if _form(cut) is None:
             return self._refusal(cut, f"the fused operators take no views such as those around {launch.name}")
         if not has_symmetric_memory(Collective(launch).group, enabled=not asked_for):

@@ -174,7 +174,8 @@ def test_the_whole_flow_runs_on_gloo(tmp_path: Path) -> None:
     command = [sys.executable, str(GPU / "train.py"), "--device", "cpu", "--ranks", "2", "--tiny"]
     subprocess.run([*command, "--jobs", "ddp:2:graph", "--json", str(results)], check=True, timeout=200)
     found = json.loads(results.read_text())
-    assert [row["variant"] for row in found["rows"]] == ["graph as captured", "graph naive", "graph planned"]
+    planned = ["graph planned", "graph planned, unmerged"]
+    assert [row["variant"] for row in found["rows"]] == ["graph as captured", "graph naive", *planned]
     for row in found["rows"]:
         assert row["values_agree"]
         assert row["step_ms"] > 0
