@@ -18,6 +18,9 @@ from weft.planning.shape import Shape
 
 MILLION = 1_000_000
 NEVER = 1 << 62
+UNSURE = 8
+"""Times may be wrong: launches go earlier by one of so many parts of the time so far, and what is not needed is waited
+for two of them later."""
 GATHERS_SEEN = 8
 """How many gathers are looked at to see whether they still come in time."""
 
@@ -189,7 +192,7 @@ class Execution:
         if (when := self.when(job)) > self.now:
             self.commit(when)
             self.now = when
-        self.commit(self.now + duration)
+        self.commit(self.now + duration + self.now // UNSURE)
         if self.done[job]:  # a launch that it prepares went off
             return
         for launch in self.jobs.comm_preds[job]:
@@ -212,7 +215,8 @@ class Execution:
             self.wait(launch)
 
     def _is_over(self, launch: int) -> bool:
-        return self.end[launch] + self.jobs.duration[launch] // 4 <= self.now
+        """Whether a collective has ended, even if all takes longer than it should."""
+        return self.end[launch] + self.jobs.duration[launch] // 4 + 2 * self.now // UNSURE <= self.now
 
     def _after(self, duration: int) -> int:
         slowdown = self.jobs.program.slowdown_ppm

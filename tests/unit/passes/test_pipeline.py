@@ -338,7 +338,8 @@ def test_a_memory_limit_is_refused_where_no_pass_keeps_it():
     with pytest.raises(PipelineError) as error:
         Pipeline.parse("sink-waits").run(weft.parse(LISTING), memory_limit_bytes=1)
     assert str(error.value) == (
-        "pipeline: no pass of 'sink-waits' keeps a limit of memory\nadd schedule-overlap, or leave memory_limit_bytes out"
+        "pipeline: no pass of 'sink-waits' keeps a limit of memory\n"
+        "add schedule-overlap, or leave memory_limit_bytes out"
     )
 
 
@@ -346,7 +347,7 @@ def test_a_pass_behind_the_planner_cannot_break_the_limit():
     module = weft.parse(LISTING)
     least = Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1 << 20)
     assert least.module is not module
-    with pytest.raises(RefusedError, match="allow [0-9]+ bytes"):
+    with pytest.raises(RefusedError, match=r"allow [0-9]+ bytes"):
         Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1)
 
 
