@@ -195,7 +195,7 @@ class _Gather(_Fused):
         return (
             node
             if list(sizes_of(node) or ()) == shape
-            else self.call(aten.view.default, (node, shape), like.name, like)
+            else self.call(aten.reshape.default, (node, shape), like.name, like)  # its strides are the kernel's
         )
 
 

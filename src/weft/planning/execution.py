@@ -214,6 +214,10 @@ class Execution:
         for launch in [launch for launch in self.flying if self._is_over(launch)]:
             self.wait(launch)
 
+    def is_sure(self, job: int) -> bool:
+        """Whether what a job needs has ended, even if all takes longer than it should."""
+        return all(self.waited[launch] or self._is_over(launch) for launch in self.jobs.comm_preds[job])
+
     def _is_over(self, launch: int) -> bool:
         """Whether a collective has ended, even if all takes longer than it should."""
         return self.end[launch] + self.jobs.duration[launch] // 4 + 2 * self.now // UNSURE <= self.now

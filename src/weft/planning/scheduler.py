@@ -111,7 +111,7 @@ class _Run(Execution):
             if has_room and shape.elapsed[front] - shape.elapsed[job] <= self.hold:
                 return None
             is_kept = has_room and self.knobs.keep and shape.tail[job] < self.jobs.duration[job]
-            if not is_kept and self.when(job) <= self.now:
+            if not is_kept and self.is_sure(job):
                 return job
         return None
 
@@ -129,7 +129,7 @@ class _Run(Execution):
                 best = job if best is None else best
         fitting: int | None = None
         for job in self.fillers[:FILLERS_SEEN]:
-            if self.when(job) > self.now or not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+            if not self.is_sure(job) or not self.fits(self.front, self.shape.memory.passing_bytes[job]):
                 continue
             if fitting is None or _is_better(jobs, job, fitting, stall):
                 fitting = job
