@@ -17,10 +17,9 @@ from tests.property.strategies import random_listing
 from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
 from weft.graph.text import parse, render
-from weft.passes.base import Numerics, all_passes
+from weft.passes.base import Numerics, all_passes, parse_pass
 from weft.passes.bucketing import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
-from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.real_ranks import RealRanks
 
@@ -52,10 +51,11 @@ def test_passes_keep_values_on_real_ranks(ranks: RealRanks, seed: int) -> None:
     inputs = example_inputs(before, num_ranks, seed=seed)
     expected = ranks.run(before, inputs, table, seed=seed)
     for pipeline in PIPELINES:
-        after = weft.optimize(before, pipeline=pipeline, effort="fast").module
+        done = weft.optimize(before, pipeline=pipeline, effort="fast")
+        after = done.module
         found = ranks.run(after, inputs, table, seed=seed)
         verdict = compare(expected, found, num_terms=num_ranks, backend="gloo")
-        exact = all(p.numerics is Numerics.EXACT for p in Pipeline.parse(pipeline).passes)
+        exact = all(parse_pass(step.spec).numerics is Numerics.EXACT for step in done.plan.steps)
         assert verdict.bitwise if exact else verdict.equal, (
             f"seed {seed}, {pipeline}: {verdict}\n{render(before)}\n{render(after)}"
         )

@@ -130,9 +130,9 @@ def test_there_is_nothing_in_a_file_that_is_not_there(tmp_path: Path):
 def test_counters_tell_what_the_passes_did(mesh: DeviceMesh):
     with_collectives(mesh)
     counters = torch._dynamo.utils.counters["weft"]
-    assert (counters["graphs"], counters["graphs changed"]) == (1, 1)
+    assert counters["graphs"] == 1
     assert (counters["collectives before"], counters["collectives after"]) == (1, 1)
-    assert counters["hoist-launches applied"] == 1
+    assert counters["declined exposed-by-dependency"] == 1
     assert "weft" in torch._dynamo.utils.compile_times(repr="csv")[0]
 
 
@@ -148,7 +148,7 @@ def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path
     environment = {**os.environ, "TORCH_LOGS": "weft", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": PYTHONPATH}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"weft: forward 0/0: nodes \d+ -> \d+, collectives 1 -> 1, 1 applied, ", done.stderr)
+    assert re.search(r"weft: forward 0/0: nodes \d+ -> \d+, collectives 1 -> 1, \d+ applied, ", done.stderr)
     (trace,) = tmp_path.iterdir()
     text = trace.read_text()
     for name in ("weft_before", "weft_after", "weft_report"):

@@ -16,7 +16,7 @@ from weft.frontends.session import NO_COLLECTIVES
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 TOLERANCE = 1e-4
-MOVES = ("bucket-all-gathers", "hoist-launches", "sink-waits")
+MOVES = ("bucket-all-gathers", "hoist-launches", "sink-waits", "schedule-overlap")
 
 ON_TWO = {
     "ddp-reducer": {"dp": 2},
