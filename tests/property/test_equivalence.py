@@ -38,7 +38,7 @@ def program(seed: int) -> GraphModule:
 
 
 PASSES = [name for name in all_passes() if not name.startswith("test-")]
-CASES = [*((TIDY, seeds) for seeds in CHUNKS), *((n, s) for n in PASSES for s in (CHUNKS if FULL else CHUNKS[:3]))]
+CASES = [*((TIDY, seeds) for seeds in CHUNKS), *((n, s) for n in PASSES for s in (CHUNKS if FULL else CHUNKS[:1]))]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.comparison import example_inputs
 from weft.verification.equivalence import prove
 
-NUM_SEEDS = 5000 if os.environ.get("WEFT_FUZZ") == "full" else 150
+NUM_SEEDS = 5000 if os.environ.get("WEFT_FUZZ") == "full" else 60
 CHUNK = 30
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 chunks = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")

@@ -34,7 +34,7 @@ from weft.simulation.timeline import Timeline
 from weft.verification.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
-NUM_SEEDS = 5000 if FULL else 200
+NUM_SEEDS = 5000 if FULL else 120
 CHUNK = 10
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 NUM_RANKS = 4

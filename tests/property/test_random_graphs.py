@@ -29,7 +29,7 @@ from weft.passes.pipeline import Pipeline, replay
 from weft.passes.rewriting import RewritePass
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
-NUM_SEEDS = 5000 if FULL else 300
+NUM_SEEDS = 5000 if FULL else 150
 CHUNK = 30
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 NUM_RANKS = 4
