@@ -82,6 +82,7 @@ def test_only_what_was_possible_and_not_done_is_a_refusal():
         "exposed-by-queue",
         "exposed-by-link",
         "exposed-by-memory",
+        "exposed-by-order",
         "no-gain",
         "no-product",
         "already-done",

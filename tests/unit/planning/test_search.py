@@ -139,6 +139,9 @@ class LatencyOf40:
     def key(self, launch: int) -> int:
         return self.jobs.queue[launch]
 
+    def latency(self, launch: int) -> int:
+        return 40
+
     def duration(self, launches: tuple[int, ...]) -> int:
         return 40 + sum(self.jobs.duration[launch] - 40 for launch in launches)
 
