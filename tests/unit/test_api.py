@@ -179,7 +179,9 @@ def test_the_report_counts_and_tells():
 
 
 def test_the_text_of_the_report_holds_the_table_and_the_decisions():
-    text = str(weft.optimize(module_of(), pipeline="remove-dead-code,dedupe-collectives,hoist-launches,sink-waits").report)
+    text = str(
+        weft.optimize(module_of(), pipeline="remove-dead-code,dedupe-collectives,hoist-launches,sink-waits").report
+    )
     lines = text.splitlines()
     assert lines[0] == "nodes       11 -> 9"
     assert lines[1] == "collectives 1 -> 1"
