@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from weft.compat import HigherOrderOperator, OpOverload
@@ -22,7 +21,7 @@ from weft.graph import ops
 from weft.graph.groups import group_argument
 from weft.graph.literals import LiteralReader, dotted
 from weft.graph.profiles import profile
-from weft.graph.types import DTYPE_NAMES, listed_name, plain_name
+from weft.graph.types import listed_name, plain_name, torch_literal
 
 LARGEST_NUMBER = 1 << 53
 
@@ -60,13 +59,8 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
-        return DTYPE_NAMES[value]
-    if isinstance(value, torch.device):
-        return f"device({str(value)!r})"
-    if isinstance(value, torch.layout | torch.memory_format):
-        kind = "layout" if isinstance(value, torch.layout) else "memory_format"
-        return f"{kind}.{str(value).rpartition('.')[2]}"
+    if (literal := torch_literal(value)) is not None:
+        return literal
     if isinstance(value, GroupOf):
         return f"group({_text(value.launch)})"
     if isinstance(value, complex):

@@ -31,6 +31,18 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def torch_literal(value: Any) -> str | None:
+    """How a dtype, a device, a layout or a memory format is written; None for what is none of these."""
+    if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
+        return DTYPE_NAMES[value]
+    if isinstance(value, torch.device):
+        return f"device({str(value)!r})"
+    if isinstance(value, torch.layout | torch.memory_format):
+        kind = "layout" if isinstance(value, torch.layout) else "memory_format"
+        return f"{kind}.{str(value).rpartition('.')[2]}"
+    return None
+
+
 RESERVED = frozenset(
     {*DTYPES, *keyword.kwlist, "inf", "nan", "device", "layout", "memory_format", "attribute", "graph"}
 )

@@ -16,7 +16,7 @@ from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.ops import attribute
-from weft.graph.types import DTYPE_NAMES, TypeText, listed_name
+from weft.graph.types import TypeText, listed_name, torch_literal
 
 INLINE_NUMEL = 64
 """Constants of up to this many elements stand in the listing with their values."""
@@ -175,13 +175,8 @@ class _Writer:
             return repr(value)
         if isinstance(value, complex):
             return f"complex({value.real!r}, {value.imag!r})"
-        if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
-            return DTYPE_NAMES[value]
-        if isinstance(value, torch.device):
-            return f"device({str(value)!r})"
-        if isinstance(value, torch.layout | torch.memory_format):
-            kind = "layout" if isinstance(value, torch.layout) else "memory_format"
-            return f"{kind}.{str(value).rpartition('.')[2]}"
+        if (literal := torch_literal(value)) is not None:
+            return literal
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return f"symbolic({self.types.number(value)})"
         operator = ops.name_of(value) if isinstance(value, ops.OpOverload) else None

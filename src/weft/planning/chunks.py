@@ -7,7 +7,7 @@ tensors that have that dim, and from the others as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from weft.graph.profiles import profile
 from weft.planning.layouts import Digit, Layout, Unfollowed
 from weft.planning.matmuls import Rowwise
 from weft.planning.members import Refusal
+from weft.planning.plan import Reason
 from weft.planning.views import sizes_of
 
 
@@ -117,6 +118,22 @@ def place_before(call: Rowwise, name: str, place: Place) -> Place | None:
     dims = call.dims[name]
     found = [d for d, dim in enumerate(dims) if dim == place.dim]
     return Place(found[0], place.outer, place.inner) if found else None
+
+
+def first_cut(
+    shape: tuple[int, ...], chunks: int, what: str, cut: Callable[[int], Chunking | Refusal]
+) -> Chunking | Refusal:
+    """The cut along the first dim that can be cut so, never the last; else the first reason why not."""
+    first: Refusal | None = None
+    for dim, size in enumerate(shape[: max(len(shape) - 1, 1)]):
+        if size % chunks or size < chunks:
+            continue
+        found = cut(dim)
+        if isinstance(found, Chunking):
+            return found
+        first = first or found
+    sentence = f"no dim of {what} but the last splits into {chunks} chunks: {list(shape)}"
+    return first or Refusal(Reason.DOES_NOT_SPLIT, sentence)
 
 
 def replaced(cut: Chunking) -> set[Node]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 from torch.fx import Node
 
 from weft.graph import ops
 from weft.graph.collective import Collective
-from weft.planning.chunks import Chunking, Operand, Place, check_rows, place_before, place_in, stride_of
+from weft.planning.chunks import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
 from weft.planning.layouts import Layout, Unfollowed
 from weft.planning.matmuls import Rowwise, read_rowwise
 from weft.planning.members import Refusal
@@ -46,17 +47,8 @@ class ScatterSite:
 
     def cut(self, chunks: int) -> Chunking | Refusal:
         """The site in chunks, along the first dim of what is received that can be cut so; never the last."""
-        first: Refusal | None = None
-        for dim, size in enumerate(self.shape[: max(len(self.shape) - 1, 1)]):
-            if size % chunks or size < chunks:
-                continue
-            found = _cut(self, chunks, dim)
-            if isinstance(found, Chunking):
-                return found
-            first = first or found
-        name = self.collective.launch.name
-        what = f"no dim of what {name} scatters but the last splits into {chunks} chunks: {list(self.shape)}"
-        return first or Refusal(Reason.DOES_NOT_SPLIT, what)
+        what = f"what {self.collective.launch.name} scatters"
+        return first_cut(self.shape, chunks, what, partial(_cut, self, chunks))
 
 
 def read_scatter(collective: Collective) -> ScatterSite | Refusal:

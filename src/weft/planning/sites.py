@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from torch.fx import Node
@@ -17,7 +18,17 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.planning.chunks import Chunking, Operand, Place, check_rows, place_before, place_behind, place_in, stride_of
+from weft.planning.chunks import (
+    Chunking,
+    Operand,
+    Place,
+    check_rows,
+    first_cut,
+    place_before,
+    place_behind,
+    place_in,
+    stride_of,
+)
 from weft.planning.layouts import Layout, Unfollowed, identity
 from weft.planning.matmuls import Rowwise, left_operand, read_rowwise
 from weft.planning.members import Refusal
@@ -48,17 +59,7 @@ class GatherSite:
 
     def cut(self, chunks: int) -> Chunking | Refusal:
         """The site in chunks, along the first dim of the shard that can be cut so; never the last."""
-        first: Refusal | None = None
-        for dim, size in enumerate(self.shape[: max(len(self.shape) - 1, 1)]):
-            if size % chunks or size < chunks:
-                continue
-            found = _cut(self, chunks, dim)
-            if isinstance(found, Chunking):
-                return found
-            first = first or found
-        name = self.collective.launch.name
-        what = f"no dim of the shard of {name} but the last splits into {chunks} chunks: {list(self.shape)}"
-        return first or Refusal(Reason.DOES_NOT_SPLIT, what)
+        return first_cut(self.shape, chunks, f"the shard of {self.collective.launch.name}", partial(_cut, self, chunks))
 
 
 def why_not_followed(collective: Collective) -> Refusal | None:

@@ -343,12 +343,33 @@ def test_a_memory_limit_is_refused_where_no_pass_keeps_it():
     )
 
 
+GATHERS_IN_TURN = "\n".join(
+    [
+        "group('dp', size=2)",
+        "",
+        "def graph(x: f32[4, 4], p: f32[2, 4], q: f32[2, 4], r: f32[2, 4]):",
+        *(
+            line
+            for name, shard, source in (("a", "p", "x"), ("b", "q", "ya"), ("c", "r", "yb"))
+            for line in (
+                f"    g{name}: f32[4, 4] = all_gather({shard}, 2, 'dp')",
+                f"    w{name}: f32[4, 4] = wait(g{name})",
+                f"    y{name}: f32[4, 4] = mm({source}, w{name})",
+            )
+        ),
+        "    return [yc]\n",
+    ]
+)
+
+
 def test_a_pass_behind_the_planner_cannot_break_the_limit():
-    module = weft.parse(LISTING)
-    least = Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1 << 20)
-    assert least.module is not module
-    with pytest.raises(RefusedError, match=r"allow [0-9]+ bytes"):
-        Pipeline.parse("schedule-overlap").run(module, memory_limit_bytes=1)
+    """Each gather of 64 bytes is used before the next one; hoisted, all are held at once."""
+    module = weft.parse(GATHERS_IN_TURN)
+    peak = weft.simulate(module, "h100-8").peak_bytes
+    Pipeline.parse("schedule-overlap").run(module, cluster="h100-8", memory_limit_bytes=peak)
+    hoisted = Pipeline.parse("schedule-overlap,hoist-launches{max-in-flight-bytes=none}")
+    with pytest.raises(RefusedError, match=f"{peak} are allowed\nput schedule-overlap last"):
+        hoisted.run(module, cluster="h100-8", memory_limit_bytes=peak)
 
 
 def test_a_pass_that_breaks_an_invariant_changes_nothing(registry: None):
