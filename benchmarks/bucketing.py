@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from growth import exponent
 from torch._inductor.fx_passes import bucketing, ddp_fusion
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
@@ -146,13 +146,9 @@ def growth(sizes: list[int], repeats: int) -> dict[str, Any]:
         print(
             f"growth: {size:>6} all-gathers  {seconds[-1]:8.3f} s  {seconds[-1] / size * 1e6:6.0f} us each", flush=True
         )
-    xs, ys = [math.log(s) for s in sizes], [math.log(s) for s in seconds]
-    mean_x, mean_y = statistics.mean(xs), statistics.mean(ys)
-    exponent = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
-        (x - mean_x) ** 2 for x in xs
-    )
-    print(f"growth: N^{exponent:.2f}")
-    return {"sizes": sizes, "seconds": seconds, "exponent": exponent}
+    found = exponent(sizes, seconds)
+    print(f"growth: N^{found:.2f}" if found else "growth: one size tells nothing")
+    return {"sizes": sizes, "seconds": seconds, "exponent": found}
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +30,7 @@ from unittest import mock
 
 import peer
 import torch
+from growth import exponent
 from scenarios import BASELINE, SCENARIOS, Scenario, capture
 from torch.fx import GraphModule
 
@@ -308,16 +308,6 @@ def growth(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
         result[f"{key}_exponent_with_synthetic"] = exponent([p["nodes"] for p in found], [p[key] for p in found])
     print(json.dumps({key: value for key, value in result.items() if key != "points"}))
     return result
-
-
-def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """k of the best fit of seconds = c * size^k."""
-    if len(sizes) < 2 or min(seconds) <= 0:
-        return None
-    xs, ys = [math.log(size) for size in sizes], [math.log(s) for s in seconds]
-    mean_x, mean_y = statistics.mean(xs), statistics.mean(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else None
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import statistics
 import time
 from typing import Any
 
 import torch
+from growth import exponent
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.virtualized import V
@@ -143,13 +143,9 @@ def growth(layers: list[int], repeats: int) -> dict[str, Any]:
             f"growth: {sizes[-1]:>7} nodes  {seconds[-1]:8.3f} s  {seconds[-1] / sizes[-1] * 1e6:6.0f} us each",
             flush=True,
         )
-    xs, ys = [math.log(s) for s in sizes], [math.log(s) for s in seconds]
-    mean_x, mean_y = statistics.mean(xs), statistics.mean(ys)
-    exponent = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
-        (x - mean_x) ** 2 for x in xs
-    )
-    print(f"growth: N^{exponent:.2f}")
-    return {"sizes": sizes, "seconds": seconds, "exponent": exponent}
+    found = exponent(sizes, seconds)
+    print(f"growth: N^{found:.2f}" if found else "growth: one size tells nothing")
+    return {"sizes": sizes, "seconds": seconds, "exponent": found}
 
 
 def main() -> None:
