@@ -240,6 +240,8 @@ class Edit:
 
     def commit(self) -> None:
         """Sort, check and carry out the edit; on an error roll back and raise it."""
+        if not (self._created or self._arguments or self._erased or self._anchors or self._original or self._inside):
+            return  # nothing was asked for: most passes find nothing in most graphs, and sorting takes time
         with collector_paused():
             self._commit()
 
