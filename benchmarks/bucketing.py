@@ -3,7 +3,8 @@
     python benchmarks/bucketing.py [--json FILE] [--gathers 250 500 1000] [--layers 16 32 64] [--growth 1250 ... 20000]
 
 Weft's time is that of the whole pass as its log has it: Dag, plan, edit, metadata, sort and checks. Runs of the two
-alternate. Times are medians on whatever machine this is; only the ratios and the growth mean something.
+alternate. Times are medians of processor seconds on whatever machine this is; only the ratios and the growth mean
+something.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from growth import exponent
+from scenarios import SCENARIOS, capture
+from timing import exponent, processor_seconds
 from torch._inductor.fx_passes import bucketing, ddp_fusion
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
@@ -54,8 +56,7 @@ def gathers(num: int) -> GraphModule:
 
 def ddp(layers: int) -> GraphModule:
     """A decoder under DDP whose gradients are divided and summed, as the peer expects them."""
-    module = weft.zoo.load("llama-8b", parallel="ddp", ranks=NUM_RANKS, layers=layers, part="joint")
-    text = weft.listing(module).replace("group('dp', size=8)", "group('0', size=8)")
+    text = weft.listing(capture(SCENARIOS["ddp-x8-nvlink"], layers)).replace("group('dp', size=8)", "group('0', size=8)")
     lines: list[str] = []
     for line in text.splitlines():
         if " = all_reduce(" in line:
@@ -81,9 +82,9 @@ def run_peer(work: Callable[[GraphModule], Any]) -> Callable[[GraphModule], floa
         copy = for_peer(module)
         with V.set_fake_mode(metadata.mode_of(copy.graph.nodes)):
             gc.collect()
-            start = time.perf_counter()
+            start = time.process_time()
             work(copy)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
         run.launches = sum(1 for _ in collectives(copy.graph))  # type: ignore[attr-defined]
         return seconds
 
@@ -93,7 +94,8 @@ def run_peer(work: Callable[[GraphModule], Any]) -> Callable[[GraphModule], floa
 def run_weft(spec: str) -> Callable[[GraphModule], float]:
     def run(module: GraphModule) -> float:
         gc.collect()
-        done = Pipeline.parse(spec).run(module, groups={"0": NUM_RANKS})
+        with processor_seconds():
+            done = Pipeline.parse(spec).run(module, groups={"0": NUM_RANKS})
         run.launches = sum(1 for _ in collectives(done.module.graph))  # type: ignore[attr-defined]
         return sum(entry.seconds for entry in done.log)
 
@@ -151,6 +153,22 @@ def growth(sizes: list[int], repeats: int) -> dict[str, Any]:
     return {"sizes": sizes, "seconds": seconds, "exponent": found}
 
 
+def measure(num_gathers: Sequence[int], layers: Sequence[int], sizes: list[int], repeats: int) -> dict[str, Any]:
+    """All rows, and the growth where there are sizes."""
+    steps = {count: ddp(count) for count in layers}  # before there is a process group: capture makes its own
+    dist.init_process_group("fake", rank=0, world_size=NUM_RANKS, store=FakeStore())
+    try:
+        cap = f"{{max-bytes={CAP_MB << 20}}}"
+        mine, peer = run_weft(f"bucket-all-gathers{cap}"), run_peer(merge_gathers)
+        mine(gathers(8)), peer(gathers(8))  # what is loaded on the first call is not the pass
+        rows = [compare(f"{num} all-gathers", gathers(num), mine, peer, repeats) for num in num_gathers]
+        mine, peer = run_weft(f"fuse-ddp-all-reduces{cap}"), run_peer(fuse_ddp)
+        rows += [compare(f"DDP, {count} layers", module, mine, peer, repeats) for count, module in steps.items()]
+        return {"rows": rows, "growth": growth(sizes, repeats) if sizes else None}
+    finally:
+        dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the rows to this file")
@@ -160,29 +178,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    modules = {
-        layers: ddp(layers) for layers in options.layers
-    }  # before there is a process group: capture makes its own
-    dist.init_process_group("fake", rank=0, world_size=NUM_RANKS, store=FakeStore())
-    cap = f"{{max-bytes={CAP_MB << 20}}}"
-    rows = [
-        compare(
-            f"{num} all-gathers",
-            gathers(num),
-            run_weft(f"bucket-all-gathers{cap}"),
-            run_peer(merge_gathers),
-            options.repeats,
-        )
-        for num in options.gathers
-    ]
-    rows += [
-        compare(
-            f"DDP, {layers} layers", module, run_weft(f"fuse-ddp-all-reduces{cap}"), run_peer(fuse_ddp), options.repeats
-        )
-        for layers, module in modules.items()
-    ]
-    found = {"rows": rows, "growth": growth(options.growth, options.repeats) if options.growth else None}
-    dist.destroy_process_group()
+    found = measure(options.gathers, options.layers, options.growth, options.repeats)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)

@@ -24,14 +24,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import peer
 import torch
-from growth import exponent
 from scenarios import BASELINE, SCENARIOS, Scenario, capture
+from timing import exponent, processor_seconds
 from torch.fx import GraphModule
 
 import weft
@@ -114,7 +112,7 @@ def run_weft(spec: str, cluster: Cluster, effort: str, memory_limit_bytes: int |
         for module in modules:
             gc.collect()
             try:
-                with mock.patch("weft.passes.pipeline.time", SimpleNamespace(perf_counter=time.process_time)):
+                with processor_seconds():
                     done = Pipeline.parse(spec).run(
                         module, cluster=cluster, effort=effort, memory_limit_bytes=memory_limit_bytes
                     )

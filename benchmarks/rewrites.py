@@ -5,8 +5,9 @@
 The matcher: rules with patterns of three operators over one graph, none of which applies, so that the time is that of
 the search. Side by side: the same captured training steps, one process, runs in turn; communication passes are off on
 both sides, and on Weft's all rewrites that Inductor also makes by default. Weft's time is that of its passes: Dags,
-plans, edits, metadata, sorts and checks. Times are medians on whatever machine this is; only ratios and growth mean
-something. Inductor's pipeline does more than rewrite (reordering, reinplacing): see the column of nodes left.
+plans, edits, metadata, sorts and checks. Times are medians of processor seconds on whatever machine this is; only
+ratios and growth mean something. Inductor's pipeline does more than rewrite (reordering, reinplacing): see the column
+of nodes left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import time
 from typing import Any
 
 import torch
-from growth import exponent
+from scenarios import SCENARIOS, capture
+from timing import exponent, processor_seconds
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.virtualized import V
@@ -34,7 +36,8 @@ from weft.passes.pattern import VIEWS, op
 from weft.passes.pipeline import Pipeline
 from weft.passes.rewriting import Rule, rewrite
 
-NUM_RANKS = 8
+STEPS = {"fsdp": "fsdp-x8-nvlink", "ddp": "ddp-x8-nvlink", "tp": "tp-x8-nvlink"}
+"""Scenarios by parallelism."""
 REWRITES = (
     "remove-noops,remove-assertions,remove-profiler-marks,fold-constant-cumsums,cancel-splits-and-cats,fuse-addmms,"
     "reuse-partial-reductions,remove-dead-code"
@@ -70,11 +73,11 @@ def matcher(nodes: int, rules: int) -> dict[str, Any]:
     module = chain(nodes)
     found = idle_rules(rules)
     gc.collect()
-    start = time.perf_counter()
+    start = time.process_time()
     draft = Draft(module.graph)
-    middle = time.perf_counter()
+    middle = time.process_time()
     applied, _ = rewrite(draft, found)
-    end = time.perf_counter()
+    end = time.process_time()
     row = {"nodes": len(module.graph.nodes), "rules": rules, "draft_s": middle - start, "search_s": end - middle}
     assert not applied
     print(
@@ -85,7 +88,7 @@ def matcher(nodes: int, rules: int) -> dict[str, Any]:
 
 
 def step(layers: int, parallel: str) -> GraphModule:
-    return weft.zoo.load("llama-8b", parallel=parallel, ranks=NUM_RANKS, layers=layers, part="joint")
+    return capture(SCENARIOS[STEPS[parallel]], layers)
 
 
 def run_peer(module: GraphModule) -> tuple[float, int]:
@@ -95,15 +98,16 @@ def run_peer(module: GraphModule) -> tuple[float, int]:
             node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
     with V.set_fake_mode(metadata.mode_of(copy.graph.nodes)), inductor_config.patch(reorder_for_locality=False):
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         post_grad_passes(copy, is_inference=False)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
     return seconds, len(copy.graph.nodes)
 
 
 def run_weft(module: GraphModule, spec: str) -> tuple[float, int]:
     gc.collect()
-    done = Pipeline.parse(spec).run(module)
+    with processor_seconds():
+        done = Pipeline.parse(spec).run(module)
     return sum(entry.seconds for entry in done.log), len(done.module.graph.nodes)
 
 
@@ -155,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rules", type=int, default=100)
     parser.add_argument("--layers", type=int, nargs="*", default=[4, 16, 32])
     parser.add_argument("--growth", type=int, nargs="*", default=[4, 8, 16, 32])
-    parser.add_argument("--parallel", nargs="*", default=["fsdp", "ddp", "tp"])
+    parser.add_argument("--parallel", nargs="*", default=list(STEPS), choices=STEPS)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
