@@ -56,7 +56,8 @@ def gathers(num: int) -> GraphModule:
 
 def ddp(layers: int) -> GraphModule:
     """A decoder under DDP whose gradients are divided and summed, as the peer expects them."""
-    text = weft.listing(capture(SCENARIOS["ddp-x8-nvlink"], layers)).replace("group('dp', size=8)", "group('0', size=8)")
+    text = weft.listing(capture(SCENARIOS["ddp-x8-nvlink"], layers))
+    text = text.replace("group('dp', size=8)", "group('0', size=8)")
     lines: list[str] = []
     for line in text.splitlines():
         if " = all_reduce(" in line:

@@ -1,4 +1,4 @@
-"""Seconds that the processor was busy, so that a busy machine counts less; and how they grow with the size of a graph."""
+"""Seconds that the processor was busy, so that a busy machine counts less; and how they grow with a graph."""
 
 from __future__ import annotations
 
