@@ -29,6 +29,8 @@ class _Type:
     offset: int
     dtype: torch.dtype
     device: torch.device
+    is_view: bool
+    """Of the first argument."""
 
 
 class _Unknown(Exception):  # noqa: N818  # a signal inside this module
@@ -52,14 +54,15 @@ def remembered(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode
         value = call_fake(target, args, kwargs, mode)
         _remember(key, kind, args, value)
         return value
-    if kind == "view":
+    if found.is_view:
         return fake_view(args[0], found.size, found.stride, found.offset, found.dtype)
     return fake_tensor(mode, found.size, found.stride, found.dtype, found.device)
 
 
 @functools.cache
 def _kind(target: Any) -> str | None:
-    """`new` for operators that return a new tensor, `view` for views of the first argument, None for others."""
+    """`new` for operators that return a new tensor, `view` for views of the first argument, `either` for those whose
+    arguments decide, None for others."""
     if not isinstance(target, OpOverload):
         return None
     found = profile(target)
@@ -67,7 +70,9 @@ def _kind(target: Any) -> str | None:
         return None
     if found.plain:
         return "new"
-    return "view" if found.is_view and found.views_first else None
+    if not found.views_first:
+        return None
+    return "view" if found.is_view else "either" if found.may_copy else None
 
 
 def _remember(key: Hashable, kind: str, args: Sequence[Any], value: Any) -> None:
@@ -77,12 +82,12 @@ def _remember(key: Hashable, kind: str, args: Sequence[Any], value: Any) -> None
     if not isinstance(offset, int) or any(type(n) is not int for n in (*value.shape, *value.stride())):
         return
     is_view = isinstance(args[0], Tensor) and storage_key(args[0]) == storage_key(value) if args else False
-    if is_view != (kind == "view"):
+    if kind != "either" and is_view != (kind == "view"):
         return
     if len(_TYPES) >= MAX_REMEMBERED:
         _TYPES.clear()
     size, stride = tuple(value.shape), tuple(value.stride())
-    _TYPES[key] = _Type(size, stride, offset, value.dtype, value.device)
+    _TYPES[key] = _Type(size, stride, offset, value.dtype, value.device, is_view)
 
 
 def _key(value: Any) -> Hashable:

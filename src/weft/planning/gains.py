@@ -4,6 +4,9 @@ Contract: sites that are alike (the same collective of the same sizes, beside th
 decided alike. A collective that other work hides in a good order gains nothing from chunks. The number of chunks is the
 one that is shortest by itself; it is taken only if the whole step, ordered anew, gets shorter. The same graph and
 cluster give the same answer on every rank.
+
+A large program is ordered anew for each trial by one run of the scheduler, with the settings that are best for it as it
+is; a small one is searched.
 """
 
 from __future__ import annotations
@@ -18,17 +21,22 @@ from torch.fx import Node
 from weft.cost.cluster import Cluster
 from weft.graph import ops
 from weft.graph.collective import Collective
-from weft.graph.dag import Dag
+from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
 from weft.planning.chunks import Chunking, replaced
+from weft.planning.execution import Knobs
+from weft.planning.jobs import Emitter, jobs_of
 from weft.planning.members import Refusal
 from weft.planning.plan import Reason
-from weft.planning.search import Effort, search
+from weft.planning.scheduler import schedule
+from weft.planning.search import SPARE, SPARE_BYTES, Effort, search
+from weft.planning.shape import Shape
 from weft.planning.trials import Costs, Trial
 from weft.planning.views import sizes_of
 from weft.simulation.build import program_of
+from weft.simulation.memory import memory_of
 from weft.simulation.program import Program
-from weft.simulation.simulator import run
+from weft.simulation.simulator import Trace, run
 
 CHUNKS = (2, 4, 8)
 TRIALS: dict[Effort, int] = {"fast": 1, "default": 1, "best": 3}
@@ -37,6 +45,15 @@ SLACK = 1.1
 """A site that takes longer in chunks may still leave the stream to others; but not one that takes so much longer."""
 LEAST_GAIN = 2000
 """A step must get shorter by more than one part in so many: less is the noise of the search for an order."""
+
+SETTINGS = (
+    Knobs(window=40, hold=30, lookahead=30),
+    Knobs(window=200, hold=30, lookahead=100),
+    Knobs(window=40, hold=0, lookahead=30),
+)
+"""Of the scheduler, for a large program."""
+LARGE = 2000
+"""Operations of a program from which on it is not searched for each trial."""
 
 
 class Site(Protocol):
@@ -93,6 +110,9 @@ class _Choice:
         self.cuts: list[Chunking] = []
         """Those that were accepted."""
         self._after: _Step | None = None
+        self._settings = SETTINGS
+        self._limit = 0
+        """Of memory; found with the first order."""
 
     @functools.cached_property
     def program(self) -> Program:
@@ -174,12 +194,31 @@ class _Choice:
         return self._ordered(trial.result())
 
     def _ordered(self, program: Program) -> _Step:
-        outcome = search(program, "fast" if self.effort != "best" else "default")
-        trace = run(program, outcome.order)
+        with collector_paused():
+            trace = self._scheduled(program) if self.effort != "best" and len(program.names) > LARGE else None
+        if trace is None:
+            trace = search(program, "fast" if self.effort != "best" else "default").trace
         exposed: dict[str, int] = {}
         for op, ns in trace.exposed_ns.items():
             exposed[program.names[op]] = exposed.get(program.names[op], 0) + ns
         return _Step(trace.step_ns, exposed)
+
+    def _scheduled(self, program: Program) -> Trace | None:
+        """The best order by the settings that are left, which are all at first; None if it holds too much."""
+        jobs = jobs_of(program)
+        shape, emitter = Shape(jobs), Emitter(jobs)
+        if not self._limit:
+            peak = _peak(program, run(program))
+            self._limit = peak + max(int(peak * SPARE), SPARE_BYTES)
+        orders = [emitter.order(schedule(shape, knobs).events) for knobs in self._settings]
+        found = [run(program, order, is_legal=True) for order in orders]
+        best = min(range(len(found)), key=lambda k: (found[k].step_ns, k))
+        self._settings = (self._settings[best],)
+        return found[best] if _peak(program, found[best]) <= self._limit else None
+
+
+def _peak(program: Program, trace: Trace) -> int:
+    return memory_of(program, trace.order, trace.reached_ns, trace.end_ns)[0]
 
 
 def _key(site: Site) -> Hashable:

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from weft.graph import ops
 from weft.graph.collective import Collective
+from weft.graph.dag import Dag
 from weft.planning.chunks import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
 from weft.planning.layouts import Layout, Unfollowed
 from weft.planning.matmuls import Rowwise, read_rowwise
@@ -51,12 +52,12 @@ class ScatterSite:
         return first_cut(self.shape, chunks, what, partial(_cut, self, chunks))
 
 
-def read_scatter(collective: Collective) -> ScatterSite | Refusal:
+def read_scatter(collective: Collective, dag: Dag) -> ScatterSite | Refusal:
     """The site of a reduce-scatter, or why it is none."""
     refusal = why_not_followed(collective)
     if refusal is None and is_chunk_of_scatter(collective.launch):
         return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is a chunk already")
-    return _ScatterReader(collective).read() if refusal is None else refusal
+    return _ScatterReader(collective, dag).read() if refusal is None else refusal
 
 
 @dataclass
@@ -64,6 +65,7 @@ class _ScatterReader:
     """One walk back from a reduce-scatter."""
 
     collective: Collective
+    dag: Dag
     calls: dict[Node, Rowwise] = field(default_factory=dict[Node, Rowwise])
     views: dict[Node, tuple[Node, Layout]] = field(default_factory=dict[Node, tuple[Node, Layout]])
     broken: list[Refusal] = field(default_factory=list[Refusal])
@@ -110,8 +112,7 @@ class _ScatterReader:
 
     def _ordered(self) -> dict[Node, Rowwise]:
         """The calls so that each comes before those that make what it takes."""
-        order = {node: i for i, node in enumerate(self.collective.launch.graph.nodes)}
-        return dict(sorted(self.calls.items(), key=lambda item: -order[item[0]]))
+        return dict(sorted(self.calls.items(), key=lambda item: -self.dag.index[item[0]]))
 
 
 def _cut(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:

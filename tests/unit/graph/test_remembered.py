@@ -29,6 +29,8 @@ def fake(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         ("add", (fake(4, dtype=torch.int64), 1.0), {}),
         ("add", (fake(4, dtype=torch.bool), True), {}),
         ("view", (fake(4, 6), [24]), {}),
+        ("reshape", (fake(4, 6), [24]), {}),
+        ("reshape", (fake(4, 6).t(), [24]), {}),
         ("permute", (fake(4, 6, 2), [2, 0, 1]), {}),
         ("slice", (fake(4, 6)[1:], 1, 2, 4), {}),
         ("_to_copy", (fake(4, 6).t(),), {"dtype": torch.bfloat16}),

@@ -38,7 +38,7 @@ GATHER = "fuse-all-gather-matmuls{chunks=2 kernel=symmetric-memory}"
 def cut_of(module: GraphModule) -> Chunking:
     collective = next(collectives(module.graph))
     is_gather = collective.kind is ops.Kind.ALL_GATHER
-    site = read_gather(collective, Dag(module.graph)) if is_gather else read_scatter(collective)
+    site = read_gather(collective, Dag(module.graph)) if is_gather else read_scatter(collective, Dag(module.graph))
     assert not isinstance(site, Refusal)
     cut = site.cut(2)
     assert isinstance(cut, Chunking)

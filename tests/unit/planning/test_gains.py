@@ -94,7 +94,7 @@ def test_a_trial_takes_as_long_as_the_graph_with_chunks(kind: str, chunks: int):
     module = scatter(1024) if kind == "scatter" else gather(1024, results="y, w" if "used" in kind else "y")
     cluster, groups, dag = Cluster.load(CLUSTER), read_groups(module), Dag(module.graph)
     collective = next(collectives(module.graph))
-    site = read_scatter(collective) if kind == "scatter" else read_gather(collective, dag)
+    site = read_scatter(collective, dag) if kind == "scatter" else read_gather(collective, dag)
     assert not isinstance(site, Refusal)
     cut = site.cut(chunks)
     assert isinstance(cut, Chunking)

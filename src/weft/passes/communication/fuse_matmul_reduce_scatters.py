@@ -50,4 +50,4 @@ class FuseMatmulReduceScatters(StreamPass):
     kind = Kind.REDUCE_SCATTER
 
     def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
-        return read_scatter(collective)
+        return read_scatter(collective, dag)
