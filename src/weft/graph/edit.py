@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -55,6 +56,7 @@ class Edit:
         self._anchors: dict[Node, tuple[Node, bool]] = {}
         self._original: list[Node] = []
         self._inside: dict[str, tuple[GraphModule, Edit]] = {}
+        self._nested: list[str] = []
         self.changed = False
         """After `commit`: whether the graph is another one than before."""
 
@@ -115,6 +117,14 @@ class Edit:
         if value is not None:
             node.meta["val"] = value
         return node
+
+    def nest(self, name: str, module: GraphModule, *, before: Node) -> Node:
+        """Add a nested graph to the owning module, under a name that is free, and create a read of it."""
+        owner: Any = self.graph.owning_module
+        path = next(n for k in itertools.count() if not hasattr(owner, n := f"{name}_{k}" if k else name))
+        setattr(owner, path, module)
+        self._nested.append(path)
+        return self.attribute(path, None, name=path, before=before)
 
     def output(self, result: Any) -> Node:
         """Create the output."""
@@ -236,6 +246,8 @@ class Edit:
             set_node_order(self.graph, self._original, set(self._original))
         for name, (nested, _) in self._inside.items():
             setattr(self.graph.owning_module, name, nested)
+        for name in self._nested:
+            delattr(self.graph.owning_module, name)
         self._forget()
 
     def commit(self) -> None:
@@ -274,7 +286,7 @@ class Edit:
 
     def _forget(self) -> None:
         self._created, self._arguments, self._stale, self._erased, self._anchors = [], {}, {}, {}, {}
-        self._original, self._inside = [], {}
+        self._original, self._inside, self._nested = [], {}, []
 
     def _stale_nodes(self) -> list[Node]:
         return [node for node in self._stale if node not in self._erased and node.op == "call_function"]

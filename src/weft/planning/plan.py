@@ -200,7 +200,17 @@ class Stream:
     kind: Literal["stream"] = "stream"
 
 
-Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream
+@dataclass(frozen=True)
+class Loop:
+    """Run the nested graph of a scan or a map in a loop, round by round, into results that are there from the start."""
+
+    call: str
+    path: tuple[str, ...] = ()
+    """The names of the attributes that lead to the graph with the call, where it is nested itself."""
+    kind: Literal["loop"] = "loop"
+
+
+Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""Run scans and maps as loops that write each round's results where they belong.
+
+Why: a scan keeps the results of all rounds until it joins them in the end, and most compilers have no kernel for it.
+A loop over a number writes into results that are there from the start, and is what they know.
+
+Before::
+
+    found: (f32[4], f32[5, 4]) = scan(body, [h], [x], [w])
+
+After::
+
+    found_count: i64[()] = full([], 0, dtype=i64)
+    found_result0: f32[5, 4] = empty.memory_format([5, 4], dtype=f32)
+    found_loop: (i64[()], f32[4], f32[5, 4]) = while_loop(again, round, (found_count, h, found_result0), (x, w))
+
+The number of the round is a tensor on the device of the rows. Scans inside of scans become loops inside of loops.
+
+Declines: rounds that do more than compute; a number of rounds that is not known; rows that are not contiguous; results
+that are no tensors, or not taken one by one.
+Numerics: exact. Memory: the results of one round less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph
+
+from weft.graph.edit import Edit
+from weft.passes.base import Context, NamedNodes, Numerics, Pass
+from weft.passes.draft import Refusal
+from weft.passes.looping import is_scan, put_loops, read_scan
+from weft.passes.rewriting import nested_graphs
+from weft.planning.plan import Decision, Loop, Reason, Step
+
+
+@dataclass(frozen=True)
+class DecomposeScans(Pass):
+    """Run scans and maps as loops."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        actions: list[Loop] = []
+        decisions: list[Decision] = []
+        taken: list[tuple[str, ...]] = []
+        for path, found in ((), graph), *nested_graphs(graph):
+            is_inside = any(path[: len(outer)] == outer for outer in taken)
+            for node in filter(is_scan, found.nodes):
+                scan = read_scan(node)
+                if isinstance(scan, Refusal):
+                    decisions.append(self.decision(scan.reason, scan.sentence, node.name, blocking=scan.blocking))
+                    continue
+                sentence = f"{node.name} is a loop of {scan.num_rounds} rounds"
+                decisions.append(self.decision(Reason.APPLIED, sentence, node.name))
+                taken.append((*path, str(scan.body_path)))
+                actions += [] if is_inside else [Loop(node.name, path)]
+        return self.step(actions, decisions)
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        paths: dict[tuple[str, ...], list[str]] = {}
+        for action in step.actions:
+            if isinstance(action, Loop):
+                paths.setdefault(action.path, []).append(action.call)
+        for path, calls in paths.items():
+            inner = edit.inside(path) if path else edit
+            nodes = NamedNodes(inner.graph.nodes)
+            put_loops(inner, [nodes[call] for call in calls])
