@@ -26,6 +26,7 @@ from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
 from weft.graph.text import render
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.contents import Lost
+from weft.verification.rank import same_bits
 from weft.verification.symbolic_arguments import Token
 from weft.verification.symbolic_run import Setting, SymbolicRun
 from weft.verification.terms import Size, Terms, Undecided, Value
@@ -133,11 +134,9 @@ def _is_same(first: Any, second: Any) -> bool:
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
     if not {type(first), type(second)} <= {Tensor, torch.nn.Parameter}:
         return False  # fakes and other subclasses have no bits to compare
-    if first.is_meta or second.is_meta or first.dtype != second.dtype or first.shape != second.shape:
+    if first.is_meta or second.is_meta:
         return False
-    if first.numel() > MAX_COMPARED:
-        return False
-    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))
+    return first.numel() <= MAX_COMPARED and same_bits(first, second)
 
 
 # What differs.

@@ -73,7 +73,8 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
 def as_bytes(tensor: Tensor) -> Tensor:
     """The elements of a tensor as one row of bytes each."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    rows = flat.contiguous().view(torch.uint8).reshape(flat.numel(), flat.element_size())
+    packed = flat.contiguous().as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
+    rows = packed.view(torch.uint8).reshape(flat.numel(), flat.element_size())
     # gloo adds bools as bytes: a true one may be 2 (tried on 2.13).
     return rows.ne(0).to(torch.uint8) if tensor.dtype == torch.bool else rows
 

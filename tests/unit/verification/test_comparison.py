@@ -26,6 +26,13 @@ def test_the_same_bits_are_bitwise_equal_whatever_the_strides():
     assert str(verdict) == "bitwise equal on 1 virtual ranks"
 
 
+def test_one_element_is_compared_whatever_its_stride():
+    before = torch.arange(2.0, dtype=torch.float64)[::2]
+    assert before.stride() == (2,)
+    assert verdict_of(before, before.clone()).bitwise
+    assert not verdict_of(before, before + 1)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64]
 )
