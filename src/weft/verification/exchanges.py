@@ -15,6 +15,7 @@ import torch
 
 from weft.graph import ops
 from weft.graph.collective import Collective
+from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.verification.index_maps import as_dtype, bytes_of
 from weft.verification.terms import (
@@ -43,6 +44,8 @@ def delivered(
     kind, reduce_op = collective.kind, collective.reduce_op
     if not all(type(bound.get(name, 0)) is int for name in ("group_size", "src")):
         raise Undecided
+    if isinstance(group, tuple) and any(isinstance(part, Group) and part.size == 1 for part in group):
+        return alone(value, shape)
     if kind is Kind.ALL_REDUCE:
         return all_reduced(terms, value, group, reduce_op, shape)
     if kind is Kind.BROADCAST:
@@ -55,6 +58,13 @@ def delivered(
     if kind is not Kind.ALL_TO_ALL or not into or into != out or any(n != into[0] for n in into):
         raise Undecided
     return exchanged(terms, value, group, len(into), shape)
+
+
+def alone(value: Value, shape: tuple[Size, ...]) -> Value:
+    """The only rank of a group receives what it sent."""
+    if product(shape) != product(value.shape):
+        raise Undecided
+    return Value(shape, value.dtype, value.runs)
 
 
 def all_reduced(terms: Terms, value: Value, group: Hashable, reduce_op: str | None, shape: tuple[Size, ...]) -> Value:

@@ -6,6 +6,7 @@ looked at. A map that cannot be followed raises `Undecided`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from weft.compat import FUNCTIONAL
 from weft.verification.permutes import turned
 from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
 
+CAST = "cast"
 MAX_ROWS = 1 << 11
 """Rows that one slice or concatenation may cut through; buckets have one per rank, activations have millions."""
 
@@ -30,6 +32,8 @@ class Call:
     """Shape and dtype of each result."""
     same_device: bool
     """Whether everything is on one device."""
+    device: str = ""
+    """Of the results."""
 
     @property
     def source(self) -> Value:
@@ -64,12 +68,42 @@ def copied(call: Call) -> list[Value]:
 
 
 def cast(terms: Terms, value: Value, dtype: torch.dtype) -> Value:
-    """A value converted to a dtype, element by element."""
+    """A value converted to a dtype, element by element. A cast that loses nothing in front of it goes unseen."""
     if value.dtype == dtype:
         return value
-    label = ("cast", dtype)
-    runs = join((terms.atom(label, terms.sizes[a], dtype, ((a, 0),)), s, n) for a, s, n in value.runs)
-    return Value(value.shape, dtype, runs)
+    return Value(value.shape, dtype, join((_cast_atom(terms, a, dtype), s, n) for a, s, n in value.runs))
+
+
+def _cast_atom(terms: Terms, atom: int, dtype: torch.dtype) -> int:
+    label = terms.labels[atom]
+    if isinstance(label, tuple) and label[0] == CAST:
+        source = terms.operands[atom][0][0]
+        if _loses_nothing(terms.dtypes[source], terms.dtypes[atom]):
+            return source if terms.dtypes[source] == dtype else _cast_atom(terms, source, dtype)
+    return terms.atom((CAST, dtype), terms.sizes[atom], dtype, ((atom, 0),))
+
+
+@functools.cache
+def _loses_nothing(before: torch.dtype | None, after: torch.dtype | None) -> bool:
+    """Whether every number of a dtype is a number of another."""
+    if before is None or after is None or before.is_complex or after.is_complex or torch.bool in (before, after):
+        return before is torch.bool and after is not None
+    try:
+        if before.is_floating_point:
+            small, large = torch.finfo(before), torch.finfo(after)
+            finer = large.eps <= small.eps and large.smallest_normal <= small.smallest_normal
+            return after.is_floating_point and finer and large.max >= small.max and _has_infinity(after)
+        whole = torch.iinfo(before)
+        if after.is_floating_point:
+            exact = int(2 / torch.finfo(after).eps)
+            return whole.max <= exact and -whole.min <= exact and whole.max <= torch.finfo(after).max
+        return torch.iinfo(after).min <= whole.min and whole.max <= torch.iinfo(after).max
+    except TypeError:  # a dtype that torch has no table of
+        return False
+
+
+def _has_infinity(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def sliced(call: Call) -> list[Value]:
@@ -334,7 +368,7 @@ MAPS: dict[str, Callable[[Call], list[Value]]] = {
         ),
         relabel,
     ),
-    **dict.fromkeys(("aten::_to_copy", "aten::to.dtype", "prims::convert_element_type"), copied),
+    **dict.fromkeys(("aten::_to_copy", "aten::to.dtype", "prims::convert_element_type", "prims::device_put"), copied),
     **dict.fromkeys(("aten::slice.Tensor", "aten::slice_copy.Tensor"), sliced),
     **dict.fromkeys(("aten::narrow", "aten::narrow_copy"), narrowed),
     **dict.fromkeys(("aten::select.int", "aten::select_copy.int"), selected),

@@ -80,9 +80,8 @@ class Arguments:
         """A call as an index map takes it."""
         value = ops.value_of(node)
         results = value if isinstance(value, list | tuple) else [value]
-        return Call(
-            self.terms, self.by_name(node), [self.type_of(v) for v in results], _is_on_one_device(node, results)
-        )
+        types = [self.type_of(v) for v in results]
+        return Call(self.terms, self.by_name(node), types, _is_on_one_device(node, results), str(results[0].device))
 
     def freeze(self, argument: Any, numbers: list[int]) -> Hashable:
         """An argument as part of a label. Values are left out of it: their numbers are added to `numbers`."""

@@ -24,7 +24,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import PLAIN, Profile, is_alias
-from weft.verification import elementwise, exchanges, rows
+from weft.verification import elementwise, exchanges, identities, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
 from weft.verification.index_maps import MAPS, Call, cast
 from weft.verification.symbolic_arguments import Arguments, leaves, name_of
@@ -151,6 +151,8 @@ class SymbolicRun(Arguments):
             results = MAPS[name](self.call(node))
             return results if isinstance(ops.value_of(node), list | tuple) else results[0]
         short = target.name().partition("::")[2].partition(".")[0].removesuffix("_")
+        if short in identities.NAMES and (known := identities.known(self.call(node), target)) is not None:
+            return known
         if short.startswith(FOREACH):
             return self._each(node, short.removeprefix(FOREACH))
         by_rows = self.setting.reassociates and rows.is_followed(target)
