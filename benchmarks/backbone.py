@@ -2,7 +2,7 @@
 
     python benchmarks/backbone.py [--json FILE]
 
-Times are medians of repeated runs on whatever machine this is; only the ratios and the growth mean something.
+Times are medians of processor seconds on whatever machine this is; only the ratios and the growth mean something.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def median_s(work: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, fl
     times: list[float] = []
     for _ in range(repeats):
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times), max(times) - min(times)
 
 

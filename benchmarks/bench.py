@@ -1,0 +1,273 @@
+"""Weft side by side with PyTorch Inductor's own passes: same captured graphs, one simulator, one run, one page.
+
+    python benchmarks/bench.py [--full] [--only fsdp,rewrites] [--jobs 2] [--json FILE] [--plots FOLDER]
+    python benchmarks/bench.py --docs benchmarks/results/bench-DATE.json
+
+Steps of the zoo, by parallelism and ranks: as captured, naive, each variant of the peer (`peer.py`, on Weft's prices;
+once for each parallelism on its own estimates, too), Weft's planner alone (the peer's moves: order and merging), and
+Weft as `auto` leaves the graph. The bound is that of the captured graph. Every step has 16 layers; one of each
+parallelism has 32, too, and is timed, for the time of a pass does not depend on ranks. Then rewrites (`rewrites.py`),
+merging (`bucketing.py`) and the graph layer (`backbone.py`). `--full` adds 64 and 128 layers, and medians of what takes
+more than five seconds.
+
+Each line of work is done by one process, all contestants in turn; `--jobs` of these run beside each other. Seconds are
+those of the processor. `--docs` writes the page of such a run into docs/benchmarks.md, with its pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import backbone
+import bench_plot
+import bench_table
+import bucketing
+import peer
+import rewrites
+import torch
+from planner import NAIVE, Contestant, Result, judge, program_of, run_peer, run_weft, synthetic
+from scenarios import HERE, SCENARIOS, capture
+
+import weft
+from weft.simulation.bounds import lower_bound
+
+ROOT = HERE.parent
+TIMED = ("ddp-x8-nvlink", "tp-x8-nvlink", "fsdp-x8-nvlink", "hsdp-x64", "moe-x64", "fsdp-x64-tp-x8")
+"""One scenario of each parallelism, short ones first."""
+OTHERS = (
+    "ddp-x64-ib",
+    "ddp-x512-ib",
+    "fsdp-x64-ib",
+    "fsdp-x512-ib",
+    "fsdp-x8-tp-x8",
+    "hsdp-x512",
+    "moe-x8",
+    "moe-x512",
+)
+OFTEN = ("weft planner", "weft auto", *(f"inductor {name}" for name in ("overlap", "overlap + pre-bucketing")))
+"""Who is timed more than once; beyond 32 layers nobody else runs."""
+ON_ITS_OWN = "inductor default, own estimates"
+"""The longest by far, and not on the prices of the others: run where 16 layers are timed."""
+REPEATS = 3
+LONG_S = 5.0
+"""What takes longer is timed once, without `--full`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of work: where its outcome belongs, and the call that gives it."""
+
+    section: str
+    name: str
+    work: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@functools.cache
+def warm_up() -> None:
+    """What is loaded on the first call belongs to no pass."""
+    torch.set_num_threads(1)
+    cluster, module = SCENARIOS[TIMED[0]].cluster(), synthetic(100)
+    for work in contestants_of("fsdp", cluster).values():
+        work([module])
+
+
+def contestants_of(parallel: str, cluster: weft.Cluster) -> dict[str, Contestant]:
+    found = {name: run_weft(spec, cluster, "default", None) for name, spec in NAIVE.items()}
+    found["weft planner"] = run_weft("schedule-overlap", cluster, "default", None)
+    found |= {f"inductor {name}": run_peer(name, cluster) for name in peer.variants_for(parallel)}
+    found["weft auto"] = run_weft("auto", cluster, "default", None)
+    return found
+
+
+def step(name: str, layers: int, repeats: int, long_s: float) -> dict[str, Any]:
+    """All contestants on one step, in turn."""
+    warm_up()
+    scenario, place = SCENARIOS[name], f"{name}, {layers} layers"
+    start = time.process_time()
+    module = capture(scenario, layers)
+    say(f"  {place}: {len(module.graph.nodes)} nodes, captured or read in {time.process_time() - start:.1f} s")
+    cluster = scenario.cluster()
+    bound = lower_bound(program_of([module], cluster))
+    bound_ms = bound.bound_ns / 1e6
+    captured, peak_bytes = judge([module], cluster, bound_ms, None)
+    results = {"no pass": captured}
+    contestants = contestants_of(scenario.parallel, cluster)
+    if layers > 16 or name not in TIMED:
+        del contestants[ON_ITS_OWN]
+    if layers > 32:
+        contestants = {key: work for key, work in contestants.items() if key in OFTEN}
+    for turn in range(repeats):
+        for key, work in contestants.items():
+            if turn and (key not in OFTEN or results[key].seconds[0] > long_s):
+                continue
+            made, seconds, error = work([module])
+            if key not in results:
+                results[key] = Result(error=error) if made is None else judge(made, cluster, bound_ms, peak_bytes)[0]
+                say(f"  {place}: {key:32} {seconds:6.1f} s  {results[key].cell()}")
+            results[key].seconds.append(seconds)
+    return {
+        "scenario": name,
+        "parallel": scenario.parallel,
+        "mesh": dict(scenario.mesh),
+        "layers": layers,
+        "timed": name in TIMED,
+        "nodes": len(module.graph.nodes),
+        "bound_ms": bound_ms,
+        "bound": bound.name,
+        "results": {key: asdict(result) for key, result in results.items()},
+    }
+
+
+def rewrite(parallel: str, layers: int) -> dict[str, Any]:
+    warm_up()
+    return rewrites.compare(f"{parallel}, {layers} layers", rewrites.step(layers, parallel), REPEATS)
+
+
+def merging(gathers: Sequence[int], layers: Sequence[int], sizes: list[int]) -> dict[str, Any]:
+    warm_up()
+    return bucketing.measure(gathers, layers, sizes, REPEATS)
+
+
+def tasks_of(full: bool) -> list[Task]:
+    """Long ones first. What several need is captured by then."""
+    long_s = float("inf") if full else LONG_S
+    more = [64, 128] if full else []
+    found = [
+        Task("steps", f"{name}, {layers} layers", step, (name, layers, REPEATS, long_s))
+        for layers in (*reversed(more), 32, 16)
+        for name in reversed(TIMED)
+    ]
+    found += [Task("steps", f"{name}, 16 layers", step, (name, 16, 1, long_s)) for name in OTHERS]
+    gathers, sizes = (
+        ([250, 500, 1000], [1250, 2500, 5000, 10_000, 20_000]) if full else ([250, 1000], [1250, 2500, 5000])
+    )
+    found.append(Task("merging", "merging", merging, (gathers, [16, 32, *more[:1]], sizes)))
+    found.append(Task("graph", "graph layer", measure_graphs, ([200, 1000, 2000] if full else [200, 1000],)))
+    found += [
+        Task("rewrites", f"rewrites, {parallel}, {layers} layers", rewrite, (parallel, layers))
+        for layers in (16, 32)
+        for parallel in rewrites.STEPS
+    ]
+    return found
+
+
+def measure_graphs(collectives: Sequence[int]) -> list[dict[str, Any]]:
+    warm_up()
+    return [backbone.measure(count) for count in collectives]
+
+
+def run(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[dict[str, list[Any]], list[str]]]:
+    """Whenever a task ends: all outcomes so far by section, each in the order of the tasks; and what failed."""
+    outcomes: dict[int, Any] = {}
+    failed: list[str] = []
+    start = time.perf_counter()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(task.work, *task.arguments): i for i, task in enumerate(tasks)}
+        for future in as_completed(waiting):
+            task = tasks[waiting[future]]
+            error = future.exception()
+            if error is None:
+                outcomes[waiting[future]] = future.result()
+            else:
+                failed.append(f"{task.name}: {type(error).__name__}: {error}")
+            done = f"{len(outcomes) + len(failed)} of {len(tasks)}"
+            say(f"[{time.perf_counter() - start:4.0f} s] {done}: {failed[-1] if error else task.name}")
+            sections: dict[str, list[Any]] = {task.section: [] for task in tasks}
+            for i in sorted(outcomes):
+                sections[tasks[i].section].append(outcomes[i])
+            yield sections, failed
+
+
+def machine() -> str:
+    cpus = Path("/proc/cpuinfo")
+    names = [line.partition(": ")[2] for line in cpus.read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
+
+
+def selected(tasks: Sequence[Task], only: str) -> list[Task]:
+    words = [word for word in only.split(",") if word]
+    return [task for task in tasks if not words or any(word in f"{task.section} {task.name}" for word in words)]
+
+
+def measure(options: argparse.Namespace) -> int:
+    tasks = selected(tasks_of(options.full), options.only)
+    if not tasks:
+        sys.exit(f"--only {options.only}: nothing is called so; --list tells what there is")
+    start = time.perf_counter()
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {"weft": importlib.metadata.version("weft"), "torch": str(torch.__version__)}
+        | {"python": platform.python_version()},
+        "machine": machine(),
+        "jobs": options.jobs,
+        "full": options.full,
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    for sections, failed in run(tasks, options.jobs):  # a run that is cut short leaves what it has
+        found |= {"wall_s": time.perf_counter() - start, "processor_s": processor_s(), "failed": failed, **sections}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    found |= {"wall_s": time.perf_counter() - start, "processor_s": processor_s()}
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    drawn = draw(found, options.plots)
+    say("\n" + bench_table.page(found) + "\n\n" + "\n".join(f"wrote {path}" for path in (options.json, *drawn)))
+    return 1 if found["failed"] else 0
+
+
+def processor_s() -> float:
+    """Of this process, and of those that it started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures; where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {"bench-steps.svg": bench_plot.steps(found), "bench-seconds.svg": bench_plot.seconds(found)}
+    for name, text in pictures.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in pictures]
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="64 and 128 layers, too, and medians of all times")
+    parser.add_argument("--only", default="", help="words, separated by commas: what has one of them in its name")
+    parser.add_argument("--list", action="store_true", help="tell what there is, and end")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes beside each other")
+    parser.add_argument("--json", type=Path, default=ROOT / ".benchmarks" / "bench.json", help="where figures go")
+    parser.add_argument("--plots", type=Path, default=ROOT / ".benchmarks", help="where pictures go")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs, and end")
+    options = parser.parse_args()
+    if options.list:
+        say("\n".join(f"{task.section:10} {task.name}" for task in tasks_of(options.full)))
+    elif options.docs:
+        found = json.loads(options.docs.read_text())
+        bench_table.fill(ROOT / "docs" / "benchmarks.md", found)
+        draw(found, ROOT / "docs" / "images")
+    else:
+        sys.exit(measure(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The figures of `bench.py` as a page of tables: printed, and filled into docs/benchmarks.md.
+
+Contract: the page is made of the figures alone, so the same file gives the same page on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from timing import exponent
+
+Figures = dict[str, Any]
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+NAMES = {
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "hsdp": "HSDP",
+    "tp": "TP + SP",
+    "fsdp-tp": "FSDP x TP",
+    "ep-fsdp": "MoE, EP x FSDP",
+}
+DEFAULT = "inductor overlap + pre-bucketing"
+"""What the peer does when it is switched on."""
+STEPS = (
+    "step",
+    "layers",
+    "bound, ms",
+    "no pass",
+    "naive",
+    "Inductor",
+    "Inductor's best",
+    "Weft's planner",
+    "Weft `auto`",
+    "step, Weft's planner : Inductor's best",
+    "launches, captured → Inductor's best / Weft",
+    "peak, Inductor's best / Weft",
+    "pass s, Inductor / Weft's planner / `auto`",
+    "times as fast",
+)
+
+
+def page(found: Figures) -> str:
+    """All tables as Markdown, each with what it shows."""
+    parts = [about(found)]
+    if found.get("steps"):
+        parts += ["### Steps over the bound", summary(found["steps"]), steps(found["steps"])]
+        if failures := failed_variants(found["steps"]):
+            parts.append("Where Inductor's scheduler fails:\n\n" + "\n".join(f"- {line}" for line in failures))
+        parts += ["### Pass time and its growth", growth(found["steps"])]
+    if found.get("rewrites"):
+        parts += ["### Rewrites against Inductor's post-grad passes", rewrites(found["rewrites"])]
+    if found.get("merging"):
+        parts += ["### Merging against Inductor's", *merging(found["merging"][0])]
+    if found.get("graph"):
+        parts += ["### The graph layer against torch's sort", graph(found["graph"][0])]
+    if found.get("failed"):
+        parts.append("What could not be measured:\n\n" + "\n".join(f"- {line}" for line in found["failed"]))
+    return "\n\n".join(parts)
+
+
+def about(found: Figures) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    command = "make bench-full" if found["full"] else "make bench"
+    return (
+        f"`{command}`, {found['date']}, {versions}, {found['machine']}; {found['jobs']} processes, "
+        f"{found['wall_s'] / 60:.1f} minutes on the wall, {found['processor_s'] / 60:.1f} of the processor."
+    )
+
+
+def best(row: Figures, start: str) -> tuple[str, Figures] | None:
+    """The shortest step of those whose names start so."""
+    ran = [(name, each) for name, each in row["results"].items() if name.startswith(start) and not each["error"]]
+    return min(ran, key=lambda pair: pair[1]["step_ms"], default=None)
+
+
+def seconds(result: Figures | None) -> float | None:
+    return statistics.median(result["seconds"]) if result and not result["error"] and result["seconds"] else None
+
+
+def inductor_seconds(row: Figures) -> float | None:
+    """Of its default; where that fails, of the variant with the shortest step."""
+    run = best(row, "inductor")
+    return seconds(row["results"].get(DEFAULT)) or (seconds(run[1]) if run else None)
+
+
+def name_of(row: Figures) -> str:
+    ranks = " x ".join(str(size) for size in row["mesh"].values() if size > 1)
+    return f"{NAMES[row['parallel']]}, {ranks}"
+
+
+def steps(rows: Sequence[Figures]) -> str:
+    order = list(NAMES)
+    ranks = {row["scenario"]: math.prod(row["mesh"].values()) for row in rows}
+    ordered = sorted(rows, key=lambda row: (order.index(row["parallel"]), ranks[row["scenario"]], row["layers"]))
+    return table(STEPS, map(_step, ordered))
+
+
+def _step(row: Figures) -> list[str]:
+    results = row["results"]
+    naive, run = best(row, "naive"), best(row, "inductor")
+    planner, auto = results.get("weft planner"), results.get("weft auto")
+    cells = [name_of(row), str(row["layers"]), f"{row['bound_ms']:.2f}", _gap(results["no pass"])]
+    cells += [_gap(naive[1]) if naive else "", _gap(results.get(DEFAULT))]
+    cells += [f"{_gap(run[1])} ({run[0].removeprefix('inductor ')})" if run else "fails", _gap(planner), _gap(auto)]
+    if run is None or planner is None or planner["error"]:
+        return [*cells, "", "", "", "", ""]
+    cells += [
+        f"{planner['step_ms'] / run[1]['step_ms']:.3f}",
+        f"{results['no pass']['launches']} → {run[1]['launches']} / {planner['launches']}",
+        f"{run[1]['peak']:+.1%} / {planner['peak']:+.1%}",
+    ]
+    times = inductor_seconds(row), seconds(planner), seconds(auto)
+    if not row["timed"] or None in times:
+        return [*cells, "", ""]
+    return [*cells, " / ".join(f"{each:.2f}" for each in times), f"{times[0] / times[1]:.1f}"]
+
+
+def _gap(result: Figures | None) -> str:
+    return "" if result is None else "fails" if result["error"] else f"{result['gap'] * 100:.2f} %"
+
+
+def summary(rows: Sequence[Figures]) -> str:
+    """What the table says, counted."""
+    pairs = [(row, best(row, "inductor"), row["results"].get("weft planner")) for row in rows]
+    both = [(row, run[1], mine) for row, run, mine in pairs if run and mine and not mine["error"]]
+    ratios = [mine["step_ms"] / run["step_ms"] for _, run, mine in both]
+    times = [
+        theirs / ours
+        for row, _, mine in both
+        if row["timed"] and (theirs := inductor_seconds(row)) and (ours := seconds(mine))
+    ]
+    if not ratios:
+        return "No step ran with both."
+    told = (
+        f"Weft's planner leaves the shorter step in {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} rows; "
+        f"its step is {min(ratios):.3f} to {max(ratios):.3f} of the best of Inductor's, "
+        f"{statistics.geometric_mean(ratios):.3f} in the mean."
+    )
+    if times:
+        mean = statistics.geometric_mean(times)
+        told += f" Its pass is {min(times):.1f} to {max(times):.1f} times as fast, {mean:.1f} in the mean."
+    return told
+
+
+def failed_variants(rows: Sequence[Figures]) -> list[str]:
+    return [
+        f"{name_of(row)}, {row['layers']} layers, {name.removeprefix('inductor ')}: `{result['error']}`"
+        for row in rows
+        for name, result in row["results"].items()
+        if result["error"]
+    ]
+
+
+def growth(rows: Sequence[Figures]) -> str:
+    """Pass seconds by layers, one line for each parallelism, and the exponents fitted to them."""
+    timed = [row for row in rows if row["timed"]]
+    counts = sorted({row["layers"] for row in timed})
+    head = ["parallelism", "nodes", *(f"{count} layers, Inductor / Weft's planner" for count in counts)]
+    head += ["grows as, Inductor", "grows as, Weft's planner"]
+    lines: list[list[str]] = []
+    for parallel in NAMES:
+        mine = sorted((row for row in timed if row["parallel"] == parallel), key=lambda row: row["layers"])
+        if not mine:
+            continue
+        pairs = {row["layers"]: (inductor_seconds(row), seconds(row["results"].get("weft planner"))) for row in mine}
+        cells = [NAMES[parallel], " to ".join(str(row["nodes"]) for row in (mine[0], mine[-1]))]
+        cells += [" / ".join(f"{s:.2f}" if s else "fails" for s in pairs[n]) if n in pairs else "" for n in counts]
+        cells += [_power([row["nodes"] for row in mine], [pair[k] for pair in pairs.values()]) for k in (0, 1)]
+        lines.append(cells)
+    return table(head, lines)
+
+
+def _power(sizes: Sequence[int], times: Sequence[float | None]) -> str:
+    known = [each for each in times if each]
+    found = exponent(sizes, known) if len(known) == len(sizes) else None
+    return f"N^{found:.2f}" if found is not None else ""
+
+
+def rewrites(rows: Sequence[Figures]) -> str:
+    head = ("step", "nodes", "left by Inductor", "by Weft, the same rewrites", "by Weft, all")
+    head += ("s, Inductor / Weft, the same / all", "times as fast, the same / all")
+    lines = (
+        [
+            row["scenario"],
+            *(str(row[key]) for key in ("nodes", "inductor_nodes", "weft_nodes", "weft_more_nodes")),
+            " / ".join(f"{row[key]:.2f}" for key in ("inductor_s", "weft_s", "weft_more_s")),
+            " / ".join(f"{row['inductor_s'] / row[key]:.1f}" for key in ("weft_s", "weft_more_s")),
+        ]
+        for row in rows
+    )
+    return table(head, lines)
+
+
+def merging(found: Figures) -> list[str]:
+    head = ("graph", "nodes", "launches, captured → Inductor / Weft", "s, Inductor / Weft", "times as fast")
+    rows = (
+        [
+            row["scenario"],
+            str(row["nodes"]),
+            f"{row['collectives']} → {row['inductor_launches']} / {row['weft_launches']}",
+            f"{row['inductor_s']:.2f} / {row['weft_s']:.2f}",
+            f"{row['ratio']:.1f}",
+        ]
+        for row in found["rows"]
+    )
+    sizes = found["growth"]["sizes"]
+    told = f"Weft's time grows as N^{found['growth']['exponent']:.2f} from {sizes[0]} to {sizes[-1]} all-gathers."
+    return [table(head, rows), told]
+
+
+def graph(rows: Sequence[Figures]) -> str:
+    head = ("nodes", "dependencies, s", "torch's stable sort, s", "ratio", "bytes for each node", "1000 moves, s")
+    lines = (
+        [
+            str(row["nodes"]),
+            f"{row['dag_s']:.3f}",
+            f"{row['torch_sort_s']:.3f}",
+            f"{row['dag_over_sort']:.2f}",
+            f"{row['dag_bytes_per_node']:.0f}",
+            f"{row['commit_1000_moves_s']:.2f}",
+        ]
+        for row in rows
+    )
+    return table(head, lines)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def fill(path: Path, found: Figures) -> None:
+    """Put the page between the marks of a file."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{path} has no {BEGIN} ... {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{page(found)}\n\n{END}{after}")
