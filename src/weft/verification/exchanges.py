@@ -33,9 +33,19 @@ from weft.verification.terms import (
     settle,
 )
 
+REDUCE_SCATTER = "reduce_scatter"
+EVEN = 5
+"""Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
+
 
 def delivered(
-    terms: Terms, collective: Collective, value: Any, group: Hashable, splits: Sequence[Any], shape: tuple[Size, ...]
+    terms: Terms,
+    collective: Collective,
+    value: Any,
+    group: Hashable,
+    splits: Sequence[Any],
+    shape: tuple[Size, ...],
+    reassociates: bool = False,
 ) -> Value:
     """What a rank receives for one tensor that it sent. `splits` are those in and out of an all-to-all."""
     if not isinstance(value, Value):
@@ -51,7 +61,8 @@ def delivered(
     if kind is Kind.BROADCAST:
         return sent_from(terms, value, group, bound["src"], shape)
     if kind is Kind.ALL_GATHER:
-        return gathered(terms, value, group, bound["group_size"], shape)
+        summed = scattered_and_gathered(terms, value, group, bound["group_size"], shape) if reassociates else None
+        return summed or gathered(terms, value, group, bound["group_size"], shape)
     if kind is Kind.REDUCE_SCATTER:
         return scattered(terms, value, group, reduce_op, bound["group_size"], shape)
     into, out = splits
@@ -91,6 +102,32 @@ def gathered(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape:
     return Value(shape, value.dtype, join(runs))
 
 
+def scattered_and_gathered(
+    terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]
+) -> Value | None:
+    """Parts that were reduced and scattered, gathered again, as the reduction of the whole; None where they are not.
+
+    In real arithmetic: which ranks are added first is another matter.
+    """
+    runs: list[Run] = []
+    for k in range(num_ranks):
+        for atom, start, length in value.runs:
+            label = _label(terms, atom)
+            if label[0] != REDUCE_SCATTER or label[2] != group:
+                return None
+            step = label[-1] if len(label) == EVEN else None
+            source, shift = terms.operands[atom][0 if step is not None else k]
+            shift = settle(k * step) if step is not None else shift
+            reduced = terms.atom(("all_reduce", label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
+            runs.append((reduced, settle(start + shift), length))
+    return Value(shape, value.dtype, join(runs))
+
+
+def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
+    found: Any = terms.labels[atom]
+    return found if isinstance(found, tuple) else (found,)  # pyright: ignore[reportUnknownVariableType]
+
+
 def scattered(
     terms: Terms, value: Value, group: Hashable, reduce_op: str | None, num_ranks: int, shape: tuple[Size, ...]
 ) -> Value:
@@ -98,7 +135,7 @@ def scattered(
 
     Which part is one's own is not known here; so an element is named by all the parts it may come from.
     """
-    label = ("reduce_scatter", reduce_op, group)
+    label = (REDUCE_SCATTER, reduce_op, group)
     parts = _parts(value, num_ranks)
     runs = join(_by_rank(terms, label, segment, value.dtype) for segment in align(parts))
     return Value(shape, value.dtype, runs)

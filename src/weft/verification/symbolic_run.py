@@ -385,7 +385,7 @@ class SymbolicRun(Arguments):
             types = [self.type_of(v) for v in (value if isinstance(value, list | tuple) else [value])]
             splits = [self.resolve(bound.get(name)) for name in ("input_split_sizes", "output_split_sizes")]
             found = [
-                exchanges.delivered(self.terms, collective, v, group, splits, shape)
+                exchanges.delivered(self.terms, collective, v, group, splits, shape, self.setting.reassociates)
                 for v, (shape, _) in zip(sent, types, strict=True)
             ]
         except Undecided:

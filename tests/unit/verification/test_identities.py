@@ -143,3 +143,38 @@ def test_the_only_rank_of_a_group_receives_what_it_sent(size: int, expected: boo
         before = f"group('tp', size={size})\n\ndef graph(x: f32[4]):\n    a = {call}\n    w = wait(a)\n    return [w]\n"
         after = "def graph(x: f32[4]):\n    w = clone(x)\n    return [w]\n"
         assert prove(weft.parse(before), weft.parse(after)).proved == expected
+
+
+SCATTERED = """group('dp', size=2)
+group('tp', size=2)
+
+def graph(x: f32[4, 2], y: f32[6]):
+    rs = reduce_scatter(x, 'sum', 2, 'dp')
+    w = wait(rs)
+    ag = all_gather(w, 2, 'dp')
+    v = wait(ag)
+    return [v]
+"""
+REDUCED = """group('dp', size=2)
+group('tp', size=2)
+
+def graph(x: f32[4, 2], y: f32[6]):
+    ar = all_reduce(x, 'sum', 'dp')
+    v = wait(ar)
+    return [v]
+"""
+
+
+def test_a_scatter_that_is_gathered_is_the_reduction_only_where_rounding_may_differ():
+    before, after = weft.parse(SCATTERED), weft.parse(REDUCED)
+    assert not prove(before, after)
+    assert prove(before, after, reassociates=True)
+    wrong = [
+        ("w, 2, 'dp'", "w, 2, 'tp'"),
+        ("'sum', 2", "'avg', 2"),
+        ("    ag = all_gather(w,", "    n = relu(w)\n    ag = all_gather(n,"),
+    ]
+    for old, new in wrong:
+        changed = SCATTERED.replace(old, new)
+        assert changed != SCATTERED
+        assert not prove(weft.parse(changed), after, reassociates=True)
