@@ -10,8 +10,8 @@ the title. Behind optional prose stand fenced blocks:
     error       the whole text of the error that is raised instead
 
 A line `Not proved: why`, below a heading or for the whole file below its title, says that the symbolic proof does not
-know this algebra; values are compared all the same. In the same places `Cluster: unit` names a file of `clusters/` that
-the pass plans for, and `Memory: 512` a limit in bytes.
+know this algebra; values are compared all the same. `Not run: why` says that they cannot be. In the same places
+`Cluster: unit` names a file of `clusters/` that the pass plans for, and `Memory: 512` a limit in bytes.
 
 A listing that sends to a peer is written for rank 0 of a ring: on rank r of its group every peer is r further on. So is
 one whose pass is told `rank=0`: on rank r what is called `own`, a slice or an item, is r parts further on.
@@ -155,11 +155,21 @@ def _read_section(path: Path, lines: Sequence[str], start: int, end: int, spec: 
     first = min(fence for fence, _ in blocks.values())
     head = next(k for k in _outside_fences(lines) if lines[k].startswith("## "))
     notes = (*lines[start:first], *lines[:head])  # those of the section come before those of the file
-    unproved = any(line.startswith(UNPROVED) for line in notes)
+    unproved, not_run = (any(line.startswith(note) for line in notes) for note in (UNPROVED, NOT_RUN))
     cluster, limit = _note(notes, CLUSTER), _note(notes, MEMORY)
     file = path.parent / "clusters" / f"{cluster}.toml" if cluster else None
     number = int(limit) if limit else None
-    return Section(path, title, spec, start, **texts, needs_proof=not unproved, cluster=file, memory_limit_bytes=number)
+    return Section(
+        path,
+        title,
+        spec,
+        start,
+        **texts,
+        needs_proof=not unproved,
+        is_run=not not_run,
+        cluster=file,
+        memory_limit_bytes=number,
+    )
 
 
 def _note(lines: Sequence[str], name: str) -> str:

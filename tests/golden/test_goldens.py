@@ -51,6 +51,14 @@ def test_every_section_of_every_file_is_listed_for_other_tests():
     assert all(section.num_ranks in (1, 2, 3, 4) for section in found)
 
 
+def test_a_section_that_cannot_run_is_compared_by_its_listings_only(tmp_path: Path):
+    text = AFTER.replace("mm(x, x)", "higher_order.triton_kernel_wrapper_functional(kernel_idx=0, kwargs={})")
+    assert fault(written(tmp_path, document(("before", text)))).startswith("the graphs do not run:\n")
+    (section,) = read(written(tmp_path, document(("before", text), line="Not run: there is no kernel.\n\n")))
+    assert not section.is_run
+    check(section)
+
+
 def test_a_section_that_says_what_happens_passes(tmp_path: Path):
     (section,) = read(written(tmp_path, document(("before", BEFORE), ("after", AFTER))))
     check(section)

@@ -337,7 +337,10 @@ def register_operators(namespace: str) -> bool:
 
 
 def higher_order_op(name: str) -> HigherOrderOperator | None:
-    """The higher-order operator of that name, or None."""
+    """The higher-order operator of that name, or None. Those that call kernels of Triton are registered when asked."""
+    if name.startswith("triton_kernel_"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch._higher_order_ops.triton_kernel_wrap")
     found = getattr(torch.ops.higher_order, name, None)
     return found if isinstance(found, HigherOrderOperator) else None
 

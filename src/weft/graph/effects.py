@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -197,7 +197,7 @@ class Effects:
         if not found.several:
             return i
         value = ops.value_of(node)
-        count = len(value) if isinstance(value, list | tuple) else 0
+        count = len(value) if isinstance(value, list | tuple | Mapping) else 0
         return tuple(self._fresh() for _ in range(count)) or i
 
     def _item(self, node: Node) -> Storage:
@@ -207,6 +207,9 @@ class Effects:
             return self._fresh()
         storage = self._raw(self.index[source])
         if isinstance(storage, tuple):
+            value = ops.value_of(source)
+            if isinstance(value, Mapping) and position in value:
+                position = list(value).index(position)
             inside = isinstance(position, int) and -len(storage) <= position < len(storage)
             return storage[position] if inside else self._join(storage)
         return storage

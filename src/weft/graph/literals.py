@@ -60,6 +60,9 @@ class LiteralReader:
         if isinstance(at, ast.List | ast.Tuple):
             items = [self.value_of_type(item) for item in at.elts]
             return items if isinstance(at, ast.List) else tuple(items)
+        if isinstance(at, ast.Dict) and None not in at.keys:
+            keys = [self.literal(key) for key in at.keys if key is not None]
+            return dict(zip(keys, map(self.value_of_type, at.values), strict=True))
         extras: dict[str, Any] = {}
         if isinstance(at, ast.Call):
             if at.args:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from weft.compat import FUNCTIONAL, HigherOrderOperator, OpOverload, find_op, schema_of
+from weft.compat import FUNCTIONAL, HigherOrderOperator, OpOverload, find_op, higher_order_op, schema_of
 
 
 class Kind(Enum):
@@ -226,8 +226,7 @@ def op_of(name: str) -> Any:
     if name in PYTHON_FUNCTIONS:
         return PYTHON_FUNCTIONS[name]
     if name.startswith("higher_order."):
-        found = getattr(torch.ops.higher_order, name.removeprefix("higher_order."), None)
-        return found if isinstance(found, HigherOrderOperator) else None
+        return higher_order_op(name.removeprefix("higher_order."))
     parts = name.split(".")
     if len(parts) == 1:
         return op_names().get(name) or bare_op(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
@@ -78,6 +79,9 @@ class TypeText:
             return f"[{', '.join(map(self._item, value))}]"
         if isinstance(value, tuple):
             return f"({', '.join(map(self._item, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, dict):
+            items: Mapping[Any, Any] = value
+            return f"{{{', '.join(f'{key!r}: {self._item(item)}' for key, item in items.items())}}}"
         return self._scalar(value)
 
     def _item(self, value: Any) -> str:

@@ -3,6 +3,9 @@
 The first version of the wrapper is given the tensors that are written, and returns copies of them behind the results of
 the operator. The second is given whole tensors, and for each argument which part of which one it is.
 
+The wrapper of a kernel of Triton is given the kernel's arguments by name, with those that it writes, and returns
+copies of these by name.
+
 Contract: a call is read exactly or refused with a reason.
 """
 
@@ -15,14 +18,15 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, schema_of
+from weft.compat import HigherOrderOperator, OpOverload, schema_of
 from weft.graph import ops
 from weft.graph.profiles import FUNCTIONAL_WRAPPERS
 from weft.passes.draft import Refusal
 from weft.planning.plan import Reason
 
 ITEM = ops.op_of("operator.getitem")
-WRAPPERS = {ops.op_of(f"higher_order.{name}"): name for name in sorted(FUNCTIONAL_WRAPPERS)}
+KERNEL_WRAPPER = "triton_kernel_wrapper_functional"
+WRAPPERS = {ops.op_of(f"higher_order.{name}"): name for name in sorted(FUNCTIONAL_WRAPPERS - {KERNEL_WRAPPER})}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,35 @@ class Call:
     """The users by the item that they take."""
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What the wrapper of a kernel stands for: the tensors that it writes, and who takes them, by the argument."""
+
+    bases: Mapping[str, Node]
+    items: Mapping[str, tuple[Node, ...]]
+
+
+def is_kernel(node: Node) -> bool:
+    """Whether a node is the functional call of a kernel of Triton."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == KERNEL_WRAPPER
+
+
+def read_kernel(node: Node) -> Kernel | Refusal:
+    """What the wrapper of a kernel stands for, or why it is left."""
+    given: Any = node.kwargs.get("kwargs")
+    written: Any = node.kwargs.get("tensors_to_clone")
+    if not isinstance(given, Mapping) or not isinstance(written, list | tuple):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it does not say what its kernel writes")
+    items: dict[str, tuple[Node, ...]] = {}
+    for user in node.users:
+        if user.target is not ITEM or not isinstance(user.args[1], str):
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {user.name} takes all results", user.name)
+        items[user.args[1]] = (*items.get(user.args[1], ()), user)
+    bases: dict[str, Any] = {name: given.get(name) for name in written}
+    refusal = _why_not_write(node, list(bases.values()), bool(items))
+    return refusal or Kernel(bases, items)
+
+
 def read_wrapper(node: Node) -> Call | Refusal:
     """What a wrapper stands for, or why it is left."""
     op = node.args[0] if node.args else None
@@ -61,14 +94,18 @@ def read_wrapper(node: Node) -> Call | Refusal:
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     read = _second if WRAPPERS[node.target].endswith("v2") else _first
     kwargs, bases = read(dict(node.kwargs), written)
+    refusal = _why_not_write(node, bases, bool(items))
+    return refusal or Call(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
+
+
+def _why_not_write(node: Node, bases: list[Any], is_used: bool) -> Refusal | None:
+    """Why a call cannot write these, or copies of them; None if it can."""
     if not all(isinstance(base, Node) and isinstance(ops.value_of(base), Tensor) for base in bases):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: what it writes are not single tensors")
     loose = next((base for base in bases if not _is_plain(base)), None)
     if loose is not None:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {loose.name} is not contiguous", loose.name)
-    if not items:
-        return Refusal(Reason.ALONE, f"{node.name} stays: nobody takes its results")
-    return Call(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
+    return None if is_used else Refusal(Reason.ALONE, f"{node.name} stays: nobody takes its results")
 
 
 def _is_plain(base: Node) -> bool:

@@ -196,7 +196,9 @@ class Stream:
     launch: str
     products: tuple[str, ...]
     chunks: int
-    kernel: Literal["portable", "symmetric-memory"] = "portable"
+    kernel: Literal["portable", "symmetric-memory", "low-contention", "ring"] = "portable"
+    own: int | None = None
+    """Of a ring: the place of this rank in the group."""
     kind: Literal["stream"] = "stream"
 
 
@@ -210,7 +212,19 @@ class Loop:
     kind: Literal["loop"] = "loop"
 
 
-Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop
+@dataclass(frozen=True)
+class Unwrap:
+    """Call the kernel of a functional wrapper as it is: it writes what it is given, or copies of that."""
+
+    call: str
+    copied: tuple[str, ...] = ()
+    """The arguments of the kernel that are copied for it."""
+    erased: tuple[str, ...] = ()
+    """Copies of results back into the inputs that are now written at once."""
+    kind: Literal["unwrap"] = "unwrap"
+
+
+Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop | Unwrap
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,30 @@ After::
 
 Both versions of the wrapper are known: the first copies arguments, the second whole tensors of which the arguments are
 slices or strided views. An input is written only where the graph ends by copying the very result back. A view of
-another dtype is memory as any other.
+another dtype is memory as any other. So is what a kernel of Triton writes: its wrapper says which arguments these are.
 
-Declines: wrappers of kernels (their table is the compiler's); results that are not taken one by one; tensors that are
-not contiguous, which a copy would be.
+Declines: results that are not taken one by one; tensors that are not contiguous, which a copy would be.
 Numerics: exact. Memory: one tensor less for each copy that goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Graph, Node
 
 from weft.compat import schema_of
+from weft.errors import PlanError, compose
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.passes.base import Context, Numerics, Pass
+from weft.graph.edit import Edit
+from weft.passes.base import Context, NamedNodes, Numerics, Pass
 from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.functionalized import WRAPPERS, Call, View, read_wrapper
+from weft.passes.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
 from weft.passes.last_uses import LastUses, copied_back
-from weft.planning.plan import Decision, Reason, Step
+from weft.planning.plan import Decision, Reason, Step, Unwrap
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,72 @@ class DecomposeFunctionalizedOps(Pass):
     numerics = Numerics.EXACT
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        sites = [node for node in graph.nodes if node.op == "call_function" and node.target in WRAPPERS]
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        sites = [node for node in calls if node.target in WRAPPERS or is_kernel(node)]
         if not sites:
             return self.step([], [])
         draft, uses = Draft(graph), LastUses(Dag(graph))
         decisions: list[Decision] = []
+        kernels: list[Unwrap] = []
         heirs: dict[Any, AnyNode] = {}
         for node in sites:
-            call = read_wrapper(node)
+            call = read_kernel(node) if is_kernel(node) else read_wrapper(node)
             if isinstance(call, Refusal):
                 decisions.append(self.decision(call.reason, call.sentence, node.name, blocking=call.blocking))
                 continue
-            copies = _write(draft, uses, node, call, heirs)
+            if isinstance(call, Kernel):
+                kernels.append(_unwrapped(uses, node, call))
+                copies = [call.bases[name].name for name in kernels[-1].copied]
+            else:
+                copies = _write(draft, uses, node, call, heirs)
             copied = f"with copies of {', '.join(copies)}" if copies else "without a copy"
             decisions.append(self.decision(Reason.APPLIED, f"{node.name} is called as it is, {copied}", node.name))
-        return self.step(draft.actions, decisions)
+        return self.step([*draft.actions, *kernels], decisions)
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        kernels = [action for action in step.actions if isinstance(action, Unwrap)]
+        others = tuple(action for action in step.actions if not isinstance(action, Unwrap))
+        super().apply(edit, replace(step, actions=others))
+        nodes = NamedNodes(edit.graph.nodes)
+        for action in kernels:
+            _unwrap(edit, nodes, action)
+
+
+def _unwrapped(uses: LastUses, node: Node, kernel: Kernel) -> Unwrap:
+    """How a kernel is called: what is copied for it, and what need not be copied back any more."""
+    copied: list[str] = []
+    backs: list[str] = []
+    for name, base in kernel.bases.items():
+        results = kernel.items.get(name, ())
+        back = next((b for r in results if (b := copied_back(uses, r, base)) is not None), None)
+        if _needs_copy(uses, node, base, results, back):
+            copied.append(name)
+            continue
+        backs += [back.name] if back is not None else []
+        for result in results:
+            uses.give(base, result)
+    return Unwrap(node.name, tuple(copied), tuple(backs))
+
+
+def _unwrap(edit: Edit, nodes: NamedNodes, action: Unwrap) -> None:
+    """Call a kernel as it is."""
+    node = nodes[action.call]
+    kernel = read_kernel(node)
+    if isinstance(kernel, Refusal):
+        raise PlanError(compose("decompose-functionalized-ops", kernel.sentence))
+    memory = dict(kernel.bases)
+    for name in action.copied:
+        copy = edit.call(ops.op_of("clone"), (memory[name],), before=node, name=f"{node.name}_{name}", like=[node])
+        memory[name] = copy
+    given: Any = node.kwargs["kwargs"]
+    kwargs = {**{k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}, "kwargs": {**given, **memory}}
+    target = ops.op_of("higher_order.triton_kernel_wrapper_mutation")
+    edit.call(target, (), kwargs, before=node, name=f"{node.name}_kernel", like=[node], value=())
+    items = {item: memory[name] for name, users in kernel.items.items() for item in users}
+    backs = {nodes[name]: ops.bind(nodes[name])["self"] for name in action.erased}
+    edit.replace_each({**items, **backs})
+    for gone in (*backs, *items, node):
+        edit.erase(gone)
 
 
 def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any, AnyNode]) -> list[str]:
@@ -124,5 +176,6 @@ def _needs_copy(uses: LastUses, node: Node, base: Node, results: tuple[Node, ...
 def _leaves(items: list[Any]) -> list[Node]:
     found: list[Node] = []
     for item in items:
-        found += _leaves(list(item)) if isinstance(item, list | tuple) else [item] if isinstance(item, Node) else []
+        parts = list(item.values()) if isinstance(item, Mapping) else item
+        found += _leaves(list(parts)) if isinstance(parts, list | tuple) else [item] if isinstance(item, Node) else []
     return found
