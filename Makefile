@@ -1,6 +1,6 @@
 # Needs Python >= 3.11 (with venv and pip) and make; every target does its own set-up.
 #   PYTHON      the interpreter that .venv is made from
-#   ARGS        more arguments for pytest, e.g. make test ARGS="-k golden"
+#   ARGS        more arguments for pytest or the benchmarks, e.g. make test ARGS="-k golden"
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full test-integration lint format bench check-torch clean
+.PHONY: help setup demo test test-full test-integration lint format docs bench bench-full check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -52,13 +52,18 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmarks: the graph layer, and merging side by side with Inductor
-	$(BIN)/python benchmarks/backbone.py
-	$(BIN)/python benchmarks/bucketing.py
+docs: $(STAMP) ## Build the site into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+bench: $(STAMP) ## Weft side by side with Inductor's own passes: tables, JSON and pictures (a quarter of an hour on two cores)
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-full: $(STAMP) ## The same with 64 and 128 layers, and medians (hours)
+	$(BIN)/python benchmarks/bench.py --full $(ARGS)
 
 check-torch: $(STAMP) ## Check the private torch names that Weft uses against the installed torch
 	$(BIN)/python tools/check_torch.py
 
 clean: ## Remove caches and build outputs; .venv stays
-	rm -rf dist build .hypothesis .benchmarks .pytest_cache .ruff_cache
+	rm -rf dist build site .hypothesis .benchmarks .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,4 +1,4 @@
-"""Make the pictures of docs/reports.md: a step of the zoo, optimized, its page opened in Chromium and photographed.
+"""Make the pictures of the docs: a step of the zoo, optimized, its page opened in Chromium and photographed.
 
     python tools/screenshots.py [--output docs/images] [--layers 4]
 
@@ -19,6 +19,7 @@ import weft
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CLUSTER = "h100-8x8"
 WIDTH, HEIGHT = 1200, 860
+PICTURES = ("report.png", "timelines.png", "hover.png", "collectives.png")
 
 
 def main() -> None:
@@ -50,10 +51,11 @@ def make_report(path: Path, layers: int) -> None:
 
 
 def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]:
-    """The pictures with their sizes: the page as it opens, a collective from near by, the table filtered."""
+    """The pictures with their sizes: the page as it opens, its timelines, a collective from near by, the table."""
     page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page.goto(path.as_uri())
     page.screenshot(path=output / "report.png")
+    page.locator("section", has=page.locator("#timeline")).screenshot(path=output / "timelines.png")
     hover_most_exposed(page)
     page.screenshot(path=output / "hover.png")
     page.mouse.move(0, 0)
@@ -61,7 +63,7 @@ def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]
     page.locator("section").last.evaluate("section => section.scrollIntoView()")
     page.screenshot(path=output / "collectives.png", clip={"x": 0, "y": 0, "width": WIDTH, "height": 560})
     page.close()
-    return [(name, (output / name).stat().st_size) for name in ("report.png", "hover.png", "collectives.png")]
+    return [(name, (output / name).stat().st_size) for name in PICTURES]
 
 
 def hover_most_exposed(page: Any) -> None:

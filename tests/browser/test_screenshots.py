@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.runs import make_page
-from tools.screenshots import photograph
+from tools.screenshots import PICTURES, photograph
 
 DOCS = Path(__file__).parents[2] / "docs"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -20,7 +20,7 @@ def test_every_picture_that_a_page_shows_exists_and_is_shown():
         name for page in DOCS.glob("*.md") for name in re.findall(r"!\[[^]]+\]\(images/([^)]+)\)", page.read_text())
     }
     files = {path.name: path for path in (DOCS / "images").iterdir()}
-    assert shown == set(files) >= {"report.png", "hover.png", "collectives.png"}
+    assert shown == set(files) == set(PICTURES)
     for path in files.values():
         assert path.read_bytes().startswith(PNG)
         assert path.stat().st_size < 300_000
@@ -31,7 +31,7 @@ def test_every_picture_that_a_page_shows_exists_and_is_shown():
 def test_the_tool_photographs_a_page(browser: Any, tmp_path: Path):
     make_page().save_html(tmp_path / "report.html")
     made = photograph(tmp_path / "report.html", browser, tmp_path)
-    assert [name for name, _ in made] == ["report.png", "hover.png", "collectives.png"]
+    assert [name for name, _ in made] == list(PICTURES)
     pictures = [(tmp_path / name).read_bytes() for name, _ in made]
     assert all(picture.startswith(PNG) for picture in pictures)
-    assert len(set(pictures)) == 3
+    assert len(set(pictures)) == len(PICTURES)

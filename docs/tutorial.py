@@ -1,0 +1,161 @@
+"""The tutorial as a program: python docs/tutorial.py. Its page, tutorial.md, is made by tools/docs_tutorial.py."""
+
+# %% [markdown]
+# # Tutorial
+#
+# From a model to an optimized training step in eight short pieces: capture, read the listing, bucket, simulate, plan,
+# explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file:
+#
+# ```sh
+# python docs/tutorial.py
+# ```
+#
+# ## Capture
+#
+# A model whose weights are sharded over four ranks, as FSDP does it: before a layer multiplies, its weight is gathered;
+# behind it, the gradient is averaged and scattered. `weft.capture` traces the training step in a fake world of any
+# size, so nothing is allocated and no GPU is asked for.
+
+# %%
+import re
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrize
+
+import weft
+from weft.verification.equivalence import prove
+
+
+class Gathered(nn.Module):
+    """The whole of a sharded weight; its gradient is averaged and scattered."""
+
+    def forward(self, shard):
+        return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+
+
+def make_model(mesh):
+    model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False, dtype=torch.bfloat16) for _ in range(3)))
+    for layer in model:
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+        parametrize.register_parametrization(layer, "weight", Gathered(), unsafe=True)
+    return model
+
+
+step = weft.TrainingStep(make_model, loss=nn.functional.mse_loss, optimizer=None)
+batch = torch.empty(8192, 4096, dtype=torch.bfloat16)
+gm = weft.capture(step, (batch, batch), mesh={"dp": 4}, part="joint")
+print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
+
+# %% [markdown]
+# ## Read the listing
+#
+# A graph is text that one can read. Each line is a value with its type and the operator that makes it; `group` says who
+# communicates. `all_gather` *launches* a collective, and `wait` is where its result is needed.
+
+# %%
+print(weft.listing(gm))
+
+# %% [markdown]
+# Every gather is waited for at once: while it is on the wire, nothing is computed.
+#
+# ## Simulate
+#
+# How long does that take on four of the eight H100 of a node? `exposed` is the time for which the GPUs stand still for
+# communication.
+
+# %%
+before = weft.simulate(gm, cluster="h100-8")
+print(f"step {before.step_us:.0f} us, of which {before.exposed_us:.0f} us exposed")
+print(f"no order of it takes less than {before.lower_bound_us:.0f} us: it is {before.gap:.0%} above that")
+
+# %% [markdown]
+# ## Bucket
+#
+# A pass by name. `bucket-all-gathers` merges gathers of one group, and says what it did to each of them and why.
+
+# %%
+bucketed = weft.optimize(gm, pipeline="bucket-all-gathers")
+for decision in bucketed.report.applied + bucketed.report.declined:
+    print(f"{decision.reason.value}: {decision.sentence}")
+
+# %% [markdown]
+# Fewer launches, but is the step shorter?
+
+# %%
+print(f"step {weft.simulate(bucketed.module, cluster='h100-8').step_us:.0f} us, {before.step_us:.0f} us before")
+
+# %% [markdown]
+# It is not: the first product now waits for two weights instead of one. Order and buckets must be decided together.
+#
+# ## Plan
+#
+# That is what the planner does, and what `weft.optimize` runs if it is not told otherwise. It moves launches, waits and
+# compute, merges what pays, and judges every candidate by the simulator.
+
+# %%
+result = weft.optimize(gm, cluster="h100-8")
+after = weft.simulate(result.module, cluster="h100-8")
+print(f"step {after.step_us:.0f} us, of which {after.exposed_us:.0f} us exposed; {after.gap:.1%} above the bound")
+
+# %% [markdown]
+# The listing shows how; here are its products, launches and waits alone. Gathers are launched while something else is
+# multiplied, and what is scattered is waited for at the end. `..._coalesced` launches several collectives as one.
+
+# %%
+shown = re.compile(r"\b(mm|all_gather|reduce_scatter|all_gather_coalesced|reduce_scatter_coalesced|wait)\(")
+print("\n".join(line for line in weft.listing(result.module).splitlines() if shown.search(line)))
+
+# %% [markdown]
+# `print(result.report)` prints it all as a table, and `result.report.save_html("report.html")` draws both timelines.
+#
+# ## Explain
+#
+# What is still exposed, and what would have to change? Every collective has a decision; those that are exposed name
+# what blocks them and the most that lifting the block would gain.
+
+# %%
+for decision in result.report.declined:
+    if decision.reason.value.startswith("exposed"):
+        print(f"{decision.reason.value}: {decision.sentence}")
+
+# %% [markdown]
+# The first gather has nothing before it to hide behind, and the last scatter nothing after it. In a training loop the
+# optimizer and the next step would be there.
+#
+# ## Prove
+#
+# Does the new graph compute the same? Three witnesses, none of which trusts the passes: invariants after every pass, a
+# symbolic proof for all data and at this size, and the values of all four ranks, computed in this process (of a smaller
+# model, since they are computed).
+
+# %%
+print(prove(gm, result.module))
+small = weft.zoo.load("llama-debug", parallel="fsdp", ranks=4, layers=1)
+print(weft.verify(small, weft.optimize(small, cluster="h100-8").module, ranks=4))
+
+# %% [markdown]
+# ## Keep
+#
+# A plan is data: review it, diff it, pin it, ship it to all ranks. It is refused for a graph that it was not made for.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "plan.json"
+    result.plan.save(path)
+    again = weft.apply(gm, weft.Plan.load(path))
+    print("the same graph:", weft.listing(again) == weft.listing(result.module))
+    try:
+        weft.apply(weft.capture(step, (batch, batch), mesh={"dp": 8}, part="joint"), weft.Plan.load(path))
+    except weft.WeftError as error:
+        print(error)
+
+# %% [markdown]
+# ## Next
+#
+# In a training script it is one line, `torch.compile(model, backend="weft")`: see `integrations.md`. The same on the
+# command line is `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. The words used here
+# are in `concepts.md`, and how the planner finds its orders is in `planning.md`.
