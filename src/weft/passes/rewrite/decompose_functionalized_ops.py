@@ -41,6 +41,8 @@ from weft.passes.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, 
 from weft.passes.last_uses import LastUses, copied_back
 from weft.planning.plan import Decision, Reason, Step, Unwrap
 
+AS_DTYPE = ops.op_of("view.dtype")
+
 
 @dataclass(frozen=True)
 class DecomposeFunctionalizedOps(Pass):
@@ -86,7 +88,7 @@ def _unwrapped(uses: LastUses, node: Node, kernel: Kernel) -> Unwrap:
     backs: list[str] = []
     for name, base in kernel.bases.items():
         results = kernel.items.get(name, ())
-        back = next((b for r in results if (b := copied_back(uses, r, base)) is not None), None)
+        back = _copied_back(uses, results, base)
         if _needs_copy(uses, node, base, results, back):
             copied.append(name)
             continue
@@ -124,7 +126,7 @@ def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any
     backs: list[Node] = []
     for k, base in enumerate(call.bases):
         results = call.items.get(call.num_returns + k, ())
-        back = next((b for r in results if (b := copied_back(uses, r, base)) is not None), None)
+        back = _copied_back(uses, results, base)
         source = heirs.get(base, base)
         if _needs_copy(uses, node, base, results, back):
             copies.append(base.name)
@@ -157,6 +159,14 @@ def _argument(draft: Draft, node: Node, value: Any, memory: list[AnyNode], heirs
         return heirs.get(value, value) if isinstance(value, Node) else value
     base = memory[value.base]
     return draft.call(value.target, base, *value.args, before=node) if value.target else base
+
+
+def _copied_back(uses: LastUses, results: tuple[Node, ...], base: Node) -> Node | None:
+    """The copy of a result into the input that it was made from, maybe through views of another dtype."""
+    pairs: list[tuple[Node, Any]] = [(result, base) for result in results]
+    if base.target is AS_DTYPE:
+        pairs += [(user, base.args[0]) for result in results for user in result.users if user.target is AS_DTYPE]
+    return next((back for pair in pairs if (back := copied_back(uses, *pair)) is not None), None)
 
 
 def _needs_copy(uses: LastUses, node: Node, base: Node, results: tuple[Node, ...], back: Node | None) -> bool:
