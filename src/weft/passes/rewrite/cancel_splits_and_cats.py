@@ -50,6 +50,7 @@ class CancelSplitsAndCats(RewritePass):
         return [
             Rule(cat, _whole),
             Rule(cat, _flat),
+            Rule(cat, _selected),
             Rule(op("stack", Var("pieces"), dim=Var("dim")), _unbound),
             Rule(item, _of_part, keeps_strides=False),
             Rule(op(("slice", "narrow")).ignoring(), _of_part, keeps_strides=False),
@@ -100,6 +101,17 @@ def _parts_of_cat(draft: Draft, node: Any, dim: int) -> Sequence[AnyNode] | None
     values = [draft.value(part) for part in parts]
     ranks_differ = any(v.dim() != value.dim() or v.dtype != value.dtype for v in values)  # old-style empty tensors
     return None if ranks_differ or any(type(v.shape[dim]) is not int for v in values) else parts
+
+
+def _selected(draft: Draft, match: Match) -> Replacement:
+    """A concatenation of all that was selected along the dim in front of the one it joins: the two dims become one."""
+    value, nodes = draft.value(match.root), match["pieces"]
+    if not isinstance(value, Tensor) or not value.dim() or len(nodes) < 2:
+        return None
+    parts = joined(draft, nodes, match["dim"] % value.dim(), is_single=True)
+    if len(parts) > 1 or not parts[0].is_whole:
+        return None
+    return draft.call("reshape", parts[0].source, list(value.shape), before=match.root)
 
 
 def _unbound(draft: Draft, match: Match) -> Replacement:
