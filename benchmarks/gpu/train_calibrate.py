@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from train_profile import events_of, gap_us, record
 
@@ -46,21 +47,26 @@ def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
     work = _work(job, groups, payloads)
     work()
     record(work, path, device=device, shapes=True)
-    slowdown = _slowdown(job)
+    slowdown, share = _slowdown(), _share()
     dist.barrier()
     if rank:
         return {}
     found = read_measurements([folder / f"calibrate_{ranks}_rank{r}.json.gz" for r in range(ranks)])
     made = found.compute.device() or Device("measured")
-    made = replace(made, launch_gap_us=gap_us(events_of(path)) or 0.0, overlap_slowdown=slowdown)
-    return _write(job, found.samples, made, [*found.notes])
+    made = replace(
+        made,
+        peak_tflops=tuple((dtype, tflops / share) for dtype, tflops in made.peak_tflops),
+        memory_gbps=(made.memory_gbps or 0) / share or None,
+        launch_gap_us=gap_us(events_of(path)) or 0.0,
+        overlap_slowdown=slowdown,
+    )
+    note = f"products of all ranks at once take {share:.2f} times as long as those of one: ranks share the GPU"
+    return {**_write(job, found.samples, made, [note, *found.notes]), "share": share}
 
 
 def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str]) -> dict[str, Any]:
     fitted = fit(samples, name=f"measured-{job['ranks']}", device=device)
     text = cluster_text(fitted, ["the ranks of this run"])
-    extra = f"launch_gap_us = {device.launch_gap_us:.4g}\noverlap_slowdown = {device.overlap_slowdown:.4g}\n"
-    text = text.replace("[device]\n", f"[device]\n{extra}", 1)
     Path(job["cluster"]).write_text(text)
     return {
         "toml": text,
@@ -109,7 +115,7 @@ def _work(job: dict[str, Any], groups: list[Any], payloads: tuple[int, ...]) -> 
 
 
 def _compute(job: dict[str, Any]) -> None:
-    """Products of the model's shapes in both directions, large copies and additions; all ranks at once."""
+    """Products of the model's shapes in both directions, large copies and additions, kernel by kernel."""
     shape, tokens = job["shape"], job["batch"] * job["shape"]["sequence"]
     split = job["ranks"] if job["parallel"] == "tp" else 1
     for inner, outer in (
@@ -134,29 +140,54 @@ def _compute(job: dict[str, Any]) -> None:
         tiny = tiny + tiny
 
 
-def _slowdown(job: dict[str, Any]) -> float:
+def _slowdown() -> float:
     """The share by which products slow beside an all-reduce."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     talk = torch.ones(AHEAD_BYTES // 2, dtype=torch.bfloat16, device="cuda")
 
-    def products(beside: bool) -> float:
+    def beside(is_talking: bool) -> float:
         dist.barrier()
         torch.cuda.synchronize()
-        pending = dist.all_reduce(talk, async_op=True) if beside else None
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(NUM_PRODUCTS):
-            _ = x @ x
-        end.record()
+        pending = dist.all_reduce(talk, async_op=True) if is_talking else None
+        ms = _products_ms(x)
         if pending is not None:
             pending.wait()
         torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        return ms
 
-    times = {beside: sorted(products(beside) for _ in range(5))[2] for beside in (False, True, False, True)}
-    found = torch.tensor(max(0.0, times[True] / times[False] - 1), device="cuda")
+    times = {is_talking: sorted(beside(is_talking) for _ in range(5))[2] for is_talking in (False, True, False, True)}
+    return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
+
+
+def _share() -> float:
+    """How many times as long products take where all ranks compute at once; the profiler sees each kernel alone."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    alone = 0.0
+    for turn in range(dist.get_world_size()):
+        torch.cuda.synchronize()
+        dist.barrier()
+        if turn == dist.get_rank():
+            alone = sorted(_products_ms(x) for _ in range(5))[2]
+    torch.cuda.synchronize()
+    dist.barrier()
+    together = sorted(_products_ms(x) for _ in range(5))[2]
+    return round(max(1.0, _largest(together / alone)), 4)
+
+
+def _products_ms(x: Tensor) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(NUM_PRODUCTS):
+        _ = x @ x
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def _largest(number: float) -> float:
+    found = torch.tensor(number, device="cuda")
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return round(found.item(), 4)
+    return found.item()
 
 
 def _by_clock(job: dict[str, Any], rank: int, groups: list[Any], payloads: tuple[int, ...]) -> dict[str, Any]:

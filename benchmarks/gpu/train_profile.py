@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -119,13 +120,29 @@ def node_times(module: GraphModule, inputs: Sequence[Any], path: Path, device: s
 
 
 def marked(events: Sequence[dict[str, Any]], device: str) -> dict[str, float]:
-    """Times by node: what its mark spans on the device, without communication; a mark may have several spans."""
+    """Times by node: what its mark spans on the device, without communication; a mark may have several spans.
+
+    A pause before a span in which nothing is communicated counts for it: kernels of other ranks had the device then.
+    """
     kind = "gpu_user_annotation" if device == "cuda" else "user_annotation"
-    talking = {event.get("tid") for event in events if event.get("cat") == "kernel" and is_communication(event)}
+    kernels = [event for event in events if event.get("cat") == "kernel" and is_communication(event)]
+    lanes = {event.get("tid") for event in kernels}
+    talking = union((event["ts"], event["ts"] + event["dur"]) for event in kernels)
     times: dict[str, float] = {}
-    for event in events:
+    last = None
+    for event in sorted(events, key=lambda event: event["ts"]):
         name = str(event.get("name", ""))
-        if event.get("cat") == kind and name.startswith(NODE) and event.get("tid") not in talking:
-            name = name.removeprefix(NODE)
-            times[name] = times.get(name, 0.0) + event["dur"]
+        if event.get("cat") != kind or not name.startswith(NODE) or event.get("tid") in lanes:
+            continue
+        start, end = event["ts"], event["ts"] + event["dur"]
+        if device == "cuda" and last is not None and start > last and not _overlaps(talking, last, start):
+            start = last
+        name, last = name.removeprefix(NODE), end if last is None else max(last, end)
+        times[name] = times.get(name, 0.0) + end - start
     return times
+
+
+def _overlaps(joined: Sequence[Interval], start: float, end: float) -> bool:
+    """Whether any of these intervals, in order and apart, lies partly between."""
+    place = bisect_left(joined, end, key=lambda interval: interval[0])
+    return place > 0 and joined[place - 1][1] > start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,7 @@ def _own(held: Rank) -> Variant:
 def _graph(held: Rank, name: str) -> Variant:
     before, inputs = _captured(held)
     cluster = Cluster.load(held.job["cluster"])
+    cluster = replace(cluster, device=replace(cluster.device, fuses=False))  # it runs operator by operator
     started = time.perf_counter()
     result = weft.optimize(before, cluster, pipeline=GRAPHS[name])
     seconds = time.perf_counter() - started
@@ -204,16 +205,14 @@ def predictions(module: GraphModule, cluster: Cluster, measured: dict[str, float
     the model of overlap and of communication.
     """
     dag = Dag(module.graph)
-    ns = compute(dag, cluster.device, fuse=False).ns
     launches = {each.launch for each in collectives(module.graph)}
     alone = {
-        node.name: us / 1000
-        for node, us in zip(dag.nodes, ns, strict=True)
+        node.name: ns
+        for node, ns in zip(dag.nodes, compute(dag, cluster.device).ns, strict=True)
         if node not in launches and not ops.is_wait(node.target)
     }
-    priced = {name: us for name, us in alone.items() if us}
-    timed = priced | {name: us for name, us in measured.items() if alone.get(name) or (us > 1 and name in alone)}
-    first = weft.simulate(module, cluster, overrides=priced)
+    timed = {name: us for name, us in measured.items() if alone.get(name) or (us > 1 and name in alone)}
+    first = weft.simulate(module, cluster)
     second = weft.simulate(module, cluster, overrides=timed)
     return {
         "predicted_ms": first.step_us / 1e3,

@@ -74,7 +74,7 @@ def test_a_region_takes_no_more_than_its_nodes_alone_and_exactly_its_bytes(modul
     num_fused = 0
     for module in modules:
         dag = Dag(module.graph)
-        fused, alone = compute(dag, DEVICE), compute(dag, DEVICE, fuse=False)
+        fused, alone = compute(dag, DEVICE), compute(dag, replace(DEVICE, fuses=False))
         together: dict[int, int] = {}
         apart: dict[int, int] = {}
         for i, region in enumerate(fused.regions):

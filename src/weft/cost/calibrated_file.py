@@ -49,6 +49,10 @@ def _device(device: Device) -> Iterator[str]:
         peaks = ", ".join(f"{key} = {peak:.6g}" for key, peak in device.peak_tflops)
         yield f"peak_tflops = {{ {peaks} }}  # what large products reached, hence:"
     yield f"matmul_efficiency = {device.matmul_efficiency:.6g}"
+    if device.launch_gap_us:
+        yield f"launch_gap_us = {device.launch_gap_us:.4g}"
+    if device.overlap_slowdown:
+        yield f"overlap_slowdown = {device.overlap_slowdown:.4g}"
     if device.memory_gbps is not None:
         yield f"memory_gbps = {device.memory_gbps:.6g}  # what large copies and additions reached"
 

@@ -24,6 +24,7 @@
     launch_gap_us = 2.0         # between two kernels; 0 where it is left out
     overlap_slowdown = 0.2      # compute takes so much longer beside a collective; 0 where it is left out
     matmul_efficiency = 0.7     # the share of the peak that large products reach
+    fuses = false               # no compiler fuses chains of pointwise operators; true where it is left out
 
     [[tables]]                  # measured times come before all of the above
     kind = "all_gather"
@@ -143,6 +144,7 @@ class DeviceTable(_Table):
     launch_gap_us: Microseconds = 0.0
     overlap_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
+    fuses: bool = True
     shared: bool = False
     """The ranks of a node share one device: each has its part of peaks, bandwidth and memory."""
 
@@ -301,6 +303,7 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         table.launch_gap_us,
         table.overlap_slowdown,
         table.matmul_efficiency,
+        table.fuses,
     )
 
 

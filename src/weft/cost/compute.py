@@ -29,9 +29,9 @@ class Compute:
     """Nodes that take time of which nothing, or not all, is known."""
 
 
-def compute(dag: Dag, device: Device, fuse: bool = True) -> Compute:
-    """Price the compute nodes; without `fuse` every operator is a kernel of its own."""
-    traffic = Traffic(dag, fuse)
+def compute(dag: Dag, device: Device) -> Compute:
+    """Price the compute nodes."""
+    traffic = Traffic(dag, device.fuses)
     ns, flops = [0] * len(dag.nodes), [0] * len(dag.nodes)
     unknown: set[int] = set()
     so_far: dict[int, int] = {}

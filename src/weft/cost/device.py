@@ -43,6 +43,8 @@ class Device:
     """The share by which compute slows while a collective runs."""
     matmul_efficiency: float = MATMUL_EFFICIENCY
     """The share of the peak that large products reach."""
+    fuses: bool = True
+    """Chains of pointwise operators run as one kernel, as a compiler makes them; else each operator is a kernel."""
 
     def peak_of(self, dtype: torch.dtype) -> float | None:
         """The peak for products of a dtype in TFLOP/s; None where the device states none."""

@@ -101,7 +101,13 @@ class _Launches:
 
 
 def full_bytes(collective: Collective) -> int | None:
-    """Bytes of the full tensor of a collective: gathered, or not yet scattered. What `Cluster.collective_us` takes."""
+    """Bytes of the full tensor of a collective: gathered, or not yet scattered. What `Cluster.collective_us` takes.
+
+    Of a batch of transfers the bytes of one direction, whichever has more: wires carry both at once.
+    """
+    if collective.kind is Kind.BATCH_P2P:
+        both, received = collective.input_bytes, collective.output_bytes
+        return None if both is None or received is None else max(received, both - received)
     return collective.output_bytes if collective.kind is Kind.ALL_GATHER else collective.input_bytes
 
 

@@ -78,6 +78,6 @@ def weft_eager(
     folder = Path(mine.report) if mine.report is not None else None
 
     def rewrite(graph: GraphModule, _inputs: Sequence[Any]) -> GraphModule:
-        return SESSION.weave(graph, mine, mine.identity, folder)
+        return SESSION.weave(graph, mine, mine.identity, folder, fuses=False)
 
     return compat.compile_with_aot(module, example_inputs, rewrite)

@@ -107,14 +107,19 @@ class Session:
             self._messages[message] = None
             log.warning("weft: %s", message)
 
-    def weave(self, module: GraphModule, options: Options, identity: str, folder: Path | None) -> GraphModule:
-        """Optimize the graph of a module in place, wholly or not at all; the side file is in `folder`."""
+    def weave(
+        self, module: GraphModule, options: Options, identity: str, folder: Path | None, *, fuses: bool = True
+    ) -> GraphModule:
+        """Optimize the graph of a module in place, wholly or not at all; the side file is in `folder`.
+
+        `fuses` says whether what runs the graph makes one kernel of a chain of pointwise operators.
+        """
         compile_id, phase = compat.compilation()
         frame = self._frames.get(compile_id, [""])[-1]
         entry = Entry(identity, frame, compile_id, phase or "inference", rank=_rank())
         try:
             with compat.timed("weft"):
-                result = _optimize(module, options)
+                result = _optimize(module, options, fuses)
         except GraphError as error:  # the compiler can do without us, and the graph is as it was
             if options.strict:
                 raise
@@ -214,10 +219,13 @@ def check_agreement() -> Agreement:
     return SESSION.check_agreement()
 
 
-def _optimize(module: GraphModule, options: Options) -> Result:
+def _optimize(module: GraphModule, options: Options, fuses: bool) -> Result:
+    cluster = options.description
+    if cluster is not None and not fuses:
+        cluster = replace(cluster, device=replace(cluster.device, fuses=False))
     return optimize(
         module,
-        options.cluster,
+        cluster,
         pipeline=options.passes,
         memory_limit_bytes=options.memory_limit_bytes,
         effort=options.effort,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.fx import GraphModule
@@ -19,7 +21,7 @@ aten = torch.ops.aten
 
 def priced(text: str, fuse: bool = True) -> tuple[Compute, list[str]]:
     dag = Dag(weft.parse(text).graph)
-    return compute(dag, DEVICE, fuse), [node.name for node in dag.nodes]
+    return compute(dag, replace(DEVICE, fuses=fuse)), [node.name for node in dag.nodes]
 
 
 def times(text: str, fuse: bool = True) -> dict[str, int]:

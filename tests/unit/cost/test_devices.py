@@ -64,6 +64,12 @@ def test_a_file_describes_a_device():
     )
 
 
+def test_a_device_fuses_unless_its_file_says_otherwise():
+    device = read("box.toml", (LINKS + "[device]\nfuses = false\n").encode()).device
+    assert not device.fuses
+    assert read("box.toml", LINKS.encode()).device.fuses
+
+
 def test_a_file_without_a_device_says_nothing_of_compute():
     device = read("box.toml", LINKS.encode()).device
     assert device == UNDESCRIBED
