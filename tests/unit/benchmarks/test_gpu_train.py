@@ -82,8 +82,11 @@ def test_times_of_nodes_are_read_off_the_compute_stream(beside: Any) -> None:
         kernel("node:a", 10, 4, cat=annotation),
         kernel("node:a", 20, 1, cat=annotation),
         kernel("else", 20, 1, cat=annotation),
+        kernel("ncclDevKernel_AllGather", 22, 4, stream=9),
+        kernel("node:b", 26, 3, cat=annotation),
     ]
-    assert beside("train_profile").marked(events, "cuda") == {"a": 5}
+    # From 14 to 20 another rank had the device; from 21 to 26 there was a collective to wait for.
+    assert beside("train_profile").marked(events, "cuda") == {"a": 11, "b": 3}
 
 
 def test_traces_may_be_packed(beside: Any, tmp_path: Path) -> None:
