@@ -165,6 +165,15 @@ def test_nodes_moved_together_keep_the_order_given():
     assert body(module) == ["c", "d", "e", "a", "b"]
 
 
+def test_only_what_must_move_moves():
+    names = [f"n{k}" for k in range(40)]
+    module = chain(*names)
+    nodes = nodes_of(module)
+    with Edit(module.graph) as edit:
+        edit.move_after([nodes["n3"]], nodes["n20"])
+    assert body(module) == [*names[:3], *names[4:21], "n3", *names[21:]]
+
+
 def test_nodes_moved_behind_another_keep_the_order_given():
     module = chain("a", "b", "c", "d", "e")
     nodes = nodes_of(module)

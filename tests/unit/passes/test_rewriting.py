@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch.fx import Graph
 
 import weft
 from weft.errors import PipelineError
 from weft.graph.edit import Edit
-from weft.passes.base import Context, all_passes, parse_pass
+from weft.passes.base import Context, Numerics, Pass, all_passes, parse_pass
 from weft.passes.draft import Draft
 from weft.passes.pattern import Match, Var, op
 from weft.passes.pipeline import Pipeline
 from weft.passes.rewriting import RewritePass, Rule, rewrite
-from weft.planning.plan import Rewrite
+from weft.planning.plan import Reason, Rewrite, Step
 
 BIASED = """def graph(x: bf16[64, 32], w: bf16[32, 16], b: bf16[16]):
     m: bf16[64, 16] = mm(x, w)
@@ -39,6 +41,21 @@ def test_on_a_gpu_a_bias_before_pointwise_operators_is_left_to_the_compiler():
     assert decided("decompose-addmms,fuse-addmms", fused, "h100-8")[-1] == (
         "s_add stays: only pointwise operators follow, which fuse with it"
     )
+
+
+@dataclass(frozen=True)
+class CountNodes(Pass):
+    """A pass of a user: says how many calls there are, and changes nothing."""
+
+    numerics = Numerics.EXACT
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        count = sum(node.op == "call_function" for node in graph.nodes)
+        return self.step([], [self.decision(Reason.ALREADY_DONE, f"{count} calls")])
+
+
+def test_passes_of_the_user_run_before_and_behind_those_of_weft():
+    assert decided("count-nodes,fuse-addmms,count-nodes", BIASED) == ["3 calls", "s_addmm stands for s", "2 calls"]
 
 
 @pytest.mark.parametrize(
