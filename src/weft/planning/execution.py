@@ -23,6 +23,10 @@ UNSURE = 8
 for two of them later."""
 GATHERS_SEEN = 8
 """How many gathers are looked at to see whether they still come in time."""
+GATHERS_JOINED = 32
+"""How many gathers are looked at for a bucket."""
+FURTHER = 2
+"""How many times as far ahead as its first a bucket reaches: else each would go alone as soon as it is time for it."""
 
 
 @dataclass(frozen=True)
@@ -197,14 +201,18 @@ class Execution:
             return
         for launch in self.jobs.comm_preds[job]:
             self.wait(launch)
-        self._make_room(job)
-        self._run(job, self._after(duration))
+        self._make_room(job, NEVER)
+        if not self.done[job]:  # what was launched meanwhile may have needed it
+            self._run(job, self._after(duration))
 
-    def _make_room(self, job: int) -> None:
-        """Wait for what frees memory, the first first, while a job would not fit."""
-        while self.flying and not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+    def _make_room(self, job: int, until: int) -> None:
+        """Wait for what frees memory, the first first, while a job would not fit; queues stay busy until then."""
+        while not self.done[job] and not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+            if not self.flying:
+                return
             self.now = max(self.now, self.end[self.flying[0]])
             self.wait(self.flying[0])
+            self.commit(min(until, self.now + 1))
 
     def _run(self, job: int, end: int) -> None:
         """A job ends; what it needs is free, and what has landed is waited for where that frees memory."""
@@ -254,6 +262,8 @@ class Execution:
             return []
         first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now), None)
         other = next((job for job in others if self.when(job) <= self.now), None)
+        if other is not None and self.busy[queue] > self.now and not self.fits(self.front, self.made_bytes[other]):
+            other = None  # it holds more than it frees until it is waited for, and the queue has something to do
         is_late = first is not None and other is not None and self._is_late([other])
         is_late = is_late and first is not None and self.fits(first[0], self.made_bytes[first[1]])
         if other is not None and not is_late:
@@ -263,17 +273,17 @@ class Execution:
             return chosen
         if first is None or not (is_late or self._may_go(*first)):
             return []
-        use = first[0]
-        known = [job for _, job in gathers[:GATHERS_SEEN] if self._may_go(self.first_use[job], job)]
-        chosen = self._joined(first[1], known, lambda bucket: self._comes_in_time(bucket, use))
+        due = first[0]
+        known = [job for use, job in gathers[:GATHERS_JOINED] if self._may_go(use, job, FURTHER)]
+        chosen = self._joined(first[1], known, lambda bucket: self._comes_in_time(bucket, due))
         for job in chosen:
             gathers.remove((self.first_use[job], job))
         return chosen
 
-    def _may_go(self, use: int, job: int) -> bool:
+    def _may_go(self, use: int, job: int, further: int = 1) -> bool:
         """Whether it is time for a gather, and there is room for it."""
         elapsed = self.shape.elapsed
-        return elapsed[use] - elapsed[self.front] <= self.lookahead and self.fits(use, self.made_bytes[job])
+        return elapsed[use] - elapsed[self.front] <= self.lookahead * further and self.fits(use, self.made_bytes[job])
 
     def _joined(self, first: int, others: list[int], may: Callable[[list[int]], bool]) -> list[int]:
         """A launch with those that are ready too and may be one with it."""
@@ -337,5 +347,5 @@ class Execution:
                     needed[p] = None
                     stack.append(p)
         for p in sorted(needed):
-            self._make_room(p)
+            self._make_room(p, 0)
             self._run(p, self.now + self.jobs.duration[p])

@@ -71,6 +71,10 @@ class _Run(Execution):
             return True
         self.commit(NEVER)
         if not self.fillers:
+            if self.flying and any(self.others):  # there is no room for more until something was waited for
+                self.now = max(self.now, self.end[self.flying[0]])
+                self.wait(self.flying[0])
+                return True
             ready = [*(job for gathers in self.gathers for _, job in gathers), *(j for o in self.others for j in o)]
             if not ready:
                 return False

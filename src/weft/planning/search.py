@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.planning.execution import NEVER, Knobs, Merging, Unit
+from weft.planning.execution import Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
 from weft.planning.moves import Moves, with_waits
 from weft.planning.scheduler import Schedule, schedule
@@ -41,8 +41,8 @@ MOVES = 150
 """Places that are changed before settings are changed again."""
 LONGER = 50
 """By how many thousandths an order may be longer and still be gone on with, at first."""
-SQUEEZES = (95, 85, 75, 60, 45, 30)
-"""Settings that need too much memory are tried again with so many hundredths of it, until that is little enough."""
+SQUEEZES = 5
+"""How often settings that need too much memory are tried again with less of it."""
 MEMORY_MOVES = 300
 """Places that are changed to get below a limit of memory."""
 FEW_JOBS = 200
@@ -130,6 +130,7 @@ class _Search:
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}
         self.seen: dict[Schedule, _Found] = {}
+        self.squeezed_before: set[Knobs] = set()
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
 
@@ -180,29 +181,34 @@ class _Search:
         yield from self.squeezed()
         if self.best.knobs is None:
             yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
-        for bucket, patience in ((20, 0), (500, 0), (100, 300)) if self.merging is not None else ():
+        for bucket, patience in ((20, 0), (100, 300), (500, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
         yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
+        yield from self.squeezed()
 
     def squeezed(self) -> Iterator[Knobs]:
-        """The fastest settings that need too much memory, once more with less."""
+        """The fastest settings that need too much memory, with a budget that is smaller by what is too much."""
         faster = [
             (found.step_ns, number, knobs)
             for number, (knobs, found) in enumerate(self.tried.items())
-            if self.limit < found.peak_bytes < UNKNOWN
-            and found.step_ns < self.best.step_ns
-            and knobs.budget_bytes == NEVER
+            if self.is_over(found) and knobs not in self.squeezed_before
         ]
         for _, _, knobs in sorted(faster)[:2]:
-            in_use = self.tried[knobs].in_use_bytes
-            for share in SQUEEZES:
-                tighter = replace(knobs, budget_bytes=in_use * share // 100)
-                self.left += 1  # what fits is worth more than what is tried
-                yield tighter
-                if not self.limit < self.tried[tighter].peak_bytes < UNKNOWN:
+            for attempt in range(1, SQUEEZES + 1):
+                found = self.tried[knobs]
+                if not self.is_over(found):
                     break
+                self.squeezed_before.add(knobs)
+                over = (found.peak_bytes - self.limit) * attempt
+                knobs = replace(knobs, budget_bytes=max(0, min(knobs.budget_bytes, found.in_use_bytes) - over))
+                self.left += 1  # what fits is worth more than what is tried
+                yield knobs
+
+    def is_over(self, found: _Found) -> bool:
+        """Whether it would be the best if it did not need too much memory."""
+        return self.limit < found.peak_bytes < UNKNOWN and found.step_ns < self.best.step_ns
 
     def best_knobs(self) -> Knobs:
         return self.best.knobs or Knobs()

@@ -104,9 +104,9 @@ class Memory:
     holders: list[int]
     """How many jobs hold each storage; one more for what is kept to the end."""
     curve: NDArray[np.int64]
-    """Bytes in use while each job runs, if they run in order and are waited for at once."""
+    """Bytes in use while each job runs, if they run in order and are waited for at once; and behind the last."""
     before: list[int]
-    """Bytes in use before each job runs, likewise."""
+    """Bytes in use before each job runs, likewise, and behind the last."""
     frees: list[bool]
     """Launches that hold no less than they bring: waiting for them frees memory."""
 
@@ -153,7 +153,7 @@ def _memory(jobs: Jobs) -> Memory:
                 now -= size[storage]
     sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
     frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
-    before[count] = now
+    before[count] = curve[count] = now
     return Memory(size, made_bytes, passing_bytes, [tuple(h) for h in held], num_holders, curve, before, frees)
 
 
