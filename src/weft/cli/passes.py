@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.usage import JsonOption
+from weft.cli.usage import JsonOption, show
 
 if TYPE_CHECKING:
     from weft.passes.base import Pass
@@ -20,22 +20,20 @@ def passes(
     name: Annotated[str | None, typer.Argument(help="Explain this pass.")] = None, as_json: JsonOption = False
 ) -> None:
     """List the passes, or explain one."""
-    from weft.errors import PipelineError, compose, nearest
-    from weft.passes.base import all_passes
+    from weft.passes.base import all_passes, broken_passes, find_pass
 
-    known = all_passes()
-    if name is not None and name not in known:
-        do = nearest(name, known) or "`weft passes` lists them"
-        raise PipelineError(compose("passes", f"no pass is called {name!r}", do=do))
-    chosen = {name: known[name]} if name is not None else known
+    chosen = {name: find_pass(name, "passes")} if name is not None else all_passes()
     if as_json:
         typer.echo(json.dumps({key: _describe(cls) for key, cls in chosen.items()}, indent=1))
     elif name is not None:
-        typer.echo(_explain(known[name]))
+        typer.echo(_explain(chosen[name]))
     else:
-        width = max(map(len, known))
-        for key, cls in known.items():
+        width = max(map(len, chosen))
+        for key, cls in chosen.items():
             typer.echo(f"{key.ljust(width)}  {_summary(cls)}")
+    if name is None:
+        for error in broken_passes().values():
+            show(str(error), err=True)
 
 
 def _summary(cls: type[Pass]) -> str:

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
 from typing import Any, ClassVar, Literal
 
@@ -221,33 +221,71 @@ _PASSES: dict[str, type[Pass]] = {}
 
 
 def all_passes() -> dict[str, type[Pass]]:
-    """Every pass by name: those of Weft, those defined in this process, those of installed packages."""
-    from weft.passes import registry
-
-    registry.load()
-    for entry in entry_points(group=ENTRY_POINTS):
-        if entry.name not in _PASSES:
-            try:
-                found = entry.load()
-            except (ImportError, AttributeError) as error:
-                what = f"entry point {entry.name!r} ({entry.value}) cannot be loaded: {error}"
-                raise PipelineError(compose("passes", what, do="mend or remove the package that offers it")) from None
-            if not (isinstance(found, type) and issubclass(found, Pass)):
-                raise PipelineError(compose("passes", f"entry point {entry.name!r} ({entry.value}) is no Pass"))
+    """Every pass by name: those of Weft, those defined in this process, those of installed packages that are sound."""
+    _load()
     return dict(sorted(_PASSES.items()))
 
 
-def parse_pass(spec: str) -> Pass:
-    """The pass of a spec string such as `hoist-launches{max-in-flight-bytes=1048576}`."""
+def broken_passes() -> dict[str, PipelineError]:
+    """What installed packages offer and cannot be used, by name: each with what is wrong and whose it is."""
+    return _load()
+
+
+def _load() -> dict[str, PipelineError]:
+    """Import all passes there are. A package that is broken takes none of the others with it."""
+    from weft.passes import registry
+
+    registry.load()
+    broken: dict[str, PipelineError] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
+        known = dict(_PASSES)
+        try:
+            wrong = _why_not_offered(entry)
+        except (Exception, SystemExit) as error:  # whatever a package does when it is imported
+            wrong = f"it cannot be loaded: {type(error).__name__}: {error}"
+        if wrong:
+            _PASSES.clear()
+            _PASSES.update(known)
+            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+            what = f"{package} offers {entry.name!r} ({entry.value}), but {wrong}"
+            broken[entry.name] = PipelineError(compose("passes", what, do=f"mend or remove {package}"))
+    return broken
+
+
+def _why_not_offered(entry: EntryPoint) -> str:
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, Pass)):
+        return "that is no Pass"
+    if inspect.isabstract(found) or not hasattr(found, "numerics"):
+        return "that is a base of passes: it has no plan or no numerics"
+    if found.name() != entry.name:
+        return f"that pass is called {found.name()!r}"
+    known = _PASSES.setdefault(entry.name, found)
+    return "" if known is found else f"{known.__module__} has a pass of that name"
+
+
+def find_pass(name: str, who: str, also: Iterable[str] = ()) -> type[Pass]:
+    """The pass of this name, for the one that asks. `also` are other names that it could have meant."""
+    known = all_passes()
+    if name in known:
+        return known[name]
+    broken = broken_passes()
+    if name in broken:
+        raise broken[name]
+    do = nearest(name, [*known, *also]) or "`weft passes` lists them"
+    raise PipelineError(compose(who, f"no pass is called {name!r}", do=do))
+
+
+def parse_pass(spec: str, also: Iterable[str] = ()) -> Pass:
+    """The pass of a spec string such as `hoist-launches{max-in-flight-bytes=1048576}`.
+
+    `also` are other names that could have been meant where no pass is called so.
+    """
     matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*", spec)
     if matched is None:
         raise PipelineError(compose("pipeline", f"{spec.strip()!r} is no pass", do="write name or name{option=value}"))
     name, options = matched[1], (matched[2] or "").split()
-    known = all_passes()
-    if name not in known:
-        do = nearest(name, known) or "`weft passes` lists them"
-        raise PipelineError(compose("pipeline", f"no pass is called {name!r}", do=do))
-    cls = known[name]
+    cls = find_pass(name, "pipeline", also)
     return cls(**dict(_parse_option(cls, option) for option in options))
 
 

@@ -17,7 +17,7 @@ import weft
 from weft.errors import GraphError, PipelineError, PlanError, RefusedError
 from weft.graph.edit import Edit
 from weft.passes import base
-from weft.passes.base import Context, Numerics, Pass, all_passes, parse_pass
+from weft.passes.base import Context, Numerics, Pass, all_passes, broken_passes, parse_pass
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.passes.pipeline import PRESETS, Pipeline, replay
@@ -43,6 +43,16 @@ def graph(x: f32[4, 4], p: f32[2, 4]):
     w1: f32[4, 4] = wait(ag1)
     b: f32[4, 4] = mm(a, w1)
     return [b]
+"""
+PLUGIN = """from dataclasses import dataclass
+from weft.passes.base import Numerics, Pass
+
+@dataclass(frozen=True)
+class ReuseNothing(Pass):
+    '''Do nothing.'''
+    numerics = Numerics.EXACT
+    def plan(self, graph, context):
+        return self.step([], [])
 """
 
 
@@ -222,16 +232,7 @@ def test_every_pass_is_a_frozen_dataclass_with_numerics_and_documented_options(c
 
 
 def test_a_package_offers_a_pass_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None):
-    (tmp_path / "weft_plugin.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from weft.passes.base import Numerics, Pass\n\n"
-        "@dataclass(frozen=True)\n"
-        "class ReuseNothing(Pass):\n"
-        "    '''Do nothing.'''\n"
-        "    numerics = Numerics.EXACT\n"
-        "    def plan(self, graph, context):\n"
-        "        return self.step([], [])\n"
-    )
+    (tmp_path / "weft_plugin.py").write_text(PLUGIN)
     offer(tmp_path, "[weft.passes]\nreuse-nothing = weft_plugin:ReuseNothing\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "weft_plugin", raising=False)
@@ -239,18 +240,52 @@ def test_a_package_offers_a_pass_by_entry_point(tmp_path: Path, monkeypatch: pyt
     assert all_passes()["reuse-nothing"].__module__ == "weft_plugin"
 
 
-def test_an_entry_point_that_is_no_pass_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None):
-    offer(tmp_path, "[weft.passes]\nno-pass = json:JSONDecoder\n")
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("no-pass", "json:JSONDecoder", "that is no Pass"),
+        ("no-module", "no_such_module_at_all:Broken", "No module named 'no_such_module_at_all'"),
+        ("no-class", "json:NoSuchClass", "module 'json' has no attribute 'NoSuchClass'"),
+        ("no-text", "weft_unreadable:Broken", "SyntaxError: "),
+        ("no-return", "weft_leaving:Broken", "SystemExit: 3"),
+        ("no-base", "weft.passes.rewriting:RewritePass", "that is a base of passes: it has no plan or no numerics"),
+        ("another-name", "weft.passes.communication.sink_waits:SinkWaits", "that pass is called 'sink-waits'"),
+    ],
+)
+def test_an_entry_point_that_gives_no_pass_is_told_to_who_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None, name: str, value: str, why: str
+):
+    (tmp_path / "weft_unreadable.py").write_text("class (:\n")
+    (tmp_path / "weft_leaving.py").write_text("raise SystemExit(3)\n")
+    offer(tmp_path, f"[weft.passes]\n{name} = {value}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert fault("sink-waits") == "passes: entry point 'no-pass' (json:JSONDecoder) is no Pass"
+    told = fault(f"sink-waits,{name}")
+    assert told.startswith(f"passes: weft-plugin 1.0 offers '{name}' ({value}), but ")
+    assert why in told
+    assert told.endswith("\nmend or remove weft-plugin 1.0")
+    assert {key: str(error) for key, error in broken_passes().items()} == {name: told}
+    assert name not in all_passes()
+    assert str(Pipeline.parse("sink-waits")) == "sink-waits"
 
 
-def test_an_entry_point_that_cannot_be_imported_is_refused(
+def test_an_entry_point_that_takes_a_name_of_ours_is_told_and_ours_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None
 ):
-    offer(tmp_path, "[weft.passes]\nbroken-pass = no_such_module_at_all:Broken\n")
+    (tmp_path / "weft_rival.py").write_text(PLUGIN.replace("ReuseNothing", "SinkWaits"))
+    offer(tmp_path, "[weft.passes]\nsink-waits = weft_rival:SinkWaits\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "broken-pass" in fault("sink-waits")
+    (told,) = map(str, broken_passes().values())
+    assert "weft-plugin 1.0 offers 'sink-waits' (weft_rival:SinkWaits)" in told
+    assert "two passes are called 'sink-waits'" in told
+    assert all_passes()["sink-waits"] is SinkWaits
+
+
+def test_what_a_broken_module_has_defined_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None):
+    (tmp_path / "weft_half.py").write_text(f"{PLUGIN.replace('ReuseNothing', 'ReuseHalf')}\nno_such_name\n")
+    offer(tmp_path, "[weft.passes]\nreuse-half = weft_half:ReuseHalf\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):
+        assert "but it cannot be loaded: NameError: name 'no_such_name' is not defined" in fault("reuse-half")
 
 
 def offer(folder: Path, entry_points: str) -> None:
