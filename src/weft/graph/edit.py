@@ -26,6 +26,7 @@ from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.orders import check_order, contracted, cycle, displaced
 from weft.graph.profiles import profile
+from weft.graph.results import note_results
 from weft.graph.writer import excerpt
 
 PROVENANCE = (
@@ -281,6 +282,8 @@ class Edit:
         for node in reversed(list(self._erased)):
             self.graph.erase_node(node)
         set_node_order(self.graph, order, displaced(order, positions, self._anchors))
+        if order[-1] in self._arguments:
+            note_results(self._arguments[order[-1]][0], order[-1].args)
         self.changed = True
         self._forget()
 

@@ -1,8 +1,10 @@
 """Pipeline: passes in order, as a value with a string form.
 
     Pipeline.parse("remove-dead-code,hoist-launches{max-in-flight-bytes=1048576},sink-waits").run(module)
+    Pipeline.parse("my-pass,auto,my-other-pass").run(module)
 
-Presets are named pipelines in one table; the string form of a pipeline is part of every cache key.
+Presets and the stages that they are made of are named in one table (`presets.py`), and each may stand among passes; the
+string form of a pipeline is part of every cache key.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from weft.graph.edit import copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
-from weft.passes.presets import AUTO, PRESETS, recognise
+from weft.passes.presets import AUTO, PRESETS, STAGES, recognise
 from weft.planning.plan import Plan, Step, what_differs
 from weft.planning.policies import assumed_cluster
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
+
+NAMED = {**STAGES, **PRESETS, AUTO: AUTO}
+"""What may stand for passes in the text of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +66,41 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order, or `auto`: those of the preset that the graph asks for."""
+    """Passes in order; in the place of `auto` run those of the preset that the graph asks for."""
 
     passes: tuple[Pass, ...]
-    is_auto: bool = False
+    auto_at: int | None = None
+    """How many of the passes run before those of `auto`. None: no preset is chosen."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A preset by name, or passes separated by commas."""
-        if text.strip() == AUTO:
-            return cls((), True)
-        specs = re.split(r",(?![^{]*\})", PRESETS.get(text.strip(), text))
-        return cls(tuple(parse_pass(spec) for spec in specs if spec.strip()))
+        """Passes, stages and presets by name, separated by commas."""
+        passes: list[Pass] = []
+        auto_at: int | None = None
+        for spec in re.split(r",(?![^{]*\})", text):
+            name, _, options = spec.strip().partition("{")
+            if name in NAMED and options:
+                raise PipelineError(compose("pipeline", f"{name!r} stands for several passes and has no options"))
+            if name == AUTO and auto_at is not None:
+                raise PipelineError(compose("pipeline", f"{AUTO!r} is given twice", do="give it once"))
+            if name == AUTO:
+                auto_at = len(passes)
+            elif name in NAMED:
+                passes += cls.parse(NAMED[name]).passes
+            elif spec.strip():
+                passes.append(parse_pass(spec, also=NAMED))
+        return cls(tuple(passes), auto_at)
 
     def __str__(self) -> str:
-        return AUTO if self.is_auto else ",".join(map(str, self.passes))
+        specs = list(map(str, self.passes))
+        return ",".join(specs if self.auto_at is None else [*specs[: self.auto_at], AUTO, *specs[self.auto_at :]])
 
     def chosen(self, graph: Graph, groups: GroupTable) -> Self:
-        """This one, or where it is `auto` the preset that the graph asks for."""
-        return self.parse(recognise(Dag(graph), groups)) if self.is_auto else self
+        """This one, with the passes of the preset that the graph asks for in the place of `auto`."""
+        if self.auto_at is None:
+            return self
+        preset = self.parse(recognise(Dag(graph), groups)).passes
+        return type(self)((*self.passes[: self.auto_at], *preset, *self.passes[self.auto_at :]))
 
     def run(
         self,

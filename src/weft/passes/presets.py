@@ -3,6 +3,11 @@
 `auto` looks at what the collectives of a graph carry. Gathered parameters are those of FSDP; gradients that are reduced
 in a group of their own are those of DDP, or of HSDP beside FSDP; activations that are gathered, scattered or reduced
 are those of tensor parallelism; activations that every rank sends to every other are those of experts.
+
+A preset is made of stages, in the order in which they stand here; every pass of them is known to the symbolic proof.
+Left out, since the compiler below does it itself and knows its kernels: fusing and unfusing biases, padding, batching,
+and writing into memory that nobody needs (`reuse-buffers`), which would also tie down the order for what runs behind
+Weft. Assertions and marks of a profiler are somebody's wish, and stay.
 """
 
 from __future__ import annotations
@@ -15,18 +20,31 @@ from weft.graph.groups import GroupTable
 from weft.graph.ops import Kind
 from weft.planning.roles import Role, Roles
 
-CLEAN = "remove-dead-code,dedupe-collectives"
-STREAM = "fuse-all-gather-matmuls,fuse-matmul-reduce-scatters"
+STAGES: dict[str, str] = {
+    # What tracing left behind. First, so that all further passes see a smaller graph, and products beside collectives.
+    "clean": "remove-noops,remove-redundant-casts,cancel-views,cancel-splits-and-cats,dedupe-sizes,remove-dead-code",
+    # Arithmetic that gives back what it is given. Exact.
+    "algebra": "simplify-arithmetic",
+    # Launches that need not be. Exact.
+    "communication": "remove-single-rank-collectives,dedupe-collectives",
+    # Launches that are one in real arithmetic.
+    "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
+    # Products that run while their gather or scatter does.
+    "stream": "fuse-all-gather-matmuls,fuse-matmul-reduce-scatters",
+    # The order of everything, and what is launched as one. Last: it must see what will run.
+    "plan": "schedule-overlap",
+}
 PRESETS: dict[str, str] = {
     "none": "",
-    "ddp": f"{CLEAN},schedule-overlap",
-    "fsdp": f"{CLEAN},dedupe-reduce-scatters,schedule-overlap",
-    "hsdp": f"{CLEAN},dedupe-reduce-scatters,schedule-overlap",
-    "tp": f"{CLEAN},{STREAM},schedule-overlap",
-    "fsdp-tp": f"{CLEAN},dedupe-reduce-scatters,{STREAM},schedule-overlap",
-    "moe": f"{CLEAN},dedupe-reduce-scatters,schedule-overlap",
+    "ddp": "clean,algebra,communication,plan",
+    "fsdp": "clean,algebra,communication,sums,plan",
+    "hsdp": "clean,algebra,communication,sums,plan",
+    # A scatter and the gather behind it may both be streamed; an all-reduce of the two could not.
+    "tp": "clean,algebra,communication,stream,plan",
+    "fsdp-tp": "clean,algebra,communication,dedupe-reduce-scatters,stream,plan",
+    "moe": "clean,algebra,communication,sums,plan",
     # Changes no bit: nothing is reduced in another way, and no product in another shape.
-    "exact": f"{CLEAN},schedule-overlap{{merge=gathers}}",
+    "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }
 AUTO = "auto"
 

@@ -33,6 +33,7 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, attribute
 from weft.graph.profiles import is_alias
+from weft.graph.results import result_names
 from weft.simulation.program import Program, Queue, Sort
 
 Source = GraphModule | Graph | Dag
@@ -70,6 +71,8 @@ class _Value:
     storages: tuple[int, ...]
     type: tuple[Any, ...]
     """Shape and dtype; empty for what is no tensor."""
+    name: str
+    """Of the node; it may be known by others too."""
 
 
 class _Builder:
@@ -200,7 +203,7 @@ class _Builder:
             root = dag.effects.find(raw)
             before = self.known.get(node.name) if node.op == "placeholder" else None
             if before is not None and before.type == _type_of(node) and len(before.storages) == 1:
-                self.untaken.pop(node.name, None)
+                self.untaken.pop(before.name, None)
                 self.preds[base + i] = (*self.preds[base + i], before.op)
                 numbers.setdefault(root, before.storages[0])
                 spans.setdefault(raw, 0)
@@ -233,7 +236,8 @@ class _Builder:
         inputs = [node for node in dag.nodes if node.op == "placeholder"]
         for node in (*inputs, *outputs):
             i = dag.index[node]
-            self.known[node.name] = _Value(base + i, storages[i], _type_of(node))
+            value = _Value(base + i, storages[i], _type_of(node), node.name)
+            self.known.update(dict.fromkeys(result_names(node), value))
         for node in outputs:
             self.untaken[node.name] = storages[dag.index[node]]
 

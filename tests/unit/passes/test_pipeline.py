@@ -20,7 +20,8 @@ from weft.passes import base
 from weft.passes.base import Context, Numerics, Pass, all_passes, broken_passes, parse_pass
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
-from weft.passes.pipeline import PRESETS, Pipeline, replay
+from weft.passes.pipeline import Pipeline, replay
+from weft.passes.presets import PRESETS, STAGES
 from weft.planning.plan import Decision, Move, Plan, Reason, Step
 
 LISTING = """group('dp', size=2)
@@ -144,9 +145,53 @@ def test_a_wrong_spec_is_refused_by_name(spec: str, message: str):
 def test_presets_are_pipelines_by_name():
     assert {"none", "exact", "ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "moe"} == set(PRESETS)
     for name, spec in PRESETS.items():
-        assert str(Pipeline.parse(name)) == spec
+        assert Pipeline.parse(name) == Pipeline.parse(spec)
+        assert Pipeline.parse(str(Pipeline.parse(name))) == Pipeline.parse(name)
     assert Pipeline.parse("none").passes == ()
     assert str(Pipeline.parse(" auto ")) == "auto"
+
+
+def test_a_preset_is_its_stages_in_their_order():
+    assert str(Pipeline.parse("ddp")) == ",".join(
+        STAGES[name] for name in ("clean", "algebra", "communication", "plan")
+    )
+    for spec in PRESETS.values():
+        places = [list(STAGES).index(name) for name in spec.split(",") if name in STAGES]
+        assert places == sorted(places)
+
+
+def test_the_exact_preset_has_exact_passes_only():
+    assert {each.numerics for each in Pipeline.parse("exact").passes} == {Numerics.EXACT}
+    assert {each.numerics for each in Pipeline.parse("clean,algebra,communication").passes} == {Numerics.EXACT}
+
+
+def test_stages_and_presets_stand_among_passes():
+    assert str(Pipeline.parse("sink-waits,algebra,hoist-launches")) == "sink-waits,simplify-arithmetic,hoist-launches"
+    assert str(Pipeline.parse("none,sink-waits")) == "sink-waits"
+    assert Pipeline.parse("exact,sink-waits").passes == (*Pipeline.parse("exact").passes, SinkWaits())
+
+
+def test_passes_run_before_and_behind_auto():
+    pipeline = Pipeline.parse("hoist-launches, auto ,sink-waits")
+    assert str(pipeline) == "hoist-launches,auto,sink-waits"
+    assert Pipeline.parse(str(pipeline)) == pipeline
+    run = pipeline.run(weft.parse(LISTING))
+    chosen = Pipeline.parse("auto").run(weft.parse(LISTING))
+    specs = [step.spec for step in chosen.plan.steps]
+    assert [step.spec for step in run.plan.steps] == ["hoist-launches", *specs, "sink-waits"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("auto,sink-waits,auto", "pipeline: 'auto' is given twice\ngive it once"),
+        ("tp{kernel=portable}", "pipeline: 'tp' stands for several passes and has no options"),
+        ("claen,auto", "pipeline: no pass is called 'claen'\ndid you mean 'clean'?"),
+        ("fdsp", "pipeline: no pass is called 'fdsp'\ndid you mean 'fsdp'?"),
+    ],
+)
+def test_a_wrong_stage_or_preset_is_refused_by_name(spec: str, message: str):
+    assert fault(spec) == message
 
 
 # Defining passes.
