@@ -1,8 +1,9 @@
 """Dag: a snapshot of who must come before whom, and who can reach whom.
 
 Contract: one dependency model serves every pass. Edges are data edges and effect edges; the issue order of each group
-is kept apart in `queue`, since a pass that decides for every rank may change it. Nodes are numbered by position. Bits
-of the reachability masks number the launches and the nodes a caller registers, never all nodes.
+is kept apart in `queue`, since a pass that decides for every rank may change it; with `keep_issue_order` it is among
+the edges. Nodes are numbered by position. Bits of the reachability masks number the launches and the nodes a caller
+registers, never all nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def collector_paused() -> Generator[None]:
 class Dag:
     """Integer ids, edges and reachability of a sequence of nodes. It does not follow later edits of the graph."""
 
-    def __init__(self, nodes: Graph | Sequence[Node], register: Iterable[Node] = ()) -> None:
+    def __init__(
+        self, nodes: Graph | Sequence[Node], register: Iterable[Node] = (), *, keep_issue_order: bool = False
+    ) -> None:
         with collector_paused():
             self.nodes: list[Node] = list(nodes.nodes) if isinstance(nodes, Graph) else list(nodes)
             self.index: dict[Node, int] = {node: i for i, node in enumerate(self.nodes)}
@@ -42,13 +45,15 @@ class Dag:
             self.succs: list[list[int]] = [[] for _ in self.nodes]
             self._link()
             self.effects = Effects(self.nodes, self.index, self.succs)
-            self._add_effect_edges()
+            self._add_edges(self.effects.edges())
+            if keep_issue_order:
+                self._add_edges(self.queue)
         launches = [i for i, profile in self.effects.special if profile.launch]
         bits = sorted({*launches, *(self.index[node] for node in register)})
         self.bits: dict[int, int] = {i: bit for bit, i in enumerate(bits)}
 
-    def _add_effect_edges(self) -> None:
-        for later, edges in itertools.groupby(self.effects.edges(), key=lambda edge: edge[1]):
+    def _add_edges(self, found: Iterable[tuple[int, int]]) -> None:
+        for later, edges in itertools.groupby(found, key=lambda edge: edge[1]):
             known = set(self.preds[later])
             for earlier, _ in edges:
                 if earlier not in known:

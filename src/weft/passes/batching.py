@@ -3,6 +3,9 @@
 Contract: members of a batch are independent by data and by effects, also by way of other batches (`Contraction`), and
 nothing that they read or hold is written before the last of them. A batch is made where that saves time on the device
 of the cluster that is given: kernels pay a gap each, laying tensors side by side pays their bytes.
+
+A batch takes copies. So calls that a write to what some of them take kept apart may be alike in a second run: those
+before the write are then one call of a copy. Each run makes fewer calls of the same, and the third finds nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -40,8 +44,8 @@ class BatchPass(Pass):
     """Make batches whatever they cost."""
 
     @abstractmethod
-    def key(self, node: Node) -> Hashable | None:
-        """What calls of one batch have in common; None for calls that are in none."""
+    def key(self, node: Node) -> Hashable | Refusal | None:
+        """What calls of one batch have in common, or why a call is in none; None for calls of another kind."""
 
     @abstractmethod
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
@@ -56,18 +60,21 @@ class BatchPass(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         by_key: dict[Hashable, list[Node]] = {}
+        decisions: list[Decision] = []
         for node in graph.nodes:
             key = self.key(node) if node.op == "call_function" else None
-            if key is not None:
+            if isinstance(key, Refusal):
+                decisions.append(self.decision(key.reason, key.sentence, node.name, blocking=key.blocking))
+            elif key is not None:
                 by_key.setdefault(key, []).append(node)
         alike = [nodes for nodes in by_key.values() if len(nodes) > 1]
         if not alike:
-            return self.step([], [])
+            return self.step([], decisions)
         draft = Draft(graph)
-        dag = Dag(graph, register=[node for nodes in alike for node in nodes])
+        dag = Dag(graph, register=[node for nodes in alike for node in nodes], keep_issue_order=True)
         contraction = Contraction(dag)
         written = [node for nodes in alike for node in nodes if is_written(draft, node)]
-        decisions = [
+        decisions += [
             self.decision(Reason.MUTATED, f"{node.name} stays: its result is written", node.name) for node in written
         ]
         left = [[node for node in nodes if node not in written] for nodes in alike]
@@ -82,6 +89,13 @@ class BatchPass(Pass):
             decisions += [decision for _, _, decision in found if decision.applied or not made]
             for nodes, members, decision in found:
                 nodes[:] = [node for node in nodes if not decision.applied or node not in members]
+        told = {name for decision in decisions for name in decision.nodes}
+        decisions += [
+            self.decision(Reason.ALONE, f"{node.name} stays: it can be one with none that are like it", node.name)
+            for nodes in left
+            for node in nodes
+            if node.name not in told
+        ]
         return self.step(draft.actions, decisions)
 
     def _sets(self, draft: Draft, dag: Dag, contraction: Contraction, nodes: Sequence[Node]) -> list[list[Node]]:
@@ -142,9 +156,13 @@ def _match(members: Sequence[Node]) -> Match:
 
 
 def own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
-    """A part of a batch, as a tensor of its own where the graph returns it."""
+    """A part of a batch, as a tensor of its own where the graph returns it or somebody minds where it lies."""
     returned = draft.dag.effects.held_by_outputs.intersection(draft.held(member))
-    return draft.call("clone", part, before=member) if returned else part
+    if not returned and draft.why_not_replace(member, part, keeps_strides=False) is None:
+        return part
+    if draft.value(part).is_contiguous():
+        return draft.call("clone", part, before=member)
+    return draft.call("clone", part, before=member, memory_format=torch.contiguous_format)
 
 
 def is_sized(*values: object) -> bool:

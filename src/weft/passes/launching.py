@@ -89,6 +89,14 @@ def is_written(draft: Draft, *nodes: AnyNode) -> bool:
     return any(written.intersection(draft.held(node)) for node in nodes)
 
 
+def why_not_alone(draft: Draft, launch: AnyNode, root: AnyNode) -> Refusal | None:
+    """Why a launch cannot become another one: more than one node takes what it started."""
+    if draft.num_users(launch) == 1:
+        return None
+    names = ", ".join(user.name for user in draft.users(launch))
+    return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {names} take {launch.name}", launch.name)
+
+
 def place_in(group: Group, rank: int) -> int | None:
     """The place of a global rank in its group; None where the group has no such rank."""
     span = group.span

@@ -30,12 +30,12 @@ from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
-from weft.passes.launching import gathered, group_of, num_bytes, price, scattered
+from weft.passes.launching import gathered, group_of, num_bytes, price, scattered, why_not_alone
 from weft.passes.pattern import ANY, Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.planning.plan import Reason
 
-LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch").used(1)
+LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ class DecomposeAllReduces(RewritePass):
 
     def _why_not(self, draft: Draft, match: Match, group: Group, context: Context) -> Refusal | None:
         name, value = match.root.name, draft.value(match["sent"])
+        refusal = why_not_alone(draft, match["launch"], match.root)
+        if refusal is not None:
+            return refusal
         rows = value.shape[0] if value.dim() else 1
         if type(rows) is not int or group.size < 2 or rows % group.size:
             sentence = f"{name} stays: its rows do not split over {group.size} ranks"

@@ -32,13 +32,13 @@ from torch.fx import Graph
 from weft.graph import ops
 from weft.passes.base import Context, Numerics, Pass
 from weft.passes.draft import AnyNode, Draft, New, Refusal
-from weft.passes.launching import group_of, place_in, scattered, why_not_own
+from weft.passes.launching import group_of, place_in, scattered, why_not_alone, why_not_own
 from weft.passes.pattern import ANY, Match, Var, match_at, op
 from weft.passes.pieces import PARTS, Piece, piece_of
 from weft.passes.rewriting import why_not_apply
 from weft.planning.plan import Decision, Reason, Step
 
-LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch").used(1)
+LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 WHOLE = op("wait", LAUNCH).named("whole")
 SLICE = op("slice", WHOLE).ignoring()
 ITEM = op("operator.getitem", op(PARTS[:-1], WHOLE).named("parts").ignoring(), ANY)
@@ -76,6 +76,9 @@ class FuseSlicedAllReduces(Pass):
 
     def _why_not(self, draft: Draft, match: Match, piece: Piece, context: Context) -> Refusal | None:
         name, launch, root = match.root.name, match["launch"], match.root
+        refusal = why_not_alone(draft, launch, root)
+        if refusal is not None:
+            return refusal
         size = group_of(draft, launch, context).size
         part = piece.end - piece.start
         if size < 2 or part * size != piece.size:

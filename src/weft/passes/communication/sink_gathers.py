@@ -63,7 +63,9 @@ class SinkGathers(Pass):
         for family in shards.families():
             names = [launch.name for launch in family.launches]
             if set(family.leaks) >= {n for n in family.nodes if n.args and n.args[0] in family.launches}:
-                continue  # every gathered tensor is needed as it is
+                sentence = f"{names[0]} stays: what it gathers is needed as it is"
+                decisions.append(self.decision(Reason.NO_GAIN, sentence, *names))
+                continue
             refusal = _why_not(draft, shards, family, context)
             if refusal is None:
                 _sink(draft, shards, family, heirs)
@@ -71,7 +73,7 @@ class SinkGathers(Pass):
                 behind = f", {', '.join(sums)} reduced" if sums else ""
                 sentence = f"{', '.join(names)} computed on by parts{behind}"
                 decisions.append(self.decision(Reason.APPLIED, sentence, *names))
-            elif any(n in shards.sums for n in family.nodes) or refusal.reason.is_refusal:
+            else:
                 decisions.append(self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking))
         return self.step(draft.actions, decisions)
 

@@ -34,7 +34,8 @@ from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, own, product_ns
-from weft.passes.draft import AnyNode, Draft
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.planning.plan import Reason
 
 MM, ADDMM = ops.op_of("mm"), ops.op_of("addmm")
 
@@ -45,16 +46,16 @@ class BatchLinears(BatchPass):
 
     numerics = Numerics.REASSOCIATES
 
-    def key(self, node: Node) -> Hashable | None:
+    def key(self, node: Node) -> Hashable | Refusal | None:
         if node.target not in (MM, ADDMM):
             return None
         given = ops.bind(node)
         factors = _factors(node)
         values = [ops.value_of(n) for n in factors]
         if not is_sized(*values):
-            return None
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
         if (given.get("alpha", 1), given.get("beta", 1)) != (1, 1):
-            return None
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it has a factor")
         return node.target, tuple((tuple(v.shape), v.dtype, v.device) for v in values)
 
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:

@@ -34,7 +34,8 @@ from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, own
-from weft.passes.draft import AnyNode, Draft
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.planning.plan import Reason
 
 BATCHED = frozenset(ops.op_of(name) for name in ("tanh", "sigmoid", "relu", "add", "sub", "mul", "div", "exp", "neg"))
 STACK = ops.op_of("stack")
@@ -46,16 +47,18 @@ class BatchPointwiseOps(BatchPass):
 
     numerics = Numerics.REASSOCIATES
 
-    def key(self, node: Node) -> Hashable | None:
+    def key(self, node: Node) -> Hashable | Refusal | None:
         if node.target not in BATCHED:
             return None
         given, result = ops.bind(node), ops.value_of(node)
         sources = [value for value in given.values() if isinstance(value, Node)]
         values = [ops.value_of(source) for source in sources]
-        if not is_sized(result, *values) or any(source.target is STACK for source in sources):
-            return None
+        if not is_sized(result, *values):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+        if any(source.target is STACK for source in sources):
+            return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is a batch")
         if not all(v.shape == result.shape and v.is_contiguous() for v in values):
-            return None
+            return Refusal(Reason.ALONE, f"{node.name} stays: what it takes is not of its shape, or not contiguous")
         numbers = tuple((name, str(value)) for name, value in given.items() if not isinstance(value, Node))
         return node.target, numbers, tuple(result.shape), tuple((v.dtype, v.device) for v in values)
 

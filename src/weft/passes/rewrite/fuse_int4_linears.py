@@ -39,7 +39,8 @@ from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, product_ns
-from weft.passes.draft import AnyNode, Draft
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.planning.plan import Reason
 
 PRODUCT = ops.op_of("_weight_int4pack_mm_for_cpu")
 BLOCK = 64
@@ -57,13 +58,16 @@ class FuseInt4Linears(BatchPass):
 
     num_kernels: ClassVar[int] = 3
 
-    def key(self, node: Node) -> Hashable | None:
+    def key(self, node: Node) -> Hashable | Refusal | None:
         if PRODUCT is None or node.target is not PRODUCT:
             return None
         given = ops.bind(node)
         values = [ops.value_of(given[name]) for name in ("self", "mat2", "qScaleAndZeros")]
-        if not is_sized(*values) or values[1].shape[0] % BLOCK:
-            return None
+        if not is_sized(*values):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+        if values[1].shape[0] % BLOCK:
+            sentence = f"{node.name} stays: its weight of {values[1].shape[0]} rows is not packed in whole blocks"
+            return Refusal(Reason.DOES_NOT_SPLIT, sentence)
         return given["self"], given["qGroupSize"], values[1].shape[1], values[2].dtype, values[1].device
 
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:

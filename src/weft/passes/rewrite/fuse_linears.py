@@ -26,14 +26,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch.fx import Node
 
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batching import BatchPass, bytes_of, is_sized, product_ns
-from weft.passes.draft import AnyNode, Draft
+from weft.passes.batching import BatchPass, bytes_of, is_sized, own, product_ns
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.planning.plan import Reason
 
 MM = ops.op_of("mm")
 
@@ -50,13 +50,16 @@ class FuseLinears(BatchPass):
     num_kernels: ClassVar[int] = 2
     """How many kernels a batch takes: one to lay weights side by side, and one to compute."""
 
-    def key(self, node: Node) -> Hashable | None:
+    def key(self, node: Node) -> Hashable | Refusal | None:
         if node.target is not MM:
             return None
         values = [ops.value_of(n) for n in node.all_input_nodes]
-        if not is_sized(*values) or len(node.args) != 2 or node.args[0] is node.args[1]:
-            return None
-        return node.args[0], values[-1].dtype, values[-1].device
+        if not is_sized(*values):
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+        given = ops.bind(node)
+        if given["self"] is given["mat2"]:
+            return Refusal(Reason.ALONE, f"{node.name} stays: it is the product of a tensor with itself")
+        return given["self"], values[-1].dtype, values[-1].device
 
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
@@ -68,7 +71,7 @@ class FuseLinears(BatchPass):
         for member in members:
             end = begin + draft.value(member).shape[1]
             part = draft.call("slice", product, 1, begin, end, before=last)
-            parts.append(_own(draft, part, member))
+            parts.append(own(draft, part, member))
             begin = end
         return parts
 
@@ -86,11 +89,3 @@ class FuseLinears(BatchPass):
         known = [ns for ns in each if ns is not None]
         together = None if product is None or copies is None else product + copies
         return (sum(known) if len(known) == len(each) else None), together
-
-
-def _own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
-    """A slice of columns, as a tensor of its own where it is returned or somebody minds its strides."""
-    returned = draft.dag.effects.held_by_outputs.intersection(draft.held(member))
-    if not returned and draft.why_not_replace(member, part, keeps_strides=False) is None:
-        return part
-    return draft.call("clone", part, memory_format=torch.contiguous_format, before=member)
