@@ -35,6 +35,18 @@ def test_chunks_compute_the_same(ranks: RealRanks, case: Case):
         assert found.bitwise, str(found)
 
 
+@pytest.mark.parametrize("case", [*cases(2, ("plain", "fp8-rows")), *cases(4, ("bmm",))], ids=str)
+def test_rings_compute_the_same(ranks: RealRanks, case: Case):
+    for listing, spec in ((gather(case), GATHER), (scatter(case), SCATTER)):
+        before = weft.parse(listing)
+        specs = [spec.replace("}", f" kernel=ring rank={rank}}}") for rank in range(case.num_ranks)]
+        after = [Pipeline.parse(each).run(before).module for each in specs]
+        inputs, table = example_inputs(before, case.num_ranks, integers=True), read_groups(before)
+        sides = [ranks.run(side, inputs, tables) for side, tables in ((before, table), (after, [table] * len(after)))]
+        found = compare(*sides, num_terms=case.num_ranks, backend="gloo")
+        assert found.bitwise, str(found)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_forward_and_backward_of_a_tensor_parallel_decoder_compute_the_same(ranks: RealRanks, num_ranks: int):
     step = weft.zoo.load("llama-debug", parallel="tp", ranks=num_ranks, batch=2, compute_dtype=torch.float32)

@@ -19,6 +19,7 @@ from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.text import parse, render
 from weft.passes.pipeline import Pipeline, Run, replay
+from weft.verification import agreement
 from weft.verification.comparison import example_inputs
 from weft.verification.equivalence import prove
 
@@ -54,6 +55,29 @@ def test_streams_compute_the_same_and_are_proved(seeds: range):
         assert proof, f"{proof}\n{told}"
         applied += sum(len(entry.step.applied) for entry in run.log)
     assert applied > len(seeds)
+
+
+def rings(before: GraphModule, num_ranks: int) -> list[Run]:
+    """The program of each rank with rings in the place of its collectives."""
+    names = ("fuse-all-gather-matmuls", "fuse-matmul-reduce-scatters")
+    specs = [",".join(f"{name}{{chunks=2 kernel=ring rank={rank}}}" for name in names) for rank in range(num_ranks)]
+    return [Pipeline.parse(spec).run(before) for spec in specs]
+
+
+@pytest.mark.parametrize("seeds", CHUNKS[::2], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+def test_rings_compute_the_same_and_never_wait_for_each_other(seeds: range):
+    applied = 0
+    for seed in seeds:
+        before = parse(random_streams(Random(seed)))
+        ranks = group_size(before)
+        runs = rings(before, ranks)
+        told = f"seed {seed}\n{render(before)}\n{render(runs[0].module)}"
+        inputs = example_inputs(before, ranks, seed=seed, integers=True)
+        verdict = weft.verify(before, [run.module for run in runs], ranks=ranks, inputs=inputs)
+        assert verdict.bitwise, f"{verdict}\n{told}"
+        assert agreement.check([run.module for run in runs]).holds, told
+        applied += sum(len(entry.step.applied) for entry in runs[0].log)
+    assert applied > len(seeds) // 2
 
 
 @chunks

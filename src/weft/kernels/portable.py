@@ -9,7 +9,7 @@ chunk behind the products of the others, is left to the order of the graph. Ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Portable:
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
         """Put chunks in the place of a site."""
-        return _Gather(edit, cut).build() if cut.result is None else _Scatter(edit, cut).build()
+        return Gather(edit, cut).build() if cut.result is None else Scatter(edit, cut).build()
 
 
 class Builder:
@@ -161,26 +161,21 @@ class Builder:
         return self.call(aten.reshape.default, (whole, shape), name, like)
 
 
-class _Gather(Builder):
+class Gather(Builder):
+    """A gather in chunks."""
+
     def build(self) -> dict[Node, Node]:
+        """Create the nodes of the site, and erase those that they stand for."""
         chunking = self.chunking
         gone = replaced(chunking)
-        source = self.collective.inputs[0]
-        shard = Place(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
         count = range(chunking.chunks)
-        slices = [self.contiguous(self.part(source, shard, c)) for c in count]
-        launches = [self.communicate(part, c) for c, part in enumerate(slices)]
-        self.anchor = chunking.products[-1]
-        for c, launch in enumerate(launches):
-            self.made[self.launch, c] = self.wait(launch)
-            for product in chunking.products:
-                self.chunk(product, c)
+        self.multiply()
         heirs = {
             product: self.joined([self.made[product, c] for c in count], chunking.places[product], product)
             for product in chunking.products
         }
         if self.launch not in gone:
-            self.anchor = self._first_use(gone)
+            self.anchor = self.first_use(gone)
             whole = self.joined([self.made[self.launch, c] for c in count], chunking.places[self.launch], self.launch)
             heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
             gone |= {self.launch, *self.collective.waits}
@@ -188,7 +183,20 @@ class _Gather(Builder):
             self.edit.erase(node)
         return heirs
 
-    def _first_use(self, gone: set[Node]) -> Node:
+    def multiply(self) -> None:
+        """Let the chunks arrive, and multiply each."""
+        chunking, source = self.chunking, self.collective.inputs[0]
+        shard = Place(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
+        slices = [self.contiguous(self.part(source, shard, c)) for c in range(chunking.chunks)]
+        launches = [self.communicate(part, c) for c, part in enumerate(slices)]
+        self.anchor = chunking.products[-1]
+        for c, launch in enumerate(launches):
+            self.made[self.launch, c] = self.wait(launch)
+            for product in chunking.products:
+                self.chunk(product, c)
+
+    def first_use(self, gone: set[Node]) -> Node:
+        """Where what was gathered is joined for whoever else takes it."""
         users = {
             user
             for node in (self.launch, *self.collective.waits)
@@ -198,25 +206,32 @@ class _Gather(Builder):
         return next(node for node in self.edit.graph.nodes if node in users)
 
 
-class _Scatter(Builder):
+class Scatter(Builder):
+    """A scatter in chunks."""
+
     def build(self) -> dict[Node, Node]:
+        """Create the nodes of the site, and erase those that they stand for."""
         chunking = self.chunking
         result = chunking.result
         if result is None:
             return {}
         gone = replaced(chunking)
-        sent = [self.communicate(self.contiguous(self.operand(result, c)), c) for c in range(chunking.chunks)]
+        receive = self.multiply(result)
         heirs: dict[Node, Node] = {}
         for node in still_needed(chunking, gone):
             parts = [self.made[node, c] for c in range(chunking.chunks)]
             heirs[node] = self.joined(parts, chunking.places[node], node)
         self.anchor = self._first_wait()
-        waits = [self.wait(launch) for launch in sent]
-        whole = self.joined(waits, Place(chunking.dim, 1, 0), self.launch)
+        whole = receive()
         heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
         for node in gone:
             self.edit.erase(node)
         return heirs
+
+    def multiply(self, result: Operand) -> Callable[[], Node]:
+        """Multiply the chunks and send each; returns what makes the nodes that wait for what is received."""
+        sent = [self.communicate(self.contiguous(self.operand(result, c)), c) for c in range(self.chunking.chunks)]
+        return lambda: self.joined([self.wait(one) for one in sent], Place(self.chunking.dim, 1, 0), self.launch)
 
     def _first_wait(self) -> Node:
         waits = set(self.collective.waits)

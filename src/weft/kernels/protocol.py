@@ -14,7 +14,7 @@ from weft.graph.edit import Edit
 from weft.planning.chunks import Chunking
 from weft.planning.members import Refusal
 
-Name = Literal["portable", "symmetric-memory"]
+Name = Literal["portable", "symmetric-memory", "low-contention", "ring"]
 
 
 class Kernel(Protocol):

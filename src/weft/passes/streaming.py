@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
@@ -13,11 +13,15 @@ from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
+from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
+from weft.kernels.low_contention import LowContention
 from weft.kernels.portable import Portable
-from weft.kernels.protocol import Kernel
+from weft.kernels.protocol import Kernel, Name
+from weft.kernels.ring import Ring
 from weft.kernels.symmetric_memory import SymmetricMemory
 from weft.passes.base import Context, NamedNodes, Pass
+from weft.passes.launching import place_in
 from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
 from weft.planning.members import Refusal
@@ -29,7 +33,16 @@ from weft.planning.touched import Writes
 from weft.simulation.run import DEFAULT_CLUSTER
 
 Site = GatherSite | ScatterSite
-KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable())
+KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())
+AUTO = ("symmetric-memory", "portable")
+"""The kernels that are tried where none is asked for, in this order."""
+HOW: dict[Name, str] = {
+    "portable": "{launch} and {products} run in {chunks} chunks",
+    "symmetric-memory": "{launch} and {products} run as one operator of symmetric memory",
+    "low-contention": "{launch} is copied from peer to peer beside {products}",
+    "ring": "{launch} and {products} run in a ring of {chunks} ranks",
+}
+"""What was done, by kernel."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +55,13 @@ class StreamPass(Pass):
     chunks: int | None = None
     """Cut every collective that can be into this many chunks, whether it pays or not. None: the number that makes the
     simulated step shortest on the cluster, or on nodes of eight H100 if none is given; else it stays whole."""
-    kernel: Literal["auto", "portable", "symmetric-memory"] = "auto"
+    kernel: Literal["auto", "portable", "symmetric-memory", "low-contention", "ring"] = "auto"
     """`portable`: plain nodes that any backend runs. `symmetric-memory`: torch's fused operators on CUDA. `auto`: the
-    fused operators where they can run, else plain nodes."""
+    fused operators where they can run, else plain nodes. `low-contention`: whole, but copied through symmetric memory.
+    `ring`: plain nodes that send from rank to rank, as many chunks as ranks; needs `rank`, and torch 2.12."""
+
+    rank: int | None = None
+    """For a ring: the rank that the graph is of. Every rank gives its own."""
 
     only: Literal["all", "activations"] = "all"
     """`activations`: what tensor parallelism moves; the parameters and gradients of FSDP stay."""
@@ -72,7 +89,7 @@ class StreamPass(Pass):
                 what = f"{collective.launch.name} carries {role.value}, only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
-            site = self._site(collective, dag, taken)
+            site = self._site(collective, dag, taken, context)
             if isinstance(site, Refusal):
                 decisions.append(self._declined(collective, site))
                 continue
@@ -92,14 +109,15 @@ class StreamPass(Pass):
                 continue
             decisions += [self._declined(site.collective, refusal) for refusal in cut.lost]
             products = tuple(node.name for node in cut.products)
-            actions.append(Stream(name, products, cut.chunks, kernel.name))
-            how = f"in {cut.chunks} chunks" if kernel.name == "portable" else "as one operator of symmetric memory"
-            sentence = f"{name} and {', '.join(products)} run {how}"
+            actions.append(Stream(name, products, cut.chunks, kernel.name, cut.own))
+            sentence = HOW[kernel.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
 
     def _cuts(self, sites: list[Site], dag: Dag, context: Context) -> list[Chunking | Refusal]:
         """For each site its chunks, or why it stays whole."""
+        if self.kernel == "low-contention":
+            return [_whole(site) for site in sites]
         if self.chunks is not None:
             return [site.cut(self.chunks) for site in sites]
         cluster = context.cluster or Cluster.load(DEFAULT_CLUSTER)
@@ -108,11 +126,11 @@ class StreamPass(Pass):
     def _kernel(self, cut: Chunking) -> Kernel | Refusal:
         """The first kernel that can run a site, of those that are wanted."""
         asked_for = self.kernel != "auto"
-        wanted = [kernel for kernel in KERNELS if not asked_for or kernel.name == self.kernel]
+        wanted = [kernel for kernel in KERNELS if kernel.name in (AUTO if not asked_for else (self.kernel,))]
         reasons = [(kernel, kernel.why_not(cut, asked_for=asked_for)) for kernel in wanted]
         return next((kernel for kernel, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
 
-    def _site(self, collective: Collective, dag: Dag, taken: set[Node]) -> Site | Refusal:
+    def _site(self, collective: Collective, dag: Dag, taken: set[Node], context: Context) -> Site | Refusal:
         site = self.read(collective, dag)
         if isinstance(site, Refusal):
             return site
@@ -120,7 +138,15 @@ class StreamPass(Pass):
         if not free:
             what = f"{site.products[0].name} is streamed with another collective than {collective.launch.name}"
             return Refusal(Reason.ALREADY_DONE, what, site.products[0].name)
-        return site.with_products(free)
+        site = site.with_products(free)
+        if self.kernel != "ring" or self.rank is None:
+            return site
+        group = context.groups.group(group_argument(collective.launch))
+        own = place_in(group, self.rank)
+        if own is None:
+            what = f"{collective.launch.name} is no ring: rank {self.rank} is not in its group"
+            return Refusal(Reason.OTHER_RANKS, what, collective.launch.name)
+        return replace(site, own=own)
 
     def _declined(self, collective: Collective, refusal: Refusal) -> Decision:
         name = collective.launch.name
@@ -141,7 +167,15 @@ class StreamPass(Pass):
         """The chunks of a planned site, found again in the graph."""
         site = self.read(Collective(nodes[action.launch]), dag)
         products = tuple(nodes[name] for name in action.products)
-        found = site if isinstance(site, Refusal) else site.with_products(products).cut(action.chunks)
+        if not isinstance(site, Refusal):
+            site = replace(site.with_products(products), own=action.own)
+        whole = action.kernel == "low-contention"
+        found = site if isinstance(site, Refusal) else _whole(site) if whole else site.cut(action.chunks)
         if isinstance(found, Refusal):
             raise PlanError(compose("plan", f"{action.launch} cannot be cut as planned: {found.sentence}"))
         return found
+
+
+def _whole(site: Site) -> Chunking:
+    """A site that is not cut."""
+    return Chunking(site.collective.launch, site.num_ranks, 1, 0, site.products, {})

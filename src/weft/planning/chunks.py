@@ -60,6 +60,8 @@ class Chunking:
     """Why other products of the site take what was gathered as a whole."""
     result: Operand | None = None
     """What is scattered; None for a gather."""
+    own: int | None = None
+    """Of a ring, whose chunks are the parts of the ranks: the place of this rank in the group."""
 
     @property
     def shape(self) -> tuple[int, ...]:

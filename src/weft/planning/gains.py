@@ -163,7 +163,8 @@ class _Choice:
         first = alike.sites[0]
         if not alike.shorter:
             fewest = min(alike.cuts)
-            times = f"{alike.alone_us[1]:.1f} us as one piece, {alike.alone_us[fewest]:.1f} us in {fewest} chunks"
+            chunks = alike.cuts[fewest][0].chunks
+            times = f"{alike.alone_us[1]:.1f} us as one piece, {alike.alone_us[fewest]:.1f} us in {chunks} chunks"
             self._stay(alike, f"with {', '.join(node.name for node in first.products)} it takes {times}")
             return False
         if self._exposed(alike) * LEAST_GAIN <= self.now.step_ns:
@@ -181,7 +182,7 @@ class _Choice:
         if (self.now.step_ns - after.step_ns) * LEAST_GAIN <= self.now.step_ns:
             steps = f"the step takes {self.now.step_ns / 1000:.1f} us, {after.step_ns / 1000:.1f} us"
             many = f"it and {len(alike.sites) - 1} alike" if len(alike.sites) > 1 else "it"
-            self._stay(alike, f"{steps} with {many} in {chunks} chunks")
+            self._stay(alike, f"{steps} with {many} in {alike.cuts[chunks][0].chunks} chunks")
             return
         self._after = after
         self.cuts += alike.cuts[chunks]

@@ -51,8 +51,13 @@ class Reason(StrEnum):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether a rewrite was possible in kind and was not made; `strict` makes an error of it."""
+        """Whether a rewrite was possible in kind and was not made."""
         return self not in NO_REFUSALS
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether something in the graph forbids a rewrite that would fit; `strict` makes an error of it."""
+        return self in OBSTACLES
 
 
 NO_REFUSALS = (
@@ -69,6 +74,17 @@ NO_REFUSALS = (
     Reason.EXPOSED_BY_ORDER,
     Reason.NO_PRODUCT,
     Reason.NO_GAIN,
+)
+
+OBSTACLES = (
+    Reason.DEPENDENCY,
+    Reason.IN_FLIGHT_LIMIT,
+    Reason.UNKNOWN_SIZE,
+    Reason.HOLDS_MEMORY,
+    Reason.MUTATED,
+    Reason.ESCAPES,
+    Reason.HAS_EFFECT,
+    Reason.OTHER_RANKS,
 )
 
 

@@ -40,6 +40,8 @@ class ScatterSite:
     views: Mapping[Node, tuple[Node, Layout]]
     """The base of each tensor on the way, and the tensor as a view of it."""
     dropped: tuple[Refusal, ...] = ()
+    own: int | None = None
+    """The place of this rank in the group, if it is to be a ring."""
 
     def with_products(self, products: tuple[Node, ...]) -> ScatterSite:
         """The site with some of its products only; the results of the others are taken apart."""
@@ -47,9 +49,11 @@ class ScatterSite:
         return replace(self, products=products, calls={n: call for n, call in self.calls.items() if n not in gone})
 
     def cut(self, chunks: int) -> Chunking | Refusal:
-        """The site in chunks, along the first dim of what is received that can be cut so; never the last."""
+        """The site in chunks, along the first dim of what is received that can be cut so; a ring by ranks."""
+        if self.own is not None:
+            return _cut(self, self.num_ranks, 0, Place(0, 1, self.shape[0]))
         what = f"what {self.collective.launch.name} scatters"
-        return first_cut(self.shape, chunks, what, partial(_cut, self, chunks))
+        return first_cut(self.shape, chunks, what, partial(_cut_rows, self, chunks))
 
 
 def read_scatter(collective: Collective, dag: Dag) -> ScatterSite | Refusal:
@@ -115,9 +119,13 @@ class _ScatterReader:
         return dict(sorted(self.calls.items(), key=lambda item: -self.dag.index[item[0]]))
 
 
-def _cut(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:
+def _cut_rows(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:
+    return _cut(site, chunks, dim, Place(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
+
+
+def _cut(site: ScatterSite, chunks: int, dim: int, sent: Place) -> Chunking | Refusal:
+    """The site in chunks if what is scattered is cut at a place."""
     launch, source = site.collective.launch, site.collective.inputs[0]
-    sent = Place(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks)
     places: dict[Node, Place] = {}
     calls: dict[Node, Mapping[str, Operand]] = {}
     blamed = source
@@ -145,7 +153,7 @@ def _cut(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:
         return Refusal(Reason.NOT_BY_ROWS, sentence, blamed.name)
     products = tuple(node for node in site.products if node in calls)
     ordered = dict(reversed(calls.items()))
-    return Chunking(launch, site.num_ranks, chunks, dim, products, places, ordered, result=result)
+    return Chunking(launch, site.num_ranks, chunks, dim, products, places, ordered, result=result, own=site.own)
 
 
 def _operand(site: ScatterSite, node: Node, place: Place, chunks: int, places: dict[Node, Place]) -> Operand:

@@ -52,14 +52,20 @@ class GatherSite:
     """What is known of each tensor behind the gather: a base, and the tensor as a view of it."""
     bases: Mapping[Node, Rowwise | None]
     """What was gathered (None), and the calls between, in order."""
+    own: int | None = None
+    """The place of this rank in the group, if it is to be a ring."""
 
     def with_products(self, products: tuple[Node, ...]) -> GatherSite:
         """The site with some of its products only."""
         return replace(self, products=products)
 
     def cut(self, chunks: int) -> Chunking | Refusal:
-        """The site in chunks, along the first dim of the shard that can be cut so; never the last."""
-        return first_cut(self.shape, chunks, f"the shard of {self.collective.launch.name}", partial(_cut, self, chunks))
+        """The site in chunks, along the first dim of the shard that can be cut so, never the last; a ring by ranks."""
+        if self.own is not None:
+            return _cut(self, self.num_ranks, 0, Place(0, 1, self.shape[0]))
+        return first_cut(
+            self.shape, chunks, f"the shard of {self.collective.launch.name}", partial(_cut_shard, self, chunks)
+        )
 
 
 def why_not_followed(collective: Collective) -> Refusal | None:
@@ -205,10 +211,14 @@ class _GatherReader:
         return Refusal(Reason.NOT_BY_ROWS, what, call.node.name)
 
 
-def _cut(site: GatherSite, chunks: int, dim: int) -> Chunking | Refusal:
+def _cut_shard(site: GatherSite, chunks: int, dim: int) -> Chunking | Refusal:
+    return _cut(site, chunks, dim, Place(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
+
+
+def _cut(site: GatherSite, chunks: int, dim: int, place: Place) -> Chunking | Refusal:
+    """The site in chunks if what is gathered is cut at a place."""
     launch = site.collective.launch
-    inner = site.shape[dim] // chunks
-    places = {launch: Place(dim, 1 if dim else site.num_ranks, inner)}
+    places = {launch: place}
     calls: dict[Node, Mapping[str, Operand]] = {}
     lost: dict[Node, Refusal] = {}
     for call in site.bases.values():
@@ -225,7 +235,7 @@ def _cut(site: GatherSite, chunks: int, dim: int) -> Chunking | Refusal:
     kept = {node: operands for node, operands in calls.items() if node in needed}
     where = {node: place for node, place in places.items() if node in needed or node is launch}
     whole = tuple(lost[node] for node in site.products if node in lost)
-    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole)
+    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole, own=site.own)
 
 
 def _cut_call(

@@ -22,6 +22,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective, num_bytes
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.ops import Kind
 from weft.planning.chunks import Chunking, Operand, replaced, still_needed
 from weft.simulation.program import Program, Sort
 
@@ -34,11 +35,16 @@ class Costs:
     groups: GroupTable
 
     def collective_ns(self, cut: Chunking, chunks: int) -> int:
-        """One chunk of a collective that is cut in so many."""
+        """One chunk of a collective that is cut in so many; of a ring one step."""
         collective = Collective(cut.launch)
         group = self.groups.group(group_argument(cut.launch))
         size = (full_bytes(collective) or 0) // chunks
-        return ceil(self.cluster.collective_us(collective.kind, group, size) * 1000)
+        kind = Kind.BATCH_P2P if cut.own is not None and chunks > 1 else collective.kind
+        return ceil(self.cluster.collective_us(kind, group, size) * 1000)
+
+    def sum_ns(self, cut: Chunking) -> int:
+        """Adding what a rank received in a ring to its own: two tensors are read and one is written."""
+        return self.traffic_ns(3 * _bytes(cut.launch)) if cut.own is not None and cut.result is not None else 0
 
     def call_ns(self, node: Node, operands: Iterable[Operand], chunks: int) -> int:
         """A chunk of a call: its flops and its traffic, of which the operands that are not cut are read each time."""
@@ -72,11 +78,12 @@ class Costs:
             self.call_ns(node, operands.values(), cut.chunks) + self.copies_ns(cut, node) for node, operands in calls
         )
         wire, piece = self.collective_ns(cut, 1), self.collective_ns(cut, cut.chunks)
-        joins = list(cut.products) if cut.result is None else [cut.launch]
+        joins = list(cut.products) if cut.result is None else [cut.launch] if cut.own is None else []
         if cut.result is None and cut.launch not in replaced(cut):
             joins.append(cut.launch)
         gap = round(self.cluster.device.launch_gap_us * 1000) * (cut.chunks - 1) * len(calls)
-        together = piece + part + (cut.chunks - 1) * max(piece, part) + sum(map(self.join_ns, joins)) + gap
+        first = piece if cut.own is None else self.sum_ns(cut) * (cut.chunks - 1)
+        together = first + part + (cut.chunks - 1) * max(piece, part) + sum(map(self.join_ns, joins)) + gap
         return whole + wire, together
 
 
@@ -148,30 +155,15 @@ class Trial:
         index, launch = self.dag.index, cut.launch
         here, anchor = index[launch], index[cut.products[-1]]
         sent = index[launch.all_input_nodes[0]]
-        queue = self.program.queue[here]
-        piece = self.costs.collective_ns(cut, cut.chunks)
-        launches = [
-            self._add(
-                _Op(
-                    launch.name,
-                    Sort.LAUNCH,
-                    piece,
-                    (sent,),
-                    (here, c),
-                    queue,
-                    (),
-                    self._storage(_bytes(launch) // cut.chunks),
-                    self.program.uses[here],
-                )
-            )
-            for c in range(cut.chunks)
-        ]
-        waits: list[int] = []
         parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
-        for c, chunk in enumerate(launches):
-            held = tuple(s for s, _ in self.ops[chunk].allocates)
-            waits.append(self._add(_Op(launch.name, Sort.WAIT, 0, (chunk,), (anchor, c, 0), -1, (chunk,), (), held)))
-            self._calls(cut, {launch: waits}, parts, (anchor, c))
+        if cut.own is None:
+            launches = [self._launch(cut, sent, (here, c), self.program.uses[here]) for c in range(cut.chunks)]
+            waits: list[int] = []
+            for c, chunk in enumerate(launches):
+                waits.append(self._wait(cut, chunk, (anchor, c, 0)))
+                self._calls(cut, {launch: waits}, parts, (anchor, c))
+        else:
+            waits = self._gather_in_ring(cut, sent, parts)
         for node in cut.products:
             self._join(node, parts[node], (anchor, cut.chunks))
         if launch not in gone:
@@ -191,41 +183,48 @@ class Trial:
             for node in old:
                 self._become(index[node], Sort.NOTHING, 0, (whole,))
 
+    def _gather_in_ring(self, cut: Chunking, sent: int, parts: dict[Node, list[int]]) -> list[int]:
+        """Each part goes on to the next rank while it is multiplied; what holds the parts."""
+        here, anchor = self.dag.index[cut.launch], self.dag.index[cut.products[-1]]
+        arrived = [sent]
+        for c in range(cut.chunks):
+            place = (anchor, c, 0, 1) if c else (here, 0)
+            sending = self._launch(cut, arrived[c], place, self._held(arrived[c:])) if c < cut.chunks - 1 else None
+            self._calls(cut, {cut.launch: arrived}, parts, (anchor, c))
+            if sending is not None:
+                arrived.append(self._wait(cut, sending, (anchor, c + 1, 0)))
+        return arrived
+
+    def _launch(self, cut: Chunking, source: int, rank: tuple[int, ...], held: tuple[int, ...]) -> int:
+        """The launch of one chunk."""
+        name, ns = cut.launch.name, self.costs.collective_ns(cut, cut.chunks)
+        parts = 1 if cut.own is not None and cut.result is not None else cut.chunks
+        made = self._storage(_bytes(cut.launch) // parts)
+        queue = self.program.queue[self.dag.index[cut.launch]]
+        return self._add(_Op(name, Sort.LAUNCH, ns, (source,), rank, queue, (), made, held))
+
+    def _wait(self, cut: Chunking, launch: int, rank: tuple[int, ...]) -> int:
+        held = self._held([launch])
+        return self._add(_Op(cut.launch.name, Sort.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
+
     def _scatter(self, cut: Chunking, gone: set[Node]) -> None:
         index, launch = self.dag.index, cut.launch
         here = index[launch]
-        queue = self.program.queue[here]
-        piece = self.costs.collective_ns(cut, cut.chunks)
+        if cut.own is not None:
+            self._scatter_in_ring(cut, gone)
+            return
         parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
         launches: list[int] = []
         last = cut.result.base if cut.result is not None else None
         for c in range(cut.chunks):
             self._calls(cut, {}, parts, (here, c))
             source = parts[last][c] if last in parts else index[launch.all_input_nodes[0]]
-            held = tuple(s for s, _ in self.ops[source].allocates)
-            launches.append(
-                self._add(
-                    _Op(
-                        launch.name,
-                        Sort.LAUNCH,
-                        piece,
-                        (source,),
-                        (here, c, 1 << 30),
-                        queue,
-                        (),
-                        self._storage(_bytes(launch) // cut.chunks),
-                        held,
-                    )
-                )
-            )
+            launches.append(self._launch(cut, source, (here, c, 1 << 30), self._held([source])))
         for node in still_needed(cut, gone):
             self._join(node, parts[node], (here, cut.chunks))
         old = [user for user in launch.users if ops.is_wait(user.target)]
         place = min((index[node] for node in old), default=len(self.program.names) - 1)
-        waits = [
-            self._add(_Op(launch.name, Sort.WAIT, 0, (chunk,), (place, -1, c), -1, (chunk,), (), self._held([chunk])))
-            for c, chunk in enumerate(launches)
-        ]
+        waits = [self._wait(cut, chunk, (place, -1, c)) for c, chunk in enumerate(launches)]
         allocates = self.program.allocates[here]
         whole = self._add(
             _Op(
@@ -240,6 +239,28 @@ class Trial:
         )
         for node in (launch, *old):
             self._become(index[node], Sort.NOTHING, 0, (whole,))
+
+    def _scatter_in_ring(self, cut: Chunking, gone: set[Node]) -> None:
+        """Each part goes on to the next rank, which adds its own to it."""
+        index, launch = self.dag.index, cut.launch
+        here = index[launch]
+        parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
+        last = cut.result.base if cut.result is not None else None
+        total = -1
+        for c in range(cut.chunks):
+            self._calls(cut, {}, parts, (here, c))
+            source = parts[last][c] if last in parts else index[launch.all_input_nodes[0]]
+            if c:
+                waited = self._wait(cut, total, (here, c, 2))
+                ns, held = self.costs.sum_ns(cut), self._held([waited, source])
+                made = self._storage(_bytes(launch))
+                sum_ = _Op(launch.name, Sort.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
+                source = self._add(sum_)
+            total = self._launch(cut, source, (here, c, 4), self._held([source])) if c < cut.chunks - 1 else source
+        for node in still_needed(cut, gone):
+            self._join(node, parts[node], (here, cut.chunks))
+        for node in (launch, *(user for user in launch.users if ops.is_wait(user.target))):
+            self._become(index[node], Sort.NOTHING, 0, (total,))
 
     def _calls(
         self, cut: Chunking, given: dict[Node, list[int]], parts: dict[Node, list[int]], rank: tuple[int, ...]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.compat import storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.text import parse
@@ -70,13 +71,14 @@ class Worker:
         return tuple(results)
 
     def _step(self, rank: Rank, names: dict[str, str]) -> RankResult:
-        launched: list[Any] = []
+        open_: dict[int, Any] = {}
+        """Launched and not yet waited for, by storage. A send that gloo is asked about twice never ends."""
         for node in rank.program.nodes:
             self._at = node.name
             self.progress.mark(self.rank, node.name)
             if node.op == "output":
                 outputs = rank.resolve(node.args[0])
-                for tensor in tensors_in(launched):  # what escapes is complete before anybody looks at it
+                for tensor in open_.values():  # what escapes is complete before anybody looks at it
                     ops.op_names()["wait"](tensor)
                 return rank.result(outputs)
             if node.op == "call_function" and ops.is_communication(node.target):
@@ -85,9 +87,12 @@ class Worker:
                 bound[group] = names[runtime_name(group_argument(node))]
                 target: Any = node.target
                 rank.values[node] = target(**bound)
-                launched.append(rank.values[node])
+                open_ |= {storage_key(tensor): tensor for tensor in tensors_in(rank.values[node])}
             else:
                 rank.values[node] = rank.evaluate(node)
+                if node.op == "call_function" and ops.is_wait(node.target):
+                    for tensor in tensors_in(rank.values[node]):
+                        open_.pop(storage_key(tensor), None)
             rank.release(node)
         return rank.result(None)
 
