@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm, prod
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,14 +15,15 @@ from weft.errors import VerificationError, compose
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, parse, render
-from weft.passes.base import Numerics, parse_pass
-from weft.passes.pipeline import Pipeline, Run, replay
+from weft.passes.base import Context, Numerics, parse_pass
+from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
 from weft.report.work import check_tokens
 from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 from weft.simulation.timeline import Timeline
+from weft.verification.bisection import Fault, find_fault
 from weft.verification.comparison import Verdict, compare, example_inputs
 from weft.verification.equivalence import Proof, prove
 from weft.verification.real_ranks import RealRanks
@@ -39,6 +40,8 @@ class Result:
     module: GraphModule
     plan: Plan
     report: Report
+    log: tuple[LogEntry, ...] = field(default=(), repr=False)
+    """What each pass did, with the listing before and after it."""
 
 
 def optimize(
@@ -51,13 +54,16 @@ def optimize(
     strict: bool = False,
     verify: Witness = "structure",
     groups: Groups | None = None,
+    withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
 
     `verify` chooses the witness: `structure` checks the invariants after every pass; `equivalence` also proves, without
     data and at any size, that both graphs compute the same; `values` runs both on every rank of a virtual cluster.
-    `tokens_per_step`, of all ranks together, is for the report; what the zoo captures says it itself.
+    `withheld` names groups whose launches stay apart, with the reason: `weft.verification.agreement.withheld` finds
+    them where ranks hold different graphs. `tokens_per_step`, of all ranks together, is for the report; what the zoo
+    captures says it itself.
     """
     if verify not in get_args(Witness):
         do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
@@ -66,7 +72,13 @@ def optimize(
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     run = chosen.run(
-        module, cluster=described, groups=groups, memory_limit_bytes=memory_limit_bytes, effort=effort, strict=strict
+        module,
+        cluster=described,
+        groups=groups,
+        memory_limit_bytes=memory_limit_bytes,
+        effort=effort,
+        strict=strict,
+        withheld=withheld,
     )
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
     if verify == "equivalence":
@@ -79,7 +91,7 @@ def optimize(
     comparison = None if described is None else Comparison(module, run.module, described, groups, tokens_per_step)
     if comparison is not None:
         run = replace(run, plan=replace(run.plan, evidence=comparison.evidence()))
-    return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)))
+    return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)), run.log)
 
 
 def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
@@ -158,7 +170,42 @@ def verify(
 
 _verify_modules = verify
 
-__all__ = ["Result", "apply", "listing", "optimize", "parse", "simulate", "verify"]
+__all__ = ["Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"]
+
+
+def bisect(
+    module: GraphModule,
+    cluster: str | Path | Cluster | None = None,
+    *,
+    pipeline: str | Pipeline = "auto",
+    memory_limit_bytes: int | None = None,
+    effort: Literal["fast", "default", "best"] = "default",
+    verify: Literal["values", "equivalence"] = "values",
+    groups: Groups | None = None,
+    seed: int = 0,
+) -> Fault | None:
+    """Find the first pass of a pipeline that changes values or breaks a check; None where no pass does.
+
+    `values` runs the graph on every rank of a virtual cluster before and after each pass; `equivalence` tries to prove
+    each change instead, without data and at any size, and takes what it cannot prove for a fault.
+    """
+    if verify not in ("values", "equivalence"):
+        do = "use 'values' or 'equivalence'"
+        raise VerificationError(compose("bisect", f"no witness is called {verify!r}", do=do))
+    described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
+    context = Context(read_groups(module, groups), described, memory_limit_bytes, effort)
+    chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
+
+    def compare_values(before: GraphModule, after: GraphModule, exactly: bool) -> str:
+        verdict = _verify_modules(before, after, groups=groups, seed=seed)
+        return "" if verdict.bitwise or (verdict.equal and not exactly) else str(verdict)
+
+    def compare_names(before: GraphModule, after: GraphModule, exactly: bool) -> str:
+        proof = prove(before, after, groups=groups, reassociates=not exactly)
+        return "" if proof else str(proof)
+
+    compared = compare_values if verify == "values" else compare_names
+    return find_fault(module, chosen.chosen(module.graph, context.groups).passes, context, compared)
 
 
 def _tables(

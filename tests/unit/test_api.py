@@ -55,6 +55,23 @@ def module_of(text: str = LISTING) -> GraphModule:
 # optimize
 
 
+def test_optimize_merges_nothing_of_groups_that_are_withheld():
+    module = module_of("""group('dp', size=2)
+
+def graph(x: f32[2, 4], y: f32[2, 4]):
+    a: f32[4, 4] = all_gather(x, 2, 'dp')
+    b: f32[4, 4] = all_gather(y, 2, 'dp')
+    wa: f32[4, 4] = wait(a)
+    wb: f32[4, 4] = wait(b)
+    return [wa, wb]
+""")
+    merged = weft.optimize(module, pipeline="bucket-all-gathers")
+    apart = weft.optimize(module, pipeline="bucket-all-gathers", withheld={"dp": "other ranks differ"})
+    assert len(merged.plan.steps[0].actions) == 1
+    assert weft.listing(apart.module) == weft.listing(module)
+    assert [d.sentence for d in apart.plan.steps[0].decisions] == [f"{n} stays: other ranks differ" for n in "ab"]
+
+
 def test_optimize_returns_a_new_module_and_leaves_its_argument_as_it_was():
     module = module_of()
     code = module.code

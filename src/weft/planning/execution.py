@@ -19,8 +19,8 @@ from weft.planning.shape import Shape
 MILLION = 1_000_000
 NEVER = 1 << 62
 UNSURE = 8
-"""Times may be wrong: launches go earlier by one of so many parts of the time so far, and what is not needed is waited
-for two of them later."""
+"""Times may be wrong: launches go earlier by one of so many parts of the time since a collective of their queue was
+waited for last, and what is not needed is waited for two of them later."""
 GATHERS_SEEN = 8
 """How many gathers are looked at to see whether they still come in time."""
 GATHERS_JOINED = 32
@@ -97,6 +97,8 @@ class Execution:
         """How many each job still needs, but for what prepares launches: that is done with them."""
         num_queues = len(jobs.program.queues)
         self.busy = [0] * num_queues
+        self.known = [0] * num_queues
+        """By queue the end of the last collective that a job waited for: up to there its times are known."""
         self.gathers: list[list[tuple[int, int]]] = [[] for _ in range(num_queues)]
         """By queue the launches that are ready and that a job needs, by first use."""
         self.others: list[list[int]] = [[] for _ in range(num_queues)]
@@ -196,7 +198,7 @@ class Execution:
         if (when := self.when(job)) > self.now:
             self.commit(when)
             self.now = when
-        self.commit(self.now + duration + self.now // UNSURE)
+        self.commit(self.now + duration, is_early=True)
         if self.done[job]:  # a launch that it prepares went off
             return
         for launch in self.jobs.comm_preds[job]:
@@ -220,7 +222,7 @@ class Execution:
         self.now = end
         self._release(job)
         for launch in [launch for launch in self.flying if self._is_over(launch)]:
-            self.wait(launch)
+            self.wait(launch, is_known=False)
 
     def is_sure(self, job: int) -> bool:
         """Whether what a job needs has ended, even if all takes longer than it should."""
@@ -228,7 +230,8 @@ class Execution:
 
     def _is_over(self, launch: int) -> bool:
         """Whether a collective has ended, even if all takes longer than it should."""
-        return self.end[launch] + self.jobs.duration[launch] // 4 + 2 * self.now // UNSURE <= self.now
+        unsure = 2 * (self.now - self.known[self.jobs.queue[launch]]) // UNSURE
+        return self.end[launch] + self.jobs.duration[launch] // 4 + unsure <= self.now
 
     def _after(self, duration: int) -> int:
         slowdown = self.jobs.program.slowdown_ppm
@@ -238,9 +241,13 @@ class Execution:
         longer = duration * (MILLION + slowdown) // MILLION
         return self.now + (longer if longer <= beside else duration + beside * slowdown // (MILLION + slowdown))
 
-    def wait(self, launch: int) -> None:
+    def wait(self, launch: int, is_known: bool = True) -> None:
+        """Wait for a launch; it is not known when that ends if it is waited for only because it should be over."""
         if not self.waited[launch]:
             self.waited[launch] = True
+            queue = self.jobs.queue[launch]
+            if is_known:
+                self.known[queue] = max(self.known[queue], self.end[launch])
             self.units.append((~launch,))
             self._release(launch)
             if self.shape.memory.frees[launch]:
@@ -248,10 +255,11 @@ class Execution:
 
     # Launching.
 
-    def commit(self, until: int) -> None:
-        """Keep every queue busy until then, as far as there is something to launch."""
+    def commit(self, until: int, is_early: bool = False) -> None:
+        """Keep every queue busy until then, or a little longer, as far as there is something to launch."""
         for queue, busy in enumerate(self.busy):
-            while busy < until and (chosen := self._choose(queue)):
+            end = until + (self.now - self.known[queue]) // UNSURE if is_early else until
+            while busy < end and (chosen := self._choose(queue)):
                 self._launch(chosen)
                 busy = self.busy[queue]
 

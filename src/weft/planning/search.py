@@ -181,7 +181,7 @@ class _Search:
         yield from self.squeezed()
         if self.best.knobs is None:
             yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
-        for bucket, patience in ((20, 0), (100, 300), (500, 300)) if self.merging is not None else ():
+        for bucket, patience in ((20, 0), (100, 300), (500, 300), (2000, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
