@@ -1,6 +1,6 @@
 """Weft side by side with PyTorch Inductor's own passes: same captured graphs, one simulator, one run, one page.
 
-    python benchmarks/bench.py [--full] [--only fsdp,rewrites] [--jobs 2] [--json FILE] [--plots FOLDER]
+    python benchmarks/bench.py [--full] [--only fsdp,rewrites] [--jobs 2] [--json FILE] [--resume] [--plots FOLDER]
     python benchmarks/bench.py --docs benchmarks/results/bench-DATE.json
 
 Steps of the zoo, by parallelism and ranks: as captured, naive, each variant of the peer (`peer.py`, on Weft's prices;
@@ -11,7 +11,8 @@ merging (`bucketing.py`) and the graph layer (`backbone.py`). `--full` adds 64 a
 more than five seconds.
 
 Each line of work is done by one process, all contestants in turn; `--jobs` of these run beside each other. Seconds are
-those of the processor. `--docs` writes the page of such a run into docs/benchmarks.md, with its pictures.
+those of the processor. A run that was cut short goes on with `--resume`. `--docs` writes the page of such a run into
+docs/benchmarks.md, with its pictures.
 """
 
 from __future__ import annotations
@@ -176,26 +177,16 @@ def measure_graphs(collectives: Sequence[int]) -> list[dict[str, Any]]:
     return [backbone.measure(count) for count in collectives]
 
 
-def run(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[dict[str, list[Any]], list[str]]]:
-    """Whenever a task ends: all outcomes so far by section, each in the order of the tasks; and what failed."""
-    outcomes: dict[int, Any] = {}
-    failed: list[str] = []
+def run(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Any, str]]:
+    """Each task when it ends, with its outcome or with what went wrong."""
     start = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(task.work, *task.arguments): i for i, task in enumerate(tasks)}
-        for future in as_completed(waiting):
-            task = tasks[waiting[future]]
-            error = future.exception()
-            if error is None:
-                outcomes[waiting[future]] = future.result()
-            else:
-                failed.append(f"{task.name}: {type(error).__name__}: {error}")
-            done = f"{len(outcomes) + len(failed)} of {len(tasks)}"
-            say(f"[{time.perf_counter() - start:4.0f} s] {done}: {failed[-1] if error else task.name}")
-            sections: dict[str, list[Any]] = {task.section: [] for task in tasks}
-            for i in sorted(outcomes):
-                sections[tasks[i].section].append(outcomes[i])
-            yield sections, failed
+        waiting = {pool.submit(task.work, *task.arguments): task for task in tasks}
+        for number, future in enumerate(as_completed(waiting), start=1):
+            task, error = waiting[future], future.exception()
+            wrong = f"{type(error).__name__}: {error}" if error else ""
+            say(f"[{time.perf_counter() - start:4.0f} s] {number} of {len(tasks)}: {task.name} {wrong}".rstrip())
+            yield task, None if error else future.result(), wrong
 
 
 def machine() -> str:
@@ -209,25 +200,38 @@ def selected(tasks: Sequence[Task], only: str) -> list[Task]:
     return [task for task in tasks if not words or any(word in f"{task.section} {task.name}" for word in words)]
 
 
+def begin() -> dict[str, Any]:
+    """Figures without any: where and with what they are made."""
+    versions = {"weft": importlib.metadata.version("weft"), "torch": str(torch.__version__)}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions | {"python": platform.python_version()},
+        "machine": machine(),
+        "wall_s": 0.0,
+        "processor_s": 0.0,
+        **{section: {} for section in ("steps", "rewrites", "merging", "graph", "failed")},
+    }
+
+
 def measure(options: argparse.Namespace) -> int:
     tasks = selected(tasks_of(options.full), options.only)
     if not tasks:
         sys.exit(f"--only {options.only}: nothing is called so; --list tells what there is")
+    found = json.loads(options.json.read_text()) if options.resume else begin()
+    found |= {"jobs": options.jobs, "full": options.full, "failed": {}}
+    before = found["wall_s"], found["processor_s"]
     start = time.perf_counter()
-    found: dict[str, Any] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {"weft": importlib.metadata.version("weft"), "torch": str(torch.__version__)}
-        | {"python": platform.python_version()},
-        "machine": machine(),
-        "jobs": options.jobs,
-        "full": options.full,
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    for sections, failed in run(tasks, options.jobs):  # a run that is cut short leaves what it has
-        found |= {"wall_s": time.perf_counter() - start, "processor_s": processor_s(), "failed": failed, **sections}
+
+    def keep() -> None:
+        found["wall_s"] = before[0] + time.perf_counter() - start
+        found["processor_s"] = before[1] + processor_s()
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    found |= {"wall_s": time.perf_counter() - start, "processor_s": processor_s()}
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    for task, outcome, wrong in run([task for task in tasks if task.name not in found[task.section]], options.jobs):
+        found["failed" if wrong else task.section][task.name] = wrong or outcome
+        keep()  # a run that is cut short leaves what it has
+    keep()
     drawn = draw(found, options.plots)
     say("\n" + bench_table.page(found) + "\n\n" + "\n".join(f"wrote {path}" for path in (options.json, *drawn)))
     return 1 if found["failed"] else 0
@@ -256,6 +260,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="tell what there is, and end")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes beside each other")
     parser.add_argument("--json", type=Path, default=ROOT / ".benchmarks" / "bench.json", help="where figures go")
+    parser.add_argument("--resume", action="store_true", help="go on with the figures in that file")
     parser.add_argument("--plots", type=Path, default=ROOT / ".benchmarks", help="where pictures go")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs, and end")
     options = parser.parse_args()

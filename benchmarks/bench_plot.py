@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from bench_table import NAMES, best, inductor_seconds, name_of
+from bench_table import NAMES, best, inductor_seconds, name_of, rows_of
 from bench_table import seconds as seconds_of
 
 Figures = dict[str, Any]
@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 640, 380
 
 def steps(found: Figures) -> str:
     """Three bars for each step: the share that it is above its bound."""
-    rows = found.get("steps", [])
+    rows = rows_of(found, "steps")
     drawn = list(_legend(LEGEND))
     sets = [(row, [_gap(best(row, start)) for start in ("naive", "inductor", "weft planner")]) for row in rows]
     widest = max([1e-9, *(gap for _, gaps in sets for gap in gaps if gap is not None)])
@@ -47,7 +47,7 @@ def seconds(found: Figures) -> str:
     """Pass time against nodes, both in powers of ten: a line for each parallelism."""
     lines: list[tuple[str, str, list[tuple[int, float]]]] = []
     for parallel in NAMES:
-        rows = [row for row in found.get("steps", []) if row["timed"] and row["parallel"] == parallel]
+        rows = [row for row in rows_of(found, "steps") if row["timed"] and row["parallel"] == parallel]
         rows.sort(key=lambda row: row["nodes"])
         for name in ("inductor", "weft"):
             times = [

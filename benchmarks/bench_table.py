@@ -46,20 +46,30 @@ STEPS = (
 def page(found: Figures) -> str:
     """All tables as Markdown, each with what it shows."""
     parts = [about(found)]
-    if found.get("steps"):
-        parts += ["### Steps over the bound", summary(found["steps"]), steps(found["steps"])]
-        if failures := failed_variants(found["steps"]):
+    if rows := rows_of(found, "steps"):
+        parts += ["### Steps over the bound", summary(rows), steps(rows)]
+        if failures := failed_variants(rows):
             parts.append("Where Inductor's scheduler fails:\n\n" + "\n".join(f"- {line}" for line in failures))
-        parts += ["### Pass time and its growth", growth(found["steps"])]
-    if found.get("rewrites"):
-        parts += ["### Rewrites against Inductor's post-grad passes", rewrites(found["rewrites"])]
-    if found.get("merging"):
-        parts += ["### Merging against Inductor's", *merging(found["merging"][0])]
-    if found.get("graph"):
-        parts += ["### The graph layer against torch's sort", graph(found["graph"][0])]
+        parts += ["### Pass time and its growth", growth(rows)]
+    if rows := rows_of(found, "rewrites"):
+        parts += ["### Rewrites against Inductor's post-grad passes", rewrites(rows)]
+    for each in rows_of(found, "merging"):
+        parts += ["### Merging against Inductor's", *merging(each)]
+    for each in rows_of(found, "graph"):
+        parts += ["### The graph layer against torch's sort", graph(each)]
     if found.get("failed"):
-        parts.append("What could not be measured:\n\n" + "\n".join(f"- {line}" for line in found["failed"]))
+        lines = (f"- {name}: {wrong}" for name, wrong in found["failed"].items())
+        parts.append("What could not be measured:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def rows_of(found: Figures, section: str) -> list[Any]:
+    """The outcomes in one section, by name: the order in which they came is no matter. Steps come by parallelism."""
+    rows = [outcome for _, outcome in sorted(found.get(section, {}).items())]
+    if section == "steps":
+        order = list(NAMES)
+        rows.sort(key=lambda row: (order.index(row["parallel"]), math.prod(row["mesh"].values()), row["layers"]))
+    return rows
 
 
 def about(found: Figures) -> str:
@@ -93,10 +103,7 @@ def name_of(row: Figures) -> str:
 
 
 def steps(rows: Sequence[Figures]) -> str:
-    order = list(NAMES)
-    ranks = {row["scenario"]: math.prod(row["mesh"].values()) for row in rows}
-    ordered = sorted(rows, key=lambda row: (order.index(row["parallel"]), ranks[row["scenario"]], row["layers"]))
-    return table(STEPS, map(_step, ordered))
+    return table(STEPS, map(_step, rows))
 
 
 def _step(row: Figures) -> list[str]:
