@@ -12,7 +12,7 @@ from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft import zoo
-    from weft.api import Result, apply, listing, optimize, parse, simulate, verify
+    from weft.api import Fault, Result, apply, bisect, listing, optimize, parse, simulate, verify
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
@@ -30,6 +30,7 @@ __all__ = [
     "Cluster",
     "Context",
     "Decision",
+    "Fault",
     "Numerics",
     "Pass",
     "Pipeline",
@@ -42,6 +43,7 @@ __all__ = [
     "WeftError",
     "__version__",
     "apply",
+    "bisect",
     "capture",
     "check_agreement",
     "inductor_pass",
@@ -55,7 +57,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "weft.api": ("Result", "apply", "listing", "optimize", "parse", "simulate", "verify"),
+    "weft.api": ("Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"),
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),

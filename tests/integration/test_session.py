@@ -18,6 +18,7 @@ from tests.integration import functions
 from tests.integration.worlds import PYTHONPATH, REPOSITORY
 from weft.frontends.run_report import Entry, read_entries, write_entry
 from weft.frontends.session import NO_COLLECTIVES, SESSION
+from weft.passes.base import all_passes
 
 MISSING = NO_COLLECTIVES.format(ranks=2)
 
@@ -151,6 +152,10 @@ def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path
     assert re.search(r"weft: forward 0/0: nodes \d+ -> \d+, collectives 1 -> 1, \d+ applied, ", done.stderr)
     (trace,) = tmp_path.iterdir()
     text = trace.read_text()
-    for name in ("weft_before", "weft_after", "weft_report"):
-        assert f'"artifact": {{"name": "{name}"' in text
+    found = re.findall(r'"artifact": \{"name": "(weft_\w+)"', text)
+    changed = re.findall(r"^weft_\d\d_(\w+)$", "\n".join(found), re.MULTILINE)
+    assert changed, "no pass changed the graph"  # the listing behind each that did, in the order in which they ran
+    assert {name.replace("_", "-") for name in changed} <= set(all_passes())
+    assert found == ["weft_before", *found[1:-2], "weft_after", "weft_report"]
+    assert found[1:-2] == sorted(found[1:-2])
     assert "= all_gather(" in text

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli import usage
+from weft.cli.bisected import bisect_source
 from weft.cli.optimized import optimize_source, save_plan
-from weft.errors import compose
+from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
+    from weft.passes.pipeline import LogEntry
     from weft.report.report import Report
 
 HtmlOption = Annotated[
@@ -23,6 +26,19 @@ TraceOption = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Save both timelines as a Chrome trace. Needs --cluster."),
 ]
+PrintAfterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--print-after",
+        metavar="PASS",
+        help="Show the listing behind this pass on stderr; `all`: behind each pass that changes it. Several times.",
+    ),
+]
+BisectOption = Annotated[
+    bool,
+    typer.Option("--bisect", help="Find the first pass that changes values or breaks a check, and write nothing."),
+]
+ALL = "all"
 
 
 def optimize(
@@ -38,12 +54,19 @@ def optimize(
     html: HtmlOption = None,
     trace: TraceOption = None,
     tokens: usage.TokensOption = None,
+    print_after: PrintAfterOption = None,
+    bisect: BisectOption = False,
     as_json: usage.JsonOption = False,
 ) -> None:
     """Optimize a graph: its new listing goes to stdout, the report to stderr.
 
     With --json stdout gets one object with the report, and with the listing unless -o takes it.
+
+    With --bisect each pass is checked by values on virtual ranks, or by a proof with --verify equivalence.
     """
+    if bisect:
+        _refuse_files({"-o": output, "--plan": plan, "--html": html, "--trace": trace, "--print-after": print_after})
+        bisect_source(source, cluster, pipeline, verify, memory_limit, effort, as_json)
     for option, path in (("--html", html), ("--trace", trace)):
         if path is not None and cluster is None:
             what = f"{option} draws a simulation, and no cluster is given"
@@ -64,6 +87,7 @@ def optimize(
 
     from weft.graph.text import render
 
+    _print_after(result.log, print_after or [])
     listing = render(result.module)
     save_plan(result, plan)
     _draw(result.report, source, html, trace)
@@ -76,6 +100,29 @@ def optimize(
     if output is None:
         told["listing"] = listing
     usage.write(json.dumps(told, indent=1, sort_keys=True) + "\n", None)
+
+
+def _refuse_files(options: Mapping[str, object]) -> None:
+    """A search for a fault has no result to write."""
+    given = next((option for option, value in options.items() if value), None)
+    if given is not None:
+        what = f"--bisect writes no result, and {given} is given"
+        raise usage.UsageError(compose("optimize", what, do=f"leave {given} off"))
+
+
+def _print_after(log: Sequence[LogEntry], wanted: Sequence[str]) -> None:
+    """Show the listings behind passes that were asked for by name or spec."""
+    for position, entry in enumerate(log, 1):
+        name = entry.step.spec.partition("{")[0]
+        if (ALL in wanted and entry.changed) or name in wanted or entry.step.spec in wanted:
+            did = "changed" if entry.changed else "unchanged"
+            head = f"# behind pass {position} of {len(log)}: {entry.step.spec} ({did}, {entry.seconds * 1000:.1f} ms)"
+            usage.show(f"{head}\n{entry.after}", err=True)
+    known = {name for entry in log for name in (entry.step.spec, entry.step.spec.partition("{")[0])}
+    for name in wanted:
+        if name != ALL and name not in known:
+            what = f"no pass of the pipeline is called {name!r}"
+            raise usage.UsageError(compose("--print-after", what, do=nearest(name, known) or f"or write {ALL}"))
 
 
 def _draw(report: Report, source: str, html: Path | None, trace: Path | None) -> None:

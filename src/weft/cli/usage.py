@@ -45,9 +45,16 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file.")
 ]
-PipelineOption = Annotated[str, typer.Option("--pipeline", metavar="SPEC", help="A preset, or passes with commas.")]
+PipelineOption = Annotated[
+    str,
+    typer.Option(
+        "--pipeline", metavar="SPEC", help="Passes, stages and presets with commas, such as clean,my-pass,auto."
+    ),
+]
 VerifyOption = Annotated[Witness, typer.Option("--verify", help="What checks the result.")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Fail where a pass declines a rewrite.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Fail where a pass that --pipeline names cannot do what it found to do.")
+]
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Instead of stdout.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Save the plan here, as JSON.")]
 TokensOption = Annotated[

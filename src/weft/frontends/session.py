@@ -238,6 +238,10 @@ def _optimize(module: GraphModule, options: Options, fuses: bool) -> Result:
 def _emit(entry: Entry, module: GraphModule, result: Result) -> None:
     """Show what is about to be done where users of the compiler stack look."""
     compat.emit_artifact("weft_before", lambda: listing(module))
+    for position, done in enumerate(result.log, 1):
+        if done.changed:  # the listing behind each pass, in order
+            name = done.step.spec.partition("{")[0].replace("-", "_")
+            compat.emit_artifact(f"weft_{position:02}_{name}", lambda text=done.after: text)
     compat.emit_artifact("weft_after", lambda: listing(result.module))
     compat.emit_artifact("weft_report", lambda: json.dumps(entry.report), encoding="json")
     log.debug("weft: %s", result.report)

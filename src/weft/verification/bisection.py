@@ -1,0 +1,131 @@
+"""Which pass of a pipeline is the first to change values, or to break a check.
+
+Contract: passes run one by one, each on what the one before left, and what each changed is compared with what it was
+given: bit by bit where the pass says that it is exact, within the tolerance of the dtype otherwise. Inside the pass
+that is found its actions are halved until one is left: with those before it all is well, with it no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from weft.errors import RefusedError, WeftError
+from weft.graph import check
+from weft.graph.dag import Dag
+from weft.graph.edit import copy_module, recompile
+from weft.graph.text import render
+from weft.passes.base import Context, Numerics, Pass
+from weft.planning.plan import Action, Step
+
+Compare = Callable[[GraphModule, GraphModule, bool], str]
+"""Compares two modules, bit by bit if asked to: what differs, or nothing."""
+MAX_SHOWN = 300
+"""Letters of an action that are shown."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a pass does wrong."""
+
+    spec: str
+    """The pass with its options."""
+    position: int
+    """Its place in the pipeline, counted from 1."""
+    num_passes: int
+    what: str
+    """The error it ends with, or how the values differ."""
+    before: str
+    """The listing that it was given: with the pass alone it shows the fault."""
+    after: str
+    """What it made of it; empty where it ends with an error."""
+    action: Action | None = None
+    """The first of its actions that is wrong, where that can be told."""
+    action_position: int = 0
+    num_actions: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{self.spec}, pass {self.position} of {self.num_passes}: {self.what}"]
+        if self.action is not None:
+            shown = str(self.action)
+            shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]} ..."
+            lines.append(f"    action {self.action_position} of {self.num_actions}: {shown}")
+        return "\n".join(lines)
+
+    def to_record(self) -> dict[str, Any]:
+        """The fault as data for JSON."""
+        return asdict(self)
+
+
+def find_fault(module: GraphModule, passes: Sequence[Pass], context: Context, compare: Compare) -> Fault | None:
+    """The first pass at fault; None where there is none. The module is left as it was, and must be valid."""
+    check.validate(Dag(module.graph))
+    before = module
+    for position, rewrite in enumerate(passes, 1):
+        after = copy_module(before)
+        step: Step | None = None
+        try:
+            step = rewrite.plan(after.graph, context)
+            what = _wrong(rewrite, before, after, context, step, compare)
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever a pass ends with, from anybody's code
+            what = _told(error)
+        if what:
+            found = Fault(str(rewrite), position, len(passes), what, render(before, context.groups), "")
+            if step is None:
+                return found
+            found = replace(found, after=_listing(after, context))
+            return _with_action(found, rewrite, before, context, step, compare)
+        before = after
+    return None
+
+
+def _wrong(
+    rewrite: Pass, before: GraphModule, after: GraphModule, context: Context, step: Step, compare: Compare
+) -> str:
+    """Carry a step out on a copy of the module; what is wrong with the result, or nothing."""
+    try:
+        _, changed = rewrite.run(after.graph, context, step)
+        if not changed and render(after, context.groups) == render(before, context.groups):
+            return ""
+        recompile(after)
+        check.validate(Dag(after.graph))
+        difference = compare(before, after, rewrite.numerics is Numerics.EXACT)
+    except RefusedError:
+        raise
+    except Exception as error:  # likewise
+        return _told(error)
+    return difference
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, WeftError) else f"it ends with {type(error).__name__}: {error}"
+
+
+def _listing(module: GraphModule, context: Context) -> str:
+    try:
+        return render(module, context.groups)
+    except WeftError:  # it may be broken in any way
+        return ""
+
+
+def _with_action(
+    found: Fault, rewrite: Pass, before: GraphModule, context: Context, step: Step, compare: Compare
+) -> Fault:
+    """The fault with the action that is to blame, if with fewer actions all is well."""
+
+    def is_wrong(count: int) -> bool:
+        part = replace(step, actions=step.actions[:count])
+        return bool(_wrong(rewrite, before, copy_module(before), context, part, compare))
+
+    well, wrong = 0, len(step.actions)
+    if wrong == 0 or is_wrong(0):
+        return found
+    while wrong - well > 1:
+        middle = (well + wrong) // 2
+        well, wrong = (well, middle) if is_wrong(middle) else (middle, wrong)
+    return replace(found, action=step.actions[wrong - 1], action_position=wrong, num_actions=len(step.actions))
