@@ -38,7 +38,7 @@ class PlanError(WeftError):
 
 
 class RefusedError(WeftError):
-    """`strict` was set and a pass declined a rewrite, or a limit cannot be kept."""
+    """`strict` was set and something forbids what a pass found to do, or a limit cannot be kept."""
 
 
 class MemoryLimitError(RefusedError):

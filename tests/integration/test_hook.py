@@ -246,6 +246,7 @@ def test_wrong_options_of_a_backend_are_told_with_the_nearest(
 
 
 def test_strict_refusals_reach_whoever_compiles(mesh: DeviceMesh):
-    function = torch.compile(gather_twice, backend="weft_eager", options={"weft.strict": True})
+    options = {"weft.strict": True, "weft.pipeline": "dedupe-collectives"}
+    function = torch.compile(gather_twice, backend="weft_eager", options=options)
     with pytest.raises(Exception, match=r"dedupe-collectives: .* again and stays: 1024 bytes would be held"):
         function(torch.ones(16, 16), torch.ones(8, 16), mesh.get_group().group_name)

@@ -56,6 +56,7 @@ class Context:
     memory_limit_bytes: int | None = None
     effort: Literal["fast", "default", "best"] = "default"
     strict: bool = False
+    """Whether it is an error if something in the graph forbids what a pass found to do."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
     """Groups whose launches must not be merged, each with a sentence why: their ranks hold graphs that differ."""
 
@@ -148,7 +149,7 @@ class Pass(ABC):
     def run(self, graph: Graph, context: Context, step: Step | None = None) -> tuple[Step, bool]:
         """Plan (unless a step is given), apply and check in one transaction; the graph changes wholly or not at all."""
         step = self.plan(graph, context) if step is None else step
-        refusal = next((d for d in step.declined if d.reason.is_refusal), None)
+        refusal = next((d for d in step.declined if d.reason.is_obstacle), None)
         if context.strict and refusal is not None:
             raise RefusedError(compose(self.name(), refusal.sentence, do="leave strict off to accept this"))
         with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -71,12 +71,15 @@ class Pipeline:
     passes: tuple[Pass, ...]
     auto_at: int | None = None
     """How many of the passes run before those of `auto`. None: no preset is chosen."""
+    brought: frozenset[int] = field(default=frozenset(), compare=False)
+    """Places of passes that a stage or a preset brought. They do what they can: `strict` asks only of those named."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Passes, stages and presets by name, separated by commas."""
         passes: list[Pass] = []
         auto_at: int | None = None
+        brought: set[int] = set()
         for spec in re.split(r",(?![^{]*\})", text):
             name, _, options = spec.strip().partition("{")
             if name in NAMED and options:
@@ -86,10 +89,12 @@ class Pipeline:
             if name == AUTO:
                 auto_at = len(passes)
             elif name in NAMED:
-                passes += cls.parse(NAMED[name]).passes
+                stands_for = cls.parse(NAMED[name]).passes
+                brought |= {len(passes) + k for k in range(len(stands_for))}
+                passes += stands_for
             elif spec.strip():
                 passes.append(parse_pass(spec, also=NAMED))
-        return cls(tuple(passes), auto_at)
+        return cls(tuple(passes), auto_at, frozenset(brought))
 
     def __str__(self) -> str:
         specs = list(map(str, self.passes))
@@ -99,8 +104,9 @@ class Pipeline:
         """This one, with the passes of the preset that the graph asks for in the place of `auto`."""
         if self.auto_at is None:
             return self
-        preset = self.parse(recognise(Dag(graph), groups)).passes
-        return type(self)((*self.passes[: self.auto_at], *preset, *self.passes[self.auto_at :]))
+        at, preset = self.auto_at, self.parse(recognise(Dag(graph), groups)).passes
+        brought = {k if k < at else k + len(preset) for k in self.brought} | set(range(at, at + len(preset)))
+        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(brought))
 
     def run(
         self,
@@ -123,7 +129,7 @@ class Pipeline:
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
             what = f"no pass of {str(self)!r} keeps a limit of memory"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
-        run = _run(module, context, [(p, None) for p in chosen.passes])
+        run = _run(module, context, [(p, None) for p in chosen.passes], brought=chosen.brought)
         if memory_limit_bytes is not None:
             _check_memory(run, context, memory_limit_bytes)
         return run
@@ -154,9 +160,10 @@ def _run(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     expected: Mapping[str, Any] | None = None,
+    brought: Container[int] = (),
 ) -> Run:
     with collector_paused():
-        return _run_passes(module, context, work, expected or {})
+        return _run_passes(module, context, work, expected or {}, brought)
 
 
 def _run_passes(
@@ -164,6 +171,7 @@ def _run_passes(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     expected: Mapping[str, Any],
+    brought: Container[int],
 ) -> Run:
     check.validate(Dag(module.graph))
     made = copy_module(module)
@@ -171,10 +179,10 @@ def _run_passes(
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
-    for rewrite, step in work:
+    for place, (rewrite, step) in enumerate(work):
         _check_digest(step, listing, expected, facts)
         start = time.perf_counter()
-        done, changed = rewrite.run(made.graph, context, step)
+        done, changed = rewrite.run(made.graph, replace(context, strict=False) if place in brought else context, step)
         seconds = time.perf_counter() - start
         after = render(made, context.groups) if changed else listing
         log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))

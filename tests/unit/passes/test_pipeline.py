@@ -409,6 +409,20 @@ def test_strict_turns_a_refusal_into_an_error():
     assert weft.listing(module) == REGATHER
 
 
+def test_strict_asks_nothing_of_passes_that_a_preset_brings():
+    for spec in ("auto", "fsdp", "communication", "sink-waits,auto"):
+        Pipeline.parse(spec).run(weft.parse(REGATHER), strict=True)
+    for spec in ("clean,dedupe-collectives,algebra,auto", str(Pipeline.parse("communication"))):
+        with pytest.raises(RefusedError):
+            Pipeline.parse(spec).run(weft.parse(REGATHER), strict=True)
+
+
+def test_strict_accepts_what_is_not_of_the_form_or_does_not_pay():
+    text = "def graph(x: f32[4]):\n    a: f32[4] = add(x, 0.0)\n    b: f32[4] = mul(a, 0)\n    return [b]\n"
+    run = Pipeline.parse("simplify-arithmetic").run(weft.parse(text), strict=True)
+    assert [d.reason for d in run.log[0].step.decisions] == [Reason.UNSUPPORTED_FORM] * 2
+
+
 def test_strict_accepts_what_is_done_already():
     run = Pipeline.parse("sink-waits").run(weft.parse(REGATHER), strict=True)
     assert [d.reason for d in run.log[0].step.decisions] == [Reason.ALREADY_DONE, Reason.ALREADY_DONE]
