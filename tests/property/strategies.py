@@ -14,6 +14,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from tests.golden import operators  # noqa: F401  (programs name them)
 from weft.simulation.program import Program, Queue, Sort
 
 DTYPES = ("f32", "bf16", "f64")
@@ -509,6 +510,69 @@ class Builder:
         self.disturb(ones)
         self.emit(self.new((size,), dtype), f"cumsum({ones.name}, 0)")
 
+    # What is functional by a wrapper, and what runs in rounds.
+
+    def functionalized(self) -> None:
+        """An operator that writes what it is given, in a wrapper that copies that first."""
+        value = self.pick(contiguous=True)
+        other = self.pick(shape=value.shape, dtype=value.dtype) if value and value.shape else None
+        if not value or not other:
+            return
+        kind = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+        name = self.new((), value.dtype).name
+        match self.rng.randrange(3):
+            case 0:
+                call = f"auto_functionalized(operator('weft_test.bump_.default'), x={value.name}, y={other.name})"
+                types, items = f"(None, {kind})", [1]
+            case 1:
+                third = self.pick(shape=value.shape, dtype=value.dtype, contiguous=True) or value
+                given = f"x={value.name}, z={third.name}, y={other.name}"
+                call = f"auto_functionalized(operator('weft_test.exchange_.default'), {given})"
+                types, items = f"({kind}, {kind}, {kind})", [0, 1, 2]
+            case _:
+                half = value.shape[0] // 2
+                shape = (half, *value.shape[1:])
+                part = self.new(shape, value.dtype, other.storages, other.contiguous)
+                self.emit(part, f"slice({other.name}, 0, 0, {half})")
+                bounds = f"_x_slice_dim=0, _x_slice_start={half}, _x_slice_end={2 * half}"
+                given = f"y={part.name}, _x_base_index=0, {bounds}, _all_bases=[{value.name}]"
+                call = f"auto_functionalized_v2(operator('weft_test.bump_.default'), {given})"
+                types, items = f"(None, {kind})", [1]
+        self.lines.append(f"    {name}: {types} = higher_order.{call}")
+        taken = [self.emit(self.new(value.shape, value.dtype), f"{name}[{k}]") for k in items]
+        if self.rng.random() < 0.4 and not value.storages & self.unwritable:
+            back = self.new(value.shape, value.dtype, value.storages, value.contiguous)
+            self.emit(back, f"copy_({value.name}, {taken[-1 if len(items) == 1 else 1].name})")
+
+    def scanned(self) -> None:
+        """A scan or a map over the rows of a tensor."""
+        value = self.pick(contiguous=True)
+        if not value or len(value.shape) != 2:
+            return
+        carried = self.pick(shape=value.shape[1:], dtype=value.dtype, contiguous=True)
+        row, rows = f"{value.dtype}[{value.shape[1]}]", f"{value.dtype}[{value.shape[0]}, {value.shape[1]}]"
+        body, found = (self.new((), value.dtype).name for _ in range(2))
+        inputs, known = ("h", "x") if carried else ("x",), ["x", *(["h"] if carried else [])]
+        lines: list[str] = []
+        for k in range(self.rng.randint(1, 4)):
+            op = self.rng.choice(["add({}, {})", "mul({}, {})", "neg({})", "sigmoid({})", "rand_like({})", "clone({})"])
+            lines.append(f"        y{k} = {op.format(*(self.rng.choice(known) for _ in range(2)))}")
+            known.append(f"y{k}")
+        made = known[2 if carried else 1 :]  # what a round returns shares no memory with what it is given
+        results = [self.rng.choice(made), made[-1]] if carried else [made[-1]]
+        self.lines.append(f"    def {body}({', '.join(f'{name}: {row}' for name in inputs)}):")
+        self.lines += [*lines, f"        return [{', '.join(results)}]", f"    {body} = attribute('{body}')"]
+        call = (
+            f"scan({body}, [{carried.name}], [{value.name}], [])"
+            if carried
+            else f"map_impl({body}, [{value.name}], [])"
+        )
+        types = f"({row}, {rows})" if carried else f"({rows},)"
+        self.lines.append(f"    {found}: {types} = higher_order.{call}")
+        if carried:
+            self.emit(self.new(value.shape[1:], value.dtype), f"{found}[0]")
+        self.emit(self.new(value.shape, value.dtype), f"{found}[{1 if carried else 0}]")
+
 
 STEPS = (
     *(("pointwise", 6), ("binary", 5), ("matmul", 4), ("cast", 3), ("draw", 3), ("concatenate", 2)),
@@ -551,6 +615,24 @@ BATCH_STEPS = (
     *(("viewed_cat", 4), ("add_rows", 4), ("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("wait", 2)),
 )
 """Programs with much that is alike."""
+WRAPPED_STEPS = (
+    *(
+        ("functionalized", 10),
+        ("pointwise", 4),
+        ("binary", 3),
+        ("view", 3),
+        ("slice", 2),
+        ("transpose", 1),
+        ("write", 2),
+    ),
+    *(("copy", 1), ("draw", 1), ("all_gather", 1), ("all_reduce", 1), ("coalesced", 1), ("wait", 4)),
+)
+"""Programs with operators that write, in wrappers that copy."""
+SCAN_STEPS = (
+    *(("scanned", 8), ("pointwise", 3), ("binary", 3), ("view", 3), ("slice", 2), ("transpose", 1), ("write", 2)),
+    *(("draw", 2), ("all_gather", 1), ("all_reduce", 1), ("wait", 3)),
+)
+"""Programs with rounds."""
 ONE_RANK_MESHES = ({"dp": (1, 1)}, {"dp": (2, 1), "tp": (1, 1)}, {"dp": (1, 1), "tp": (4, 1)})
 """With groups of one rank."""
 
@@ -592,6 +674,71 @@ def random_listing(
     header = [f"group({n!r}, size={size}, stride={stride})" for n, (size, stride) in builder.groups.items()]
     result = ", ".join(v.name for v in builder.returned)
     return "\n".join([*header, "", f"def graph({inputs}):", *builder.lines, f"    return [{result}]"]) + "\n"
+
+
+def random_constants(rng: Random) -> str:
+    """A program of two devices: constants of the host, what is made of them there, and copies to the device."""
+    host, there, lines = ["h"], ["x"], list[str]()
+
+    def add(text: str, where: list[str]) -> None:
+        lines.append(f"    n{len(lines)} = {text}")
+        where.append(f"n{len(lines) - 1}")
+
+    for _ in range(rng.randint(6, 24)):
+        a, b, c, d = rng.choice(host), rng.choice(host), rng.choice(there), rng.choice(there)
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                made = rng.choice(["full([4], 2.0, dtype=f32", "ones([4], dtype=f32", "arange(4, dtype=f32"])
+                add(f"{made}, device=device('cpu'))", host)
+            case 3:
+                add(rng.choice([f"add({a}, {b})", f"neg({a})", f"mul({a}, 0.5)", f"view({a}, [4])"]), host)
+            case 4 | 5:
+                add(f"_to_copy({a}, device=device('cuda:0'))", there)
+            case 6:
+                add(rng.choice([f"add({c}, {d})", f"mul({c}, {d})", f"sigmoid({c})"]), there)
+            case 7:
+                add(f"_to_copy({rng.choice([a, c])}, device=device('cpu'))", host)
+            case _:
+                add(f"mul_({a}, 0.5)", host)
+    returned = [*rng.sample(there, min(3, len(there))), *rng.sample(host, rng.choice([0, 0, 1]))]
+    header = "device('cuda:0')\n\ndef graph(x: f32[4], h: f32[4](device='cpu')):\n"
+    return header + "\n".join([*lines, f"    return [{', '.join(returned)}]"]) + "\n"
+
+
+def random_quantised(rng: Random) -> str:
+    """A program of products with int8 weights that are cast, in ways that fit or not, and with packed int4 weights."""
+    inputs = ["x: bf16[8, 64]", "y: bf16[2, 4, 64]", "z: bf16[4, 128]"]
+    lines: list[str] = []
+    results: list[str] = []
+
+    def line(text: str) -> str:
+        lines.append(f"    n{len(lines)} = {text}")
+        return f"n{len(lines) - 1}"
+
+    for k in range(rng.randint(2, 5)):
+        rows = rng.choice([32, 64, 128])
+        if rng.random() < 0.5:
+            rows = rng.choice([64, 64, 32, 128])
+            inputs += [f"w{k}: u8[{rows}, 64]", f"s{k}: bf16[4, {rows}, 2]"]
+            results.append(line(f"_weight_int4pack_mm_for_cpu(z, w{k}, 32, s{k})"))
+            if rng.random() < 0.3:
+                results[-1] = line(f"relu({results[-1]})")
+            continue
+        inputs += [f"w{k}: i8[{rows}, 64]", f"s{k}: bf16[{rng.choice([rows, rows, rows, 1])}]"]
+        cast = "_to_copy({}, dtype=bf16)" if rng.random() < 0.5 else "prims.convert_element_type.default({}, bf16)"
+        turn = rng.choice(["t({})", "permute({}, [1, 0])"])
+        first, second = (cast, turn) if rng.random() < 0.5 else (turn, cast)
+        weight = line(second.format(line(first.format(f"w{k}"))))
+        if rng.random() < 0.15:
+            line(f"neg_(w{k})")
+        is_deep = rng.random() < 0.4
+        product = line(f"mm({line('view(y, [8, 64])') if is_deep else 'x'}, {weight})")
+        if rng.random() < 0.15:
+            results.append(product)
+        product = line(f"view({product}, [2, 4, {rows}])") if is_deep else product
+        pair = [product, f"s{k}"] if rng.random() < 0.5 else [f"s{k}", product]
+        results.append(line(f"mul({', '.join(pair)})"))
+    return f"def graph({', '.join(inputs)}):\n" + "\n".join([*lines, f"    return [{', '.join(results)}]"]) + "\n"
 
 
 listings = st.randoms(use_true_random=False).map(random_listing)
@@ -826,6 +973,16 @@ class Streams:
     def _contiguous(self, source: str) -> str:
         return self.line(f"clone({source}, memory_format=memory_format.contiguous_format)")
 
+    def reduced(self, shape: tuple[int, ...]) -> None:
+        """A product of which every rank needs the sum, maybe with another user, and a product of that."""
+        made, size = self.product(self.between(self.input(*shape), shape), shape)
+        sent = self._contiguous(self.between(made, size))
+        kind = self.rng.choice(("sum", "sum", "max"))
+        whole = self.line(f"wait({self.line(f'all_reduce({sent}, {kind!r}, ' + repr('tp') + ')')})")
+        self.results.append(self.product(self.between(whole, size), size)[0])
+        if self.rng.random() < 0.3:
+            self.results.append(self.rng.choice([made, whole]))
+
     def scatter(self, source: str, shape: tuple[int, ...]) -> str:
         """Scatter along a random dim that splits."""
         rng, ranks = self.rng, self.num_ranks
@@ -861,6 +1018,8 @@ def random_streams(rng: Random) -> str:
             made.results.append(made.scatter(made.between(hidden, size), size) if rng.random() < 0.8 else hidden)
         if rng.random() < 0.2:
             made.lines.append(f"{made.name()} = neg_({source})")
+    if rng.random() < 0.6:
+        made.reduced(rng.choice([(8, 4), (4, 2, 4), (1, 8, 4), (6, 4)]))
     head = f"group('tp', size={made.num_ranks})\n\ndef graph({', '.join(made.inputs)}):\n"
     return head + "".join(
         f"    {line}\n" for line in [*made.lines, f"return [{', '.join(dict.fromkeys(made.results))}]"]
