@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 import peer
@@ -308,6 +309,12 @@ def growth(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def keep(path: str | None, found: Any) -> None:
+    if path:
+        with open(path, "w") as file:
+            json.dump(found, file, indent=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", default=",".join(BASELINE), help="names, separated by commas; all for all")
@@ -324,23 +331,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = list(SCENARIOS) if options.scenarios == "all" else options.scenarios.split(",")
-    found: Any
     if options.growth:
         options.layers = options.layers or "16,32,64,128"
         name = names[0] if len(names) == 1 else "fsdp-x64-tp-x8"
-        found = growth(SCENARIOS[name], options)
+        keep(options.json, growth(SCENARIOS[name], options))
     else:
-        rows = [
-            compare(SCENARIOS[name], layers, part, options)
-            for name in names
-            for layers in (map(int, options.layers.split(",")) if options.layers else [SCENARIOS[name].layers])
-            for part in options.parts.split(",")
-        ]
+        rows: list[Row] = []
+        for part, name in product(options.parts.split(","), names):
+            for layers in map(int, options.layers.split(",")) if options.layers else [SCENARIOS[name].layers]:
+                rows.append(compare(SCENARIOS[name], layers, part, options))
+                keep(options.json, [asdict(row) for row in rows])  # a run may take hours
         print("\n" + table(rows, options.efforts.split(",")))
-        found = [asdict(row) for row in rows]
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

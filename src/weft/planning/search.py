@@ -181,7 +181,7 @@ class _Search:
         yield from self.squeezed()
         if self.best.knobs is None:
             yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
-        for bucket, patience in ((20, 0), (100, 300), (500, 300), (2000, 300)) if self.merging is not None else ():
+        for bucket, patience in ((20, 0), (100, 300), (500, 300), (1000, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
@@ -222,7 +222,7 @@ class _Search:
             "filler": (20, 50, 100, 200, 300, 500, 800),
             "finish": ("tail", "work"),
             "keep": (False, True),
-            "bucket": (0, 5, 10, 20, 50, 100, 500) if self.merging is not None else (0,),
+            "bucket": (0, 5, 10, 20, 50, 100, 500, 1000, 2000) if self.merging is not None else (0,),
             "patience": (0, 1, 10, 100, 300, 1000) if self.merging is not None else (0,),
         }
         name = self.random.choice(list(values))
