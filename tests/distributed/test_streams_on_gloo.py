@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, scatter
+from tests.unit.kernels.streams import Case, cases, gather, reduce, scatter
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import Verdict, compare, example_inputs
@@ -30,7 +30,8 @@ def verdict(ranks: RealRanks, before: GraphModule, spec: str, num_ranks: int) ->
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_chunks_compute_the_same(ranks: RealRanks, case: Case):
-    for listing, spec in ((gather(case), GATHER), (scatter(case), SCATTER)):
+    listings = [(gather(case), GATHER), (scatter(case), SCATTER), *([(reduce(case), SCATTER)] if not case.dim else [])]
+    for listing, spec in listings:
         found = verdict(ranks, weft.parse(listing), spec, case.num_ranks)
         assert found.bitwise, str(found)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 import weft
+from tests.golden.goldens import FOLDER
 from tests.property.strategies import random_streams
 from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
@@ -34,7 +36,12 @@ def streamed(seed: int) -> tuple[GraphModule, Run]:
     before = parse(random_streams(rng))
     numbers = [rng.choice((2, 2, 4)) for _ in range(2)]
     spec = f"fuse-all-gather-matmuls{{chunks={numbers[0]}}},fuse-matmul-reduce-scatters{{chunks={numbers[1]}}}"
-    return before, Pipeline.parse(spec).run(before)
+    return before, Pipeline.parse(spec).run(before, cluster=cluster_of(seed))
+
+
+def cluster_of(seed: int) -> Path:
+    """A machine whose sums over ranks are slow, so that they are scattered and gathered, or not."""
+    return FOLDER / "clusters" / ("unit-slow-sums.toml" if seed % 2 else "unit.toml")
 
 
 def group_size(module: GraphModule) -> int:
@@ -85,8 +92,8 @@ def test_streams_are_made_once_and_replay(seeds: range):
     for seed in seeds:
         before, run = streamed(seed)
         for entry in run.log:
-            once = Pipeline.parse(entry.step.spec).run(before).module
-            again = Pipeline.parse(entry.step.spec).run(once).module
+            once = Pipeline.parse(entry.step.spec).run(before, cluster=cluster_of(seed)).module
+            again = Pipeline.parse(entry.step.spec).run(once, cluster=cluster_of(seed)).module
             assert render(again) == render(once), f"seed {seed}, {entry.step.spec}\n{render(before)}"
         replayed = replay(before, weft.Plan.from_json(run.plan.to_json()))
         assert render(replayed.module) == render(run.module), f"seed {seed}\n{render(before)}"

@@ -42,6 +42,8 @@ class LowContention:
         value: Tensor = ops.value_of(launch)
         if value.device.type != "cuda":
             return _refusal(launch, f"{launch.name} is on {value.device.type}, symmetric memory is on cuda")
+        if collective.kind not in OPERATORS:
+            return _refusal(launch, f"no operator of low contention gives every rank the sum, as {launch.name} does")
         if collective.kind is ops.Kind.REDUCE_SCATTER and collective.reduce_op not in REDUCTIONS:
             what = f"the operator of low contention sums or averages, {launch.name} takes the {collective.reduce_op}"
             return _refusal(launch, what)

@@ -230,8 +230,27 @@ class Scatter(Builder):
 
     def multiply(self, result: Operand) -> Callable[[], Node]:
         """Multiply the chunks and send each; returns what makes the nodes that wait for what is received."""
-        sent = [self.communicate(self.contiguous(self.operand(result, c)), c) for c in range(self.chunking.chunks)]
+        sent: list[Node] = []
+        for c in range(self.chunking.chunks):
+            part = self.contiguous(self.operand(result, c))
+            sent.append(self._scattered(part, c) if self.chunking.apart else self.communicate(part, c))
+            if self.chunking.apart and c:
+                sent[c - 1] = self._gathered(sent[c - 1], c - 1)
+        if self.chunking.apart:
+            sent[-1] = self._gathered(sent[-1], self.chunking.chunks - 1)
         return lambda: self.joined([self.wait(one) for one in sent], Place(self.chunking.dim, 1, 0), self.launch)
+
+    def _scattered(self, part: Node, c: int) -> Node:
+        """The launch of the first half of a sum over ranks."""
+        group = ops.bind(self.launch)[self.collective.form.group]
+        args = (part, self.collective.reduce_op, self.chunking.apart, group)
+        return self.call(ops.op_names()["reduce_scatter"], args, f"{self.launch.name}_{c}_scattered", self.launch)
+
+    def _gathered(self, scattered: Node, c: int) -> Node:
+        """The launch of the second half, behind the wait for the first."""
+        group = ops.bind(self.launch)[self.collective.form.group]
+        args = (self.wait(scattered), self.chunking.apart, group)
+        return self.call(ops.op_names()["all_gather"], args, f"{self.launch.name}_{c}", self.launch)
 
     def _first_wait(self) -> Node:
         waits = set(self.collective.waits)

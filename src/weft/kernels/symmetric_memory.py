@@ -56,6 +56,8 @@ class SymmetricMemory:
         value: Any = ops.value_of(launch)
         if value.device.type != "cuda":
             return self._refusal(cut, f"{launch.name} is on {value.device.type}, symmetric memory is on cuda")
+        if Collective(launch).kind is ops.Kind.ALL_REDUCE:
+            return self._refusal(cut, f"no fused operator gives every rank the sum, as {launch.name} does")
         plain = all(qualified(node.target) == "aten::mm" for node in cut.calls)
         if not plain or len({cut.calls[node][OPERANDS["aten::mm"][0]].node for node in cut.calls}) > 1:
             return self._refusal(cut, f"the fused operators take plain products of one tensor beside {launch.name}")

@@ -30,6 +30,7 @@ from weft.planning.roles import Role, Roles
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes
+from weft.planning.trials import Costs
 from weft.simulation.run import DEFAULT_CLUSTER
 
 Site = GatherSite | ScatterSite
@@ -50,7 +51,7 @@ class StreamPass(Pass):
     """Base of the passes that cut collectives and the products beside them into chunks."""
 
     reorders_launches = True
-    kind: ClassVar[Kind]
+    kinds: ClassVar[tuple[Kind, ...]]
 
     chunks: int | None = None
     """Cut every collective that can be into this many chunks, whether it pays or not. None: the number that makes the
@@ -82,11 +83,11 @@ class StreamPass(Pass):
         sites: list[Site] = []
         taken: set[Node] = set()
         for collective in collectives(graph):
-            if collective.kind is not self.kind:
+            if collective.kind not in self.kinds:
                 continue
-            role = roles.of(collective)
-            if self.only == "activations" and role is not Role.ACTIVATIONS:
-                what = f"{collective.launch.name} carries {role.value}, only activations are streamed"
+            if self._is_only_for_activations(collective) and roles.of(collective) is not Role.ACTIVATIONS:
+                role = roles.of(collective).value
+                what = f"{collective.launch.name} carries {role}, only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
             site = self._site(collective, dag, taken, context)
@@ -109,17 +110,23 @@ class StreamPass(Pass):
                 continue
             decisions += [self._declined(site.collective, refusal) for refusal in cut.lost]
             products = tuple(node.name for node in cut.products)
-            actions.append(Stream(name, products, cut.chunks, kernel.name, cut.own))
+            actions.append(Stream(name, products, cut.chunks, kernel.name, cut.own, cut.apart))
             sentence = HOW[kernel.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
+
+    def _is_only_for_activations(self, collective: Collective) -> bool:
+        """Sums of gradients are left to buckets, unless everything is asked for."""
+        return self.only == "activations" or (collective.kind is Kind.ALL_REDUCE and self.chunks is None)
 
     def _cuts(self, sites: list[Site], dag: Dag, context: Context) -> list[Chunking | Refusal]:
         """For each site its chunks, or why it stays whole."""
         if self.kernel == "low-contention":
             return [_whole(site) for site in sites]
         if self.chunks is not None:
-            return [site.cut(self.chunks) for site in sites]
+            cuts = [site.cut(self.chunks) for site in sites]
+            costs = Costs(context.cluster, context.groups) if context.cluster is not None else None
+            return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
         cluster = context.cluster or Cluster.load(DEFAULT_CLUSTER)
         return choose(sites, dag, context.groups, cluster, context.effort)
 
@@ -141,6 +148,9 @@ class StreamPass(Pass):
         site = site.with_products(free)
         if self.kernel != "ring" or self.rank is None:
             return site
+        if collective.kind is Kind.ALL_REDUCE:
+            what = f"{collective.launch.name} is no ring: it gives every rank the sum"
+            return Refusal(Reason.NO_KERNEL, what, collective.launch.name)
         group = context.groups.group(group_argument(collective.launch))
         own = place_in(group, self.rank)
         if own is None:
@@ -173,7 +183,7 @@ class StreamPass(Pass):
         found = site if isinstance(site, Refusal) else _whole(site) if whole else site.cut(action.chunks)
         if isinstance(found, Refusal):
             raise PlanError(compose("plan", f"{action.launch} cannot be cut as planned: {found.sentence}"))
-        return found
+        return replace(found, apart=action.apart)
 
 
 def _whole(site: Site) -> Chunking:

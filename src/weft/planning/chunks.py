@@ -62,6 +62,8 @@ class Chunking:
     """What is scattered; None for a gather."""
     own: int | None = None
     """Of a ring, whose chunks are the parts of the ranks: the place of this rank in the group."""
+    apart: int = 0
+    """Of a sum over ranks whose chunks are scattered and gathered: the size of the group."""
 
     @property
     def shape(self) -> tuple[int, ...]:

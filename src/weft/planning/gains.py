@@ -140,7 +140,7 @@ class _Choice:
             cuts: dict[int, list[Chunking]] = {}
             for chunks in CHUNKS:
                 made = [site.cut(chunks) for site in sites]
-                good = [cut for cut in made if isinstance(cut, Chunking)]
+                good = [self.costs.cheaper(cut) for cut in made if isinstance(cut, Chunking)]
                 if len(good) == len(sites):
                     cuts[chunks] = good
             if not cuts:

@@ -215,6 +215,8 @@ class Stream:
     kernel: Literal["portable", "symmetric-memory", "low-contention", "ring"] = "portable"
     own: int | None = None
     """Of a ring: the place of this rank in the group."""
+    apart: int = 0
+    """Of a sum over ranks whose chunks are scattered and gathered: the size of the group."""
     kind: Literal["stream"] = "stream"
 
 

@@ -28,10 +28,11 @@ from weft.planning.views import back_to_base, sizes_of
 
 @dataclass(frozen=True, eq=False)
 class ScatterSite:
-    """A reduce-scatter and the products whose results it takes."""
+    """A reduce-scatter, or an all-reduce, and the products whose results it takes."""
 
     collective: Collective
     num_ranks: int
+    """Over which rows are scattered: one where all of them are summed."""
     shape: tuple[int, ...]
     """Of what one rank receives."""
     products: tuple[Node, ...]
@@ -57,7 +58,7 @@ class ScatterSite:
 
 
 def read_scatter(collective: Collective, dag: Dag) -> ScatterSite | Refusal:
-    """The site of a reduce-scatter, or why it is none."""
+    """The site of a reduce-scatter or of an all-reduce, or why it is none."""
     refusal = why_not_followed(collective)
     if refusal is None and is_chunk_of_scatter(collective.launch):
         return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is a chunk already")
@@ -91,7 +92,7 @@ class _ScatterReader:
             last = next(reversed(self.calls), self.collective.inputs[0]).name
             what = f"{launch.name} scatters no product: {last} makes what it takes"
             return next(iter(self.broken), Refusal(Reason.NO_PRODUCT, what, last))
-        size: int = ops.bind(launch)["group_size"]
+        size: int = ops.bind(launch).get("group_size", 1)
         return ScatterSite(self.collective, size, sizes_of(launch) or (), products, self._ordered(), self.views)
 
     def _call_behind(self, node: Node) -> Rowwise | None:

@@ -77,8 +77,10 @@ def is_chunk_of_gather(launch: Node) -> bool:
 
 
 def is_chunk_of_scatter(launch: Node) -> bool:
-    """Whether the result of a scatter is joined with nothing but results of others like it."""
+    """Whether the result of a scatter is joined with nothing but results of others like it, or gathered for that."""
     joins = [user for wait in launch.users for user in wait.users if ops.is_wait(wait.target)]
+    if len(joins) == 1 and ops.kind_of(joins[0].target) is ops.Kind.ALL_GATHER:
+        return is_chunk_of_scatter(joins[0])
     return len(joins) == 1 and ops.name_of(joins[0].target) == "cat" and _all_from(joins[0].all_input_nodes, launch)
 
 

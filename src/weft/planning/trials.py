@@ -39,8 +39,20 @@ class Costs:
         collective = Collective(cut.launch)
         group = self.groups.group(group_argument(cut.launch))
         size = (full_bytes(collective) or 0) // chunks
-        kind = Kind.BATCH_P2P if cut.own is not None and chunks > 1 else collective.kind
-        return ceil(self.cluster.collective_us(kind, group, size) * 1000)
+        kinds = [Kind.BATCH_P2P] if cut.own is not None and chunks > 1 else [collective.kind]
+        if cut.apart and chunks > 1:
+            kinds = [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
+        return ceil(sum(self.cluster.collective_us(kind, group, size) for kind in kinds) * 1000)
+
+    def cheaper(self, cut: Chunking) -> Chunking:
+        """Chunks of a sum over ranks, scattered and gathered instead if that takes less."""
+        if Collective(cut.launch).kind is not Kind.ALL_REDUCE:
+            return cut
+        size = self.groups.group(group_argument(cut.launch)).size
+        rows = cut.shape[0] // (1 if cut.dim else cut.chunks)
+        apart = replace(cut, apart=size)
+        pays = self.collective_ns(apart, cut.chunks) < self.collective_ns(cut, cut.chunks)
+        return apart if pays and size > 1 and rows % size == 0 else cut
 
     def sum_ns(self, cut: Chunking) -> int:
         """Adding what a rank received in a ring to its own: two tensors are read and one is written."""

@@ -82,6 +82,17 @@ def scatter(case: Case) -> str:
     return _listing(case, [f"y: f32{list(shape)}", *more], lines, ["w", *(["e"] if case.used else [])])
 
 
+def reduce(case: Case) -> str:
+    """A product of which every rank needs the sum, and a product of that."""
+    lines = ["h = _to_copy(y, dtype=f8e4m3fn)"] if case.form.startswith("fp8") else []
+    more, made = _multiplied(case, "h" if lines else "y", case.shape)
+    lines += [*made, "ar = all_reduce(r, 'sum', 'tp')", "w = wait(ar)", "z = matmul(w, d)"]
+    if case.used:
+        lines.append("e = relu(r)")
+    inputs = [f"y: f32{list(case.shape)}", *more, f"d: f32[{WIDTH}, {WIDTH}]"]
+    return _listing(case, inputs, lines, ["z", *(["e"] if case.used else [])])
+
+
 def _gathered(case: Case, source: str, name: str) -> list[str]:
     if case.dim == 0:
         return [f"{name} = view({source}, {list(case.whole)})"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, scatter
+from tests.unit.kernels.streams import Case, cases, gather, reduce, scatter
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs
 from weft.verification.equivalence import prove
@@ -36,6 +36,11 @@ def test_a_gather_and_its_product_in_chunks_compute_the_same(case: Case):
 @pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n)], ids=str)
 def test_a_product_and_its_scatter_in_chunks_compute_the_same(case: Case):
     assert check(scatter(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
+
+
+@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n) if case.dim == 0], ids=str)
+def test_a_product_that_is_summed_over_ranks_in_chunks_computes_the_same(case: Case):
+    assert check(reduce(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
 
 
 @pytest.mark.parametrize("chunks", [2, 4])

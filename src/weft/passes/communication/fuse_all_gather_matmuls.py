@@ -47,7 +47,7 @@ class FuseAllGatherMatmuls(StreamPass):
     """Multiply the rows of gathered tensors chunk by chunk, as they arrive."""
 
     numerics = Numerics.REASSOCIATES
-    kind = Kind.ALL_GATHER
+    kinds = (Kind.ALL_GATHER,)
 
     def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
         return read_gather(collective, dag)

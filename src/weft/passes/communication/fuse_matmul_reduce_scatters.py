@@ -21,10 +21,11 @@ After::
     rs_joined: f32[4, 6] = cat([rs_0_done, rs_1_done])
 
 Each chunk holds the rows that a chunk of every rank's result needs. Casts, sums of several products and other calls
-that work element by element run chunk by chunk too.
+that work element by element run chunk by chunk too. An all-reduce of a product is cut by rows; where a scatter and a
+gather of a chunk take less than its sum, each chunk is scattered and gathered.
 
 Declines: a chain that scatters along no one dim; chunks that would be columns of the right operand; sizes that do not
-split; what would not pay.
+split; sums of gradients, which buckets are for; what would not pay.
 Numerics: reassociates: a product of fewer rows may run another kernel, and a ring adds in an order that depends on the
 place in the buffer. Bytes on the wire: unchanged. Memory: a copy of the left operands by chunks.
 """
@@ -47,7 +48,7 @@ class FuseMatmulReduceScatters(StreamPass):
     """Scatter the rows of products chunk by chunk, as they are computed."""
 
     numerics = Numerics.REASSOCIATES
-    kind = Kind.REDUCE_SCATTER
+    kinds = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 
     def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
         return read_scatter(collective, dag)
