@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "docs" / "tutorial.py"
 PAGE = REPOSITORY / "docs" / "tutorial.md"
 MARK = "# %%"
+NEWLINE = "\n"
 
 
 def main() -> None:
@@ -37,8 +38,8 @@ def page(source: str) -> str:
             exec(compile("\n" * start + body, str(SOURCE), "exec"), names)  # as python docs/tutorial.py would
         parts.append(f"```python\n{body.strip()}\n```")
         if printed.getvalue().strip():
-            parts.append(f"```text\n{printed.getvalue().strip()}\n```")
-    return "\n\n".join([*parts, ""])
+            parts.append(f"```text\n{printed.getvalue().strip(NEWLINE).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def pieces(source: str) -> Iterator[tuple[bool, int, str]]:

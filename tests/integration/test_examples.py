@@ -41,6 +41,11 @@ def test_an_example_trains_as_it_does_with_the_backend_of_torch(name: str, reque
     reference = world.run(train_example, name=name, backend="aot_eager", steps=STEPS)[0]
     assert losses == [f"{loss:.6f}" for loss in reference]
 
+    if name == "simple_fsdp":
+        shown = re.findall(r"^    (step \d+  loss .*|weft: .*)$", (REPOSITORY / "examples/README.md").read_text(), re.M)
+        printed = [line for line in output.splitlines() if line.startswith(("step ", "weft: "))]
+        assert [*shown[:STEPS], shown[-1]] == printed
+
     graphs, collectives, changes = counts(output)
     assert graphs == 2
     assert collectives > 0

@@ -1,0 +1,53 @@
+"""What the commands of the pages become in a test, and which tests run those that are not run here."""
+
+from __future__ import annotations
+
+import re
+
+ELSEWHERE = {
+    r"make demo": "tests/docs/test_demo.py",
+    r"make (test|lint|test-integration)( .*)?": ".ci/run",
+    r"make docs": "tests/docs/test_site.py",
+    r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
+    r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
+    r"python tools/docs_tutorial\.py": "tests/docs/test_made_pages.py",
+    r"python tools/screenshots\.py": "tests/browser/test_screenshots.py",
+    r"PYTHONPATH=src python benchmarks/gpu/train\.py --device cpu .*": "tests/unit/benchmarks/test_gpu_train.py",
+    r"PYTHONPATH=src python benchmarks/gpu/train\.py --list": "tests/unit/benchmarks/test_gpu_train.py",
+}
+"""Commands, as patterns, and the test that runs what they run."""
+
+SUBSTITUTES = {
+    "SOURCE": "before.txt",
+    "/shared/run-17": "run-17",
+    "all_gather_into_tensor_3": "all_gather_into_tensor",
+}
+"""What pages leave to the reader, or have from a model of full size."""
+
+ZOO = re.compile(r"zoo:([\w-]+)/([\w-]+)(\?[\w=&,.-]*)?")
+SPECIAL = re.compile(r"[&?*|;<>()]")
+"""What a shell would take for itself outside of quotes."""
+
+
+def elsewhere(command: str) -> str | None:
+    """The test that runs a command, where it is not run here."""
+    return next((test for pattern, test in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
+
+
+def unquoted(command: str) -> str:
+    """What of a command a shell would take for itself; `rank*.json.gz` is meant for it."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", command).replace("rank*.json.gz", "")
+    return "".join(SPECIAL.findall(bare))
+
+
+def cut(command: str) -> str:
+    """The command on a small model: one layer, and files that are there."""
+
+    def one_layer(match: re.Match[str]) -> str:
+        pairs = [pair for pair in (match[3] or "?").removeprefix("?").split("&") if pair]
+        pairs = [pair for pair in pairs if not pair.startswith("layers=")]
+        return f"zoo:{match[1]}/{match[2]}?{'&'.join([*pairs, 'layers=1'])}"
+
+    for found, instead in SUBSTITUTES.items():
+        command = re.sub(rf"(?<![\w:]){re.escape(found)}(?!\w)", instead, command)
+    return ZOO.sub(one_layer, command)

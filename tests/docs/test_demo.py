@@ -1,0 +1,55 @@
+"""What takes minutes at full size: the demo as README shows it, and what the planner's page shows of `weft explain`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.docs.pages import Block, all_blocks, differs
+from weft.cli.main import app
+
+
+def shown(page: str, words: str) -> Block:
+    """The block of a page that begins with these words."""
+    return next(b for b in all_blocks("output") if b.page == page and b.text.lstrip().startswith(words))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_demo_prints_what_the_readme_shows(tmp_path: Path):
+    done = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    block = shown("README.md", "llama-8b, 32 layers")
+    assert "one step on" in block.text
+    assert not differs(f"...\n{block.text}...\n", done.stdout), done.stdout
+
+
+def test_a_small_demo_prints_the_same_rows(tmp_path: Path):
+    done = CliRunner().invoke(app, ["demo", "--layers", "1", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    rows = re.findall(r"^ +(\w[\w/ ]*?)  ", shown("README.md", "llama-8b, 32 layers").text, re.MULTILINE)
+    assert "step" in rows
+    assert "peak memory" in rows
+    for row in rows:
+        assert re.search(rf"^ +{row} ", done.stdout, re.MULTILINE), row
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_explain_prints_lines_like_those_that_the_planner_page_shows():
+    source = "zoo:llama-8b/tp?layers=1&ranks=8"
+    done = CliRunner().invoke(app, ["explain", source, "--cluster", "h100-8"])
+    assert done.exit_code == 0, done.output
+    block = shown("docs/planning.md", "all_gather_into_tensor: all_gather of")
+    found = masked(done.output)
+    lines = [line for line in re.sub(r";\n\s+", "; ", block.text).split("\n") if line.strip() not in ("", "...")]
+    assert len(lines) > 5
+    assert [line for line in lines if masked(line) not in found] == []
+
+
+def masked(text: str) -> str:
+    """A text with a sign for each number: those of a small model are others; what they stand for is the same."""
+    text = re.sub(r"\d[\d.,]*( [mu]s)?", "#", text)
+    return re.sub(r" +", " ", text)

@@ -1,0 +1,93 @@
+"""Pages that are made of code: the tutorial is as it would be made now, and nothing that has a name is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import FOLDER, REPOSITORY
+from tools import docs_api, docs_cli, docs_constants, docs_errors, docs_keywords, docs_passes, docs_tutorial
+from weft.planning.plan import Reason
+
+UPDATE = "python tools/docs_tutorial.py writes it; read the diff"
+
+
+@pytest.mark.timeout(240)
+def test_the_tutorial_prints_what_its_page_shows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+):
+    monkeypatch.chdir(tmp_path)
+    made = docs_tutorial.page(docs_tutorial.SOURCE.read_text())
+    if request.config.getoption("update"):
+        docs_tutorial.PAGE.write_text(made)
+    assert docs_tutorial.PAGE.read_text() == made, UPDATE
+
+
+def test_pieces_of_a_program_are_text_and_code():
+    page = docs_tutorial.page(
+        '"""doc"""\n\n# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 1\nprint(x)\n\n# %%\ny = x\n'
+    )
+    assert page == "# Title\n\nText.\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\ny = x\n```\n"
+
+
+def test_every_reason_is_explained():
+    rows = re.findall(r"^\| `([a-z-]+)` \| .+ \| (yes|no) \|$", (FOLDER / "debugging.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {reason.value: "yes" if reason.is_refusal else "no" for reason in Reason}
+
+
+def test_every_keyword_is_spoken_of_on_a_page_that_is_written():
+    pages = {path.name: path.read_text() for path in FOLDER.glob("*.md")}
+    index = docs_keywords.page(pages)
+    silent = re.findall(r"^\| \[`([^`]+)`\]\([^)]*\) \|  \|$", index, re.MULTILINE)
+    assert silent == []
+    assert "[`weft.optimize`](api.md#weftoptimize)" in index
+    assert "[`sink-waits`](passes/sink-waits.md)" in index
+
+
+def test_every_constant_of_a_cluster_has_a_source():
+    found = {
+        f"{path.stem}: {constant.name}": constant.source
+        for path in (docs_constants.COST / "clusters").glob("*.toml")
+        for constant in docs_constants.of_cluster(path.read_text())
+    }
+    assert len(found) > 80
+    assert [name for name, source in found.items() if not source] == []
+
+
+def test_a_page_of_a_pass_holds_docstring_options_and_behaviours():
+    page = docs_passes.pages()["passes/sink-waits.md"]
+    assert "Wait for collectives as late as their first use allows." in page
+    assert "| `max-in-flight-bytes` | `int or None` | `268435456` |" in page
+    assert "### a wait sinks to its first use with the view of its result" in page
+
+
+def test_the_page_of_commands_holds_every_option():
+    page = docs_cli.page()
+    assert "## weft optimize" in page
+    assert "| `--json` | Print JSON instead of text. |  |" in page
+    assert "| `--cluster NAME or FILE` |" in page
+
+
+def test_the_page_of_python_holds_every_public_name():
+    page = docs_api.page()
+    assert "weft.listing(module: GraphModule)" in page
+    assert "| `blocking` | The node that stands in the way, where there is one. |" in page
+
+
+def test_error_texts_are_found_with_what_to_do():
+    page = docs_errors.page()
+    assert ": no pass is called ... |" in page
+    assert "allow ... bytes" in page
+    assert len(page.split("\n")) > 150
+
+
+def test_figures_of_the_readme_are_those_of_the_docs():
+    """Each row of README's table of steps is a row of the planner's page, with the same percents."""
+    readme, planner = (REPOSITORY / "README.md").read_text(), (FOLDER / "planning.md").read_text()
+    rows = re.findall(r"^\| ([A-Z][^|]*layers) \| \d+ % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", readme, re.M)
+    assert len(rows) == 8
+    for name, *percents in rows:
+        row = next(line for line in planner.split("\n") if line.startswith(f"| {name} |"))
+        assert re.findall(r"\(([\d.]+) %\)", row) == percents, name
