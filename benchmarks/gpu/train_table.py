@@ -1,10 +1,12 @@
-"""The results of `train.py` as a table: printed, and filled into docs/gpu.md."""
+"""The results of `train.py` as a table: printed, and filled into docs/gpu.md with a picture."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from train_plot import draw, rows_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 HEAD = (
@@ -101,3 +103,5 @@ def fill(results: Path, page: Path) -> None:
     if not rest or END not in rest:
         raise ValueError(f"{page} has no marks {BEGIN} and {END}")
     page.write_text(f"{before}{BEGIN}\n{document(json.loads(results.read_text()))}\n{END}{after}")
+    (page.parent / "images").mkdir(exist_ok=True)
+    (page.parent / "images" / "gpu.svg").write_text(draw(rows_of(page.read_text())))

@@ -20,9 +20,9 @@ def test_every_picture_that_a_page_shows_exists_and_is_shown():
         name for page in DOCS.glob("*.md") for name in re.findall(r"!\[[^]]+\]\(images/([^)]+)\)", page.read_text())
     }
     files = {path.name: path for path in (DOCS / "images").iterdir()}
-    assert shown == set(files) == set(PICTURES)
+    assert shown == set(files) >= set(PICTURES)
     for path in files.values():
-        assert path.read_bytes().startswith(PNG)
+        assert path.read_bytes().startswith(PNG if path.name in PICTURES else b"<svg")
         assert path.stat().st_size < 300_000
 
 

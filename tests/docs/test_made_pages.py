@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_error_texts_are_found_with_what_to_do():
     assert ": no pass is called ... |" in page
     assert "allow ... bytes" in page
     assert len(page.split("\n")) > 150
+
+
+def test_the_picture_of_steps_on_a_gpu_is_that_of_the_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
+    plot = importlib.import_module("train_plot")
+    rows = plot.rows_of((FOLDER / "gpu.md").read_text())
+    assert len(rows) > 5
+    assert (FOLDER / "images" / "gpu.svg").read_text() == plot.draw(rows), "train.py --docs FILE writes both"
+    off = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in rows if row["predicted_ms"]]
+    assert max(off) < 0.34, "README, limits.md, cost-model.md and simulation.md say: up to a third"
 
 
 def test_figures_of_the_readme_are_those_of_the_docs():
