@@ -1,10 +1,11 @@
 """Gathers and scatters streamed through their products, on one GPU with 2 and 4 real NCCL ranks: values, then time.
 
-    PYTHONPATH=src python benchmarks/gpu/tp_fusion.py [--ranks 2 4] [--json FILE]
+    PYTHONPATH=src python benchmarks/gpu/tp_fusion.py [--ranks 2 4] [--ring] [--json FILE]
 
 Every rank says that it is on another host, so that NCCL takes the network path over loopback; MPS, which this script
-starts and stops, lets the ranks' kernels run side by side. Compared are the pair as written, chunks as plain nodes, and
-torch's fused operators of symmetric memory. Data of the checks of values are small whole numbers, where sums are exact.
+starts and stops, lets the ranks' kernels run side by side. Compared are the pair as written, chunks as plain nodes,
+torch's fused operators of symmetric memory, its low-contention copies, and with --ring transfers from rank to rank,
+which need torch 2.12 and hold what they send until the process ends. Data of the checks of values are small whole numbers, where sums are exact.
 Times are medians of steps by CUDA events, variants in turn; the spread is the range of the middle half.
 """
 
@@ -78,18 +79,21 @@ def arguments(module: Any, rank: int, *, whole: bool) -> list[torch.Tensor]:
     return found
 
 
-def variants(pass_name: str) -> dict[str, str]:
+def variants(pass_name: str, ring_of: int | None) -> dict[str, str]:
     """Pipelines by what they do."""
     chunked = {f"{n} chunks": f"{pass_name}{{chunks={n} kernel=portable}}" for n in CHUNKS}
-    return {"as written": "none", **chunked, "symmetric memory": f"{pass_name}{{chunks=2 kernel=symmetric-memory}}"}
+    fused = {"symmetric memory": f"{pass_name}{{chunks=2 kernel=symmetric-memory}}"}
+    copied = {"low contention": f"{pass_name}{{kernel=low-contention}}"}
+    ring = {} if ring_of is None else {"ring": f"{pass_name}{{chunks=2 kernel=ring rank={ring_of}}}"}
+    return {"as written": "none", **chunked, **fused, **copied, **ring}
 
 
-def build(listing: str, pass_name: str) -> tuple[dict[str, Any], dict[str, str]]:
+def build(listing: str, pass_name: str, ring_of: int | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The modules of all variants, and why some are not there."""
     before = weft.parse(listing)
     modules: dict[str, Any] = {}
     declined: dict[str, str] = {}
-    for name, spec in variants(pass_name).items():
+    for name, spec in variants(pass_name, ring_of).items():
         result = weft.optimize(before, pipeline=spec)
         if spec != "none" and not result.report.applied:
             declined[name] = "; ".join(decision.sentence for decision in result.report.declined)
@@ -98,12 +102,12 @@ def build(listing: str, pass_name: str) -> tuple[dict[str, Any], dict[str, str]]
     return modules, declined
 
 
-def check_values(rank: int, ranks: int) -> dict[str, Any]:
-    """Every dim, every kind of product, both kernels against the pair as written."""
+def check_values(rank: int, ranks: int, ring: bool) -> dict[str, Any]:
+    """Every dim, every kind of product, all kernels against the pair as written."""
     found = {"checked": 0, "bitwise": 0, "close": 0, "declined": 0, "wrong": list[str]()}
     for case in cases(ranks):
         for pass_name, listing in ((GATHER, gather(case)), (SCATTER, scatter(case))):
-            modules, declined = build(on_device(listing), pass_name)
+            modules, declined = build(on_device(listing), pass_name, rank if ring else None)
             found["declined"] += len(declined)
             inputs = arguments(modules["as written"], rank, whole=True)
             expected = modules.pop("as written")(*inputs)
@@ -146,11 +150,11 @@ def figures(times: list[float]) -> dict[str, float]:
     return {"median_ms": statistics.median(times), "spread_ms": high - low, "steps": len(times)}
 
 
-def measure(rank: int, ranks: int) -> list[dict[str, Any]]:
+def measure(rank: int, ranks: int, ring: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for size, numbers in SIZES.items():
         for pass_name, pair in ((GATHER, gather_pair), (SCATTER, scatter_pair)):
-            modules, declined = build(pair(ranks, *numbers), pass_name)
+            modules, declined = build(pair(ranks, *numbers), pass_name, rank if ring else None)
             inputs = arguments(modules["as written"], rank, whole=False)
             expected = modules["as written"](*inputs)[0].float()
             worst = {
@@ -174,7 +178,7 @@ def measure(rank: int, ranks: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run(rank: int, ranks: int, path: str) -> None:
+def run(rank: int, ranks: int, path: str, ring: bool) -> None:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29800 + ranks)}
     os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
@@ -182,9 +186,9 @@ def run(rank: int, ranks: int, path: str) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda:0"))
     started = time.perf_counter()
-    values = check_values(rank, ranks)
+    values = check_values(rank, ranks, ring)
     checked = time.perf_counter() - started
-    rows = measure(rank, ranks)
+    rows = measure(rank, ranks, ring)
     if rank == 0:
         found = {"ranks": ranks, "values": values, "seconds_of_values": checked, "pairs": rows}
         Path(path).write_text(json.dumps(found))
@@ -207,6 +211,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--ring", action="store_true", help="transfers from rank to rank too")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     about = {
@@ -220,7 +225,7 @@ def main() -> None:
     with mps(), tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:
             path = f"{folder}/{ranks}.json"
-            mp.spawn(run, (ranks, path), ranks)
+            mp.spawn(run, (ranks, path, options.ring), ranks)
             runs.append(json.loads(Path(path).read_text()))
             show(runs[-1])
     if options.json:
