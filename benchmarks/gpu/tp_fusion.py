@@ -5,8 +5,9 @@
 Every rank says that it is on another host, so that NCCL takes the network path over loopback; MPS, which this script
 starts and stops, lets the ranks' kernels run side by side. Compared are the pair as written, chunks as plain nodes,
 torch's fused operators of symmetric memory, its low-contention copies, and with --ring transfers from rank to rank,
-which need torch 2.12 and hold what they send until the process ends. Data of the checks of values are small whole numbers, where sums are exact.
-Times are medians of steps by CUDA events, variants in turn; the spread is the range of the middle half.
+which need torch 2.12 and hold what they send until the process ends. Data of the checks of values are small whole
+numbers, where sums are exact. Times are medians of steps by CUDA events, variants in turn; the spread is the range of
+the middle half.
 """
 
 from __future__ import annotations
