@@ -22,16 +22,17 @@ from torch.fx import Graph, Node
 from weft.cost.device import Device
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
-from weft.passes.base import Context, Pass
+from weft.passes.base import Context
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.launching import is_written
+from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import Match
 from weft.passes.rewriting import why_not_apply
 from weft.planning.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)
-class BatchPass(Pass):
+class BatchPass(GraphwisePass):
     """Base of the passes that make one call of several."""
 
     min_size: int = 5
@@ -58,7 +59,7 @@ class BatchPass(Pass):
     num_kernels: ClassVar[int] = 3
     """How many kernels a batch takes: two to lay tensors side by side, and one to compute."""
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         by_key: dict[Hashable, list[Node]] = {}
         decisions: list[Decision] = []
         for node in graph.nodes:

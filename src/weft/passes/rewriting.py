@@ -22,17 +22,17 @@ import functools
 import heapq
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from weft.compat import HigherOrderOperator
 from weft.errors import PipelineError, compose
 from weft.graph.dag import collector_paused
 from weft.passes.base import Context, Pass
 from weft.passes.draft import AnyNode, Draft, New, Refusal, sources
+from weft.passes.nested import nested_graphs
 from weft.passes.pattern import Match, Op, match_at
 from weft.planning.plan import Decision, Inside, Reason, Rewrite, Step
 
@@ -104,33 +104,6 @@ class RewritePass(Pass):
 
     def _declined(self, names: tuple[str, ...], refusal: Refusal) -> Decision:
         return self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking)
-
-
-NESTING = frozenset(
-    (
-        *("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "wrap", "tag_activation_checkpoint"),
-        *("wrap_activation_checkpoint", "wrap_with_set_grad_enabled", "wrap_with_autocast"),
-    )
-)
-"""Operators that run a nested graph as it is; others may take it for a template of their own."""
-
-
-def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
-    """The graphs that calls of a graph run, at any depth, each with the names of the attributes that lead to it."""
-    owner = graph.owning_module
-    for node in graph.nodes:
-        if node.op != "get_attr" or not node.users or owner is None:
-            continue
-        runs = all(isinstance(u.target, HigherOrderOperator) and u.target.name() in NESTING for u in node.users)
-        nested = getattr(owner, str(node.target), None)
-        if runs and isinstance(nested, GraphModule) and _has_types(nested):
-            inner = (*path, str(node.target))
-            yield inner, nested.graph
-            yield from nested_graphs(nested.graph, inner)
-
-
-def _has_types(module: GraphModule) -> bool:
-    return all("val" in n.meta for n in module.graph.nodes if n.op in ("placeholder", "call_function"))
 
 
 Applied = list[tuple[tuple[str, ...], tuple[str, ...]]]

@@ -30,9 +30,10 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, New, Refusal
 from weft.passes.launching import group_of, place_in, scattered, why_not_alone, why_not_own
+from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import ANY, Match, Var, match_at, op
 from weft.passes.pieces import PARTS, Piece, piece_of
 from weft.passes.rewriting import why_not_apply
@@ -46,15 +47,16 @@ ALL_REDUCE = ops.op_of("all_reduce")
 
 
 @dataclass(frozen=True)
-class FuseSlicedAllReduces(Pass):
+class FuseSlicedAllReduces(GraphwisePass):
     """Make a reduce-scatter of an all-reduce of which each rank takes its own part."""
 
     numerics = Numerics.REASSOCIATES
+    why_not_nested = "whether and how often its collectives run is not known"
 
     rank: int | None = None
     """The rank that the graph is of; its own parts are taken for own parts on every rank. None: no part is."""
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         if not any(node.target is ALL_REDUCE for node in graph.nodes):
             return self.step([], [])
         draft = Draft(graph)

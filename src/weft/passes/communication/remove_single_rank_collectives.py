@@ -30,20 +30,21 @@ from torch.fx import Graph, Node
 from weft.graph import metadata, ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft
+from weft.passes.nested import GraphwisePass
 from weft.planning.plan import Decision, Reason, Step
 
 KINDS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.BROADCAST})
 
 
 @dataclass(frozen=True)
-class RemoveSingleRankCollectives(Pass):
+class RemoveSingleRankCollectives(GraphwisePass):
     """Remove collectives over groups of one rank."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         launches = [c for c in collectives(graph) if c.kind in KINDS]
         found = [c for c in launches if context.groups.group(c.group_argument).size == 1]
         if not found:

@@ -36,24 +36,26 @@ from torch.fx.node import map_arg
 
 from weft.graph import ops
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.launching import all_reduced, gathered, group_of, num_bytes, price, why_not_own
+from weft.passes.nested import GraphwisePass
 from weft.passes.shards import GATHER, Family, Shards
 from weft.planning.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)
-class SinkGathers(Pass):
+class SinkGathers(GraphwisePass):
     """Compute on the parts of gathered tensors, and reduce where they are summed."""
 
     numerics = Numerics.REASSOCIATES
     reorders_launches = True
+    why_not_nested = "whether and how often its collectives run is not known"
 
     rank: int | None = None
     """The rank that the graph is of; its own parts are taken for own parts on every rank. None: no part is."""
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         if not any(node.target is GATHER for node in graph.nodes):
             return self.step([], [])
         draft = Draft(graph)

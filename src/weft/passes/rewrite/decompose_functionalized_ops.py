@@ -35,22 +35,24 @@ from weft.errors import PlanError, compose
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.passes.base import Context, NamedNodes, Numerics, Pass
+from weft.passes.base import Context, NamedNodes, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
 from weft.passes.last_uses import LastUses, copied_back
+from weft.passes.nested import GraphwisePass
 from weft.planning.plan import Decision, Reason, Step, Unwrap
 
 AS_DTYPE = ops.op_of("view.dtype")
 
 
 @dataclass(frozen=True)
-class DecomposeFunctionalizedOps(Pass):
+class DecomposeFunctionalizedOps(GraphwisePass):
     """Call operators that write, with only the copies that are needed."""
 
     numerics = Numerics.EXACT
+    why_not_nested = "a call that runs writes is one of which nothing is known"
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         calls = [node for node in graph.nodes if node.op == "call_function"]
         sites = [node for node in calls if node.target in WRAPPERS or is_kernel(node)]
         if not sites:

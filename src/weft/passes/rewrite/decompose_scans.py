@@ -30,7 +30,7 @@ from weft.graph.edit import Edit
 from weft.passes.base import Context, NamedNodes, Numerics, Pass
 from weft.passes.draft import Refusal
 from weft.passes.looping import is_scan, put_loops, read_scan
-from weft.passes.rewriting import nested_graphs
+from weft.passes.nested import nested_graphs
 from weft.planning.plan import Decision, Loop, Reason, Step
 
 

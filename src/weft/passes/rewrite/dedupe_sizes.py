@@ -32,19 +32,20 @@ from torch.fx import Graph, Node
 from weft.compat import expression_of
 from weft.graph import ops
 from weft.graph.profiles import profile_of
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Erase, Reason, Replace, Step
+from weft.passes.base import Context, Numerics
+from weft.passes.nested import GraphwisePass
+from weft.planning.plan import Decision, Reason, Rewrite, Step
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
-class DedupeSizes(Pass):
+class DedupeSizes(GraphwisePass):
     """Compute each symbolic number once."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         first: dict[Any, Node] = {}
         replaced: list[tuple[Node, Node]] = []
         for node in graph.nodes:
@@ -56,9 +57,9 @@ class DedupeSizes(Pass):
                 first[key] = node
             elif node.op == "call_function" and profile_of(node).plain:
                 replaced.append((node, first[key]))
-        actions = [Replace(node.name, by.name) for node, by in replaced]
-        erased = [Erase(tuple(node.name for node, _ in replaced))] if replaced else []
-        return self.step([*actions, *erased], [self._replaced(node, by) for node, by in replaced])
+        heirs = tuple((node.name, by.name) for node, by in replaced)
+        actions = [Rewrite((), heirs[0][0], heirs, tuple(name for name, _ in heirs))] if heirs else []
+        return self.step(actions, [self._replaced(node, by) for node, by in replaced])
 
     def _replaced(self, node: Node, by: Node) -> Decision:
         return self.decision(Reason.APPLIED, f"{node.name} is the number {by.name}", node.name, by.name)

@@ -37,8 +37,9 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.profiles import profile
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
+from weft.passes.nested import GraphwisePass
 from weft.planning.plan import Decision, Reason, Step
 
 CONSTRUCTORS = frozenset(
@@ -53,12 +54,12 @@ INDEXED = frozenset(ops.op_of(name) for name in ("index_put", "index_put_", "ind
 
 
 @dataclass(frozen=True)
-class MoveConstructors(Pass):
+class MoveConstructors(GraphwisePass):
     """Make constants on the device where they are used."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         values = [value for node in graph.nodes if isinstance(value := ops.value_of(node), Tensor)]
         devices = sorted({str(value.device) for value in values} - {"cpu", "meta"})
         made = [n for n in graph.nodes if n.target in CONSTRUCTORS and _is_on_host(n)]

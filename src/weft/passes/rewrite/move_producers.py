@@ -34,17 +34,19 @@ from torch.fx import Graph, Node
 
 from weft.compat import input_nodes
 from weft.graph.dag import Dag
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
+from weft.passes.nested import GraphwisePass
 from weft.planning.plan import Arrange, Decision, Reason, Step
 
 
 @dataclass(frozen=True)
-class MoveProducers(Pass):
+class MoveProducers(GraphwisePass):
     """Compute each tensor right before it is first needed."""
 
     numerics = Numerics.EXACT
+    why_not_nested = "a plan moves nodes of the outermost graph only"
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
         fixed = {i for i, _, _ in dag.effects.accesses} | {i for i, p in dag.effects.special if not p.is_view}
         fixed |= {i for i, node in enumerate(dag.nodes) if node.op != "call_function"}

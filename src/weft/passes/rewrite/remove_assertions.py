@@ -24,24 +24,24 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from weft.graph import metadata, ops
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Erase, Reason, Step
+from weft.passes.base import Context, Numerics
+from weft.passes.nested import GraphwisePass, taken_out
+from weft.planning.plan import Decision, Reason, Step
 
 ASSERTION = "_assert_tensor_metadata"
 
 
 @dataclass(frozen=True)
-class RemoveAssertions(Pass):
+class RemoveAssertions(GraphwisePass):
     """Remove assertions about types that are known to hold."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         target = ops.op_of(f"{ASSERTION}.default")
         found = [node for node in graph.nodes if node.target is target]
         holds = [node for node in found if not node.users and _holds(node)]
-        actions = [Erase(tuple(node.name for node in holds))] if holds else []
-        return self.step(actions, [self._decide(node, node in holds) for node in found])
+        return self.step(taken_out(holds), [self._decide(node, node in holds) for node in found])
 
     def _decide(self, node: Node, holds: bool) -> Decision:
         if holds:

@@ -33,22 +33,23 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.effects import Effects
 from weft.graph.profiles import Profile, profile_of
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Erase, Reason, Step
+from weft.passes.base import Context, Numerics
+from weft.passes.nested import GraphwisePass, taken_out
+from weft.planning.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)
-class RemoveDeadCode(Pass):
+class RemoveDeadCode(GraphwisePass):
     """Remove nodes that have no effect on outputs, inputs or other ranks."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
         alive, kept_dead = _alive(dag)
         dead = [node for i, node in enumerate(dag.nodes) if i not in alive]
         decisions = [self._removed(node) for node in dead] + [self._kept(node) for node in kept_dead]
-        return self.step([Erase(tuple(node.name for node in dead))] if dead else [], decisions)
+        return self.step(taken_out(dead), decisions)
 
     def _removed(self, node: Node) -> Decision:
         collective = ops.is_communication(node.target)

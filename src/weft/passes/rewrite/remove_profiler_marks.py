@@ -23,27 +23,27 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Erase, Reason, Step
+from weft.passes.base import Context, Numerics
+from weft.passes.nested import GraphwisePass, taken_out
+from weft.planning.plan import Decision, Reason, Step
 
 BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
 ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")
 
 
 @dataclass(frozen=True)
-class RemoveProfilerMarks(Pass):
+class RemoveProfilerMarks(GraphwisePass):
     """Remove the marks that `record_function` leaves."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         begins, ends = ({ops.op_of(name) for name in names} - {None} for names in (BEGINS, ENDS))
         marks = [node for node in graph.nodes if node.target in begins or node.target in ends]
         kept = {n for n in marks if n.target in begins and any(user.target not in ends for user in n.users)}
         kept |= {n for n in marks if n.target in ends and (n.users or kept.intersection(n.all_input_nodes))}
         gone = [node for node in marks if node not in kept]
-        actions = [Erase(tuple(node.name for node in gone))] if gone else []
-        return self.step(actions, [self._decide(node, node in kept) for node in marks])
+        return self.step(taken_out(gone), [self._decide(node, node in kept) for node in marks])
 
     def _decide(self, node: Node, is_kept: bool) -> Decision:
         if is_kept:

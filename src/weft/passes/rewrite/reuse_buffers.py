@@ -36,9 +36,10 @@ from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
 from weft.passes.last_uses import LastUses, copied_back
+from weft.passes.nested import GraphwisePass
 from weft.passes.uses import is_pointwise
 from weft.planning.plan import Decision, Reason, Step
 
@@ -57,15 +58,16 @@ VIEW_SCATTERS = {
 
 
 @dataclass(frozen=True)
-class ReuseBuffers(Pass):
+class ReuseBuffers(GraphwisePass):
     """Write results into memory that nobody needs any more."""
 
     numerics = Numerics.EXACT
+    why_not_nested = "a call that runs writes is one of which nothing is known"
 
     pointwise: bool = False
     """Whether pointwise operators write in place too."""
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
         sites = [(node, source) for node in dag.nodes if (source := self._source(node)) is not None]
         if not sites:

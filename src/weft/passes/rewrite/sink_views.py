@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import VIEWS, Match
 from weft.passes.rewriting import why_not_apply
 from weft.planning.plan import Decision, Reason, Step
@@ -40,12 +41,12 @@ VIEW_OPS = frozenset(ops.op_of(name) for name in VIEWS)
 
 
 @dataclass(frozen=True)
-class SinkViews(Pass):
+class SinkViews(GraphwisePass):
     """View a concatenation once instead of each of its parts."""
 
     numerics = Numerics.EXACT
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         sites = [n for n in graph.nodes if n.target is CAT and _is_of_views(ops.bind(n)["tensors"])]
         if not sites:
             return self.step([], [])

@@ -31,9 +31,10 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.launching import is_written
+from weft.passes.nested import GraphwisePass
 from weft.planning.plan import Decision, Reason, Step
 
 PUT = ops.op_of("index_put")
@@ -43,7 +44,7 @@ SHARE = 10
 
 
 @dataclass(frozen=True)
-class SplitScatters(Pass):
+class SplitScatters(GraphwisePass):
     """Spread additions to few rows over several buffers."""
 
     numerics = Numerics.REASSOCIATES
@@ -51,7 +52,7 @@ class SplitScatters(Pass):
     min_rows: int = 4096
     """Fewer additions than this wait for each other as they are."""
 
-    def plan(self, graph: Graph, context: Context) -> Step:
+    def plan_one(self, graph: Graph, context: Context) -> Step:
         sites = [n for n in graph.nodes if n.target is PUT and ops.bind(n)["accumulate"] is True]
         if not sites:
             return self.step([], [])
