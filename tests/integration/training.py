@@ -117,14 +117,19 @@ def _build(parallel: str, mesh: DeviceMesh, name: str, layers: int) -> tuple[nn.
     if name == "mini":
         parallelise(made, parallel, mesh, Precision(torch.float32, torch.float32))
         return made, batch
-    return zoo.build(name, parallel, mesh, layers=layers, compute_dtype=torch.float32, **SHAPE)
+    return zoo.build(name, parallel, mesh, layers=layers, compute_dtype=torch.float32, **_shape(name))
+
+
+def _shape(name: str) -> dict[str, int]:
+    """What is made smaller of a model of the zoo: small pictures are small already."""
+    return {} if name.startswith("vision") else SHAPE
 
 
 def _plain(name: str, layers: int) -> tuple[nn.Module, Any]:
     """A model for one rank, and what makes batches that differ by rank."""
     if name == "mini":
         return Mini(), lambda size, seed: Mini.batch(size, seed * 1009 + dist.get_rank())
-    made, batch = zoo.build(name, layers=layers, compute_dtype=torch.float32, **SHAPE)
+    made, batch = zoo.build(name, layers=layers, compute_dtype=torch.float32, **_shape(name))
     return made, lambda size, seed: batch(size, seed=seed * 1009 + dist.get_rank())
 
 
