@@ -20,6 +20,7 @@ from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.planning.plan import Plan
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
+from weft.report.streams import record_streams
 from weft.report.work import check_tokens
 from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 from weft.simulation.timeline import Timeline
@@ -113,6 +114,7 @@ def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnes
         before=_record(module, run.before),
         after=_record(run.module, run.after),
         passes=record_passes(run.log),
+        streams=record_streams(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
         cluster=None if comparison is None else comparison.cluster.name,

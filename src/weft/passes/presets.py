@@ -30,7 +30,7 @@ STAGES: dict[str, str] = {
     # Launches that are one in real arithmetic.
     "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
     # Products that run while their gather or scatter does.
-    "stream": "fuse-all-gather-matmuls,fuse-matmul-reduce-scatters",
+    "stream": "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}",
     # The order of everything, and what is launched as one. Last: it must see what will run.
     "plan": "schedule-overlap",
 }

@@ -16,6 +16,7 @@ from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
 from weft.planning.plan import Decision
 from weft.report.plain_text import plain
+from weft.report.streams import StreamRecord
 from weft.version import VERSION
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Report:
     passes: tuple[PassRecord, ...]
     applied: tuple[Decision, ...]
     declined: tuple[Decision, ...]
+    streams: tuple[StreamRecord, ...] = ()
+    """What became of the collectives beside products, for each pass that streams them."""
     cluster: str | None = None
     plan_digest: str = ""
     witnesses: tuple[str, ...] = ()
@@ -125,6 +128,7 @@ class Report:
             "",
             *self.pass_lines(),
             "",
+            *(f"{stream}" for stream in self.streams),
             *_shortened([f"+ {d.pass_name}: {d.sentence}" for d in self.applied], "applied"),
             *_shortened([f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.refusals], "declined"),
             *(f"checked: {witness}" for witness in self.witnesses),
