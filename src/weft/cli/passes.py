@@ -17,20 +17,34 @@ if TYPE_CHECKING:
 
 
 def passes(
-    name: Annotated[str | None, typer.Argument(help="Explain this pass.")] = None, as_json: JsonOption = False
+    name: Annotated[str | None, typer.Argument(help="Explain this pass, or list those of a stage or preset.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the passes, or explain one."""
+    """List the passes, stages and presets, or explain one."""
     from weft.passes.base import all_passes, broken_passes, find_pass
+    from weft.passes.pipeline import Pipeline
+    from weft.passes.presets import PRESETS, STAGES
 
-    chosen = {name: find_pass(name, "passes")} if name is not None else all_passes()
+    if name is None:
+        chosen = all_passes()
+    elif name in STAGES or name in PRESETS:
+        chosen = {each.name(): type(each) for each in Pipeline.parse(name).passes}
+    else:
+        chosen = {name: find_pass(name, "passes")}
     if as_json:
         typer.echo(json.dumps({key: _describe(cls) for key, cls in chosen.items()}, indent=1))
-    elif name is not None:
+        return
+    if name in chosen:
         typer.echo(_explain(chosen[name]))
-    else:
-        width = max(map(len, chosen))
-        for key, cls in chosen.items():
-            typer.echo(f"{key.ljust(width)}  {_summary(cls)}")
+        return
+    rows = {key: _summary(cls) for key, cls in chosen.items()}
+    if name is None:
+        rows |= {key: f"Stage: {spec}" for key, spec in STAGES.items()}
+        rows |= {key: f"Preset: {spec or 'no passes'}" for key, spec in PRESETS.items()}
+        rows["auto"] = "Preset: the one that the collectives of the graph ask for"
+    width = max(map(len, rows), default=0)
+    for key, text in rows.items():
+        typer.echo(f"{key.ljust(width)}  {text}")
     if name is None:
         for error in broken_passes().values():
             show(str(error), err=True)

@@ -156,6 +156,19 @@ def test_passes_lists_them_and_explains_one(weft: Weft):
     assert list(json.loads(weft("passes", "sink-waits", "--json").stdout)) == ["sink-waits"]
 
 
+def test_passes_lists_stages_and_presets_and_what_they_are_made_of(weft: Weft):
+    lines = weft("passes").stdout.splitlines()
+    assert "Stage: simplify-arithmetic" in next(line for line in lines if line.startswith("algebra "))
+    assert "Preset: clean,algebra,communication,plan" in next(line for line in lines if line.startswith("ddp "))
+    assert lines[-1].split(maxsplit=1) == ["auto", "Preset: the one that the collectives of the graph ask for"]
+    assert [line.split()[0] for line in weft("passes", "communication").stdout.splitlines()] == [
+        "remove-single-rank-collectives",
+        "dedupe-collectives",
+    ]
+    assert weft("passes", "none").stdout == ""
+    assert list(json.loads(weft("passes", "algebra", "--json").stdout)) == ["simplify-arithmetic"]
+
+
 def test_an_unknown_pass_ends_with_2(weft: Weft):
     done = weft("passes", "sink-wates")
     assert (done.exit_code, done.stderr) == (2, "passes: no pass is called 'sink-wates'\ndid you mean 'sink-waits'?\n")
