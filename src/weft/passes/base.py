@@ -30,6 +30,7 @@ from weft.graph.edit import Edit
 from weft.graph.groups import GroupTable
 from weft.graph.lines import LineReader
 from weft.passes.merging import merge
+from weft.passes.presets import NAMED
 from weft.planning.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
 
 ENTRY_POINTS = "weft.passes"
@@ -75,6 +76,9 @@ class Pass(ABC):
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "numerics"):  # a base of several passes
             return
+        if cls.name() in NAMED:
+            what = f"a pass is called {cls.name()!r}, as a stage or preset is"
+            raise PipelineError(compose("passes", what, do="rename it"))
         known = _PASSES.get(cls.name())
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             what = f"two passes are called {cls.name()!r}: {known.__module__} and {cls.__module__}"

@@ -29,15 +29,12 @@ from weft.graph.edit import copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
-from weft.passes.presets import AUTO, PRESETS, STAGES, recognise
+from weft.passes.presets import AUTO, NAMED, recognise
 from weft.planning.plan import Plan, Step, what_differs
 from weft.planning.policies import assumed_cluster
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
-
-NAMED = {**STAGES, **PRESETS, AUTO: AUTO}
-"""What may stand for passes in the text of a pipeline."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ PRESETS: dict[str, str] = {
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }
 AUTO = "auto"
+NAMED: dict[str, str] = {**STAGES, **PRESETS, AUTO: AUTO}
+"""What may stand for passes in the text of a pipeline."""
 
 
 def recognise(dag: Dag, groups: GroupTable) -> str:

@@ -197,6 +197,15 @@ def test_a_wrong_stage_or_preset_is_refused_by_name(spec: str, message: str):
 # Defining passes.
 
 
+def test_no_pass_takes_the_name_of_a_stage(registry: None):
+    with pytest.raises(PipelineError, match="passes: a pass is called 'clean', as a stage or preset is\nrename it"):
+
+        class Clean(Pass):
+            """Do nothing."""
+
+            numerics = Numerics.EXACT
+
+
 def test_a_pass_defined_anywhere_has_a_name_a_spec_and_a_parser(registry: None):
     @dataclass(frozen=True)
     class SwapNothingMuch(Pass):
