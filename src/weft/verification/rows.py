@@ -29,6 +29,10 @@ LEFT_AND_RIGHT: Mapping[str, tuple[str, str]] = {
     "linear": ("input", "weight"),
     "_scaled_mm": ("self", "mat2"),
 }
+ONE_BY_ONE: Mapping[str, str] = {"bmm": "mm", "baddbmm": "addmm"}
+"""Products of batches, and what each matrix of a batch is."""
+COMMUTES = ("add", "mul")
+"""Pointwise operators whose terms have no order."""
 ALONG_A_ROW = ("mean", "sum", "amax", "amin")
 
 
@@ -64,6 +68,10 @@ def product_of(
     if len(first.shape) < 2 or not second.shape:
         raise Undecided
     others = {key: value for key, value in values.items() if key not in (left, right)}
+    if name in ("addmm", "baddbmm") and _is_plain_sum(arguments):
+        return _added(terms, first, second, others["self"], shape, dtype)
+    name = ONE_BY_ONE.get(name, name)
+    left = LEFT_AND_RIGHT[name][0]
     label = (name, _constants(arguments))
     if len(second.shape) == 1:
         made = _whole(terms, label, [(left, first)], (second,), (*shape, 1), dtype, left)
@@ -79,6 +87,23 @@ def product_of(
         rows = [(left, mine), *((key, parts[k]) for key, parts in added)]
         runs += _whole(terms, label, rows, (theirs,), shape[-2:], dtype, left).runs
     return Value(shape, dtype, join(runs))
+
+
+def _added(
+    terms: Terms, first: Value, second: Value, added: Value, shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """A product, or one for each matrix of a batch, and what is added to it: the sum of the two."""
+    num = product(shape[:-2])
+    runs: list[Run] = []
+    for mine, theirs, bias in zip(*(_batches(value, shape, num) for value in (first, second, added)), strict=True):
+        found = product_of(terms, "mm", {"self": mine, "mat2": theirs}, shape[-2:], dtype)
+        runs += pointwise(terms, "add", {"self": found, "other": bias, "alpha": 1}, shape[-2:], dtype).runs
+    return Value(shape, dtype, join(runs))
+
+
+def _is_plain_sum(arguments: Mapping[str, Any]) -> bool:
+    """Whether what is added to a product is added as it is."""
+    return isinstance(arguments.get("self"), Value) and all(arguments.get(key, 1) == 1 for key in ("alpha", "beta"))
 
 
 def reduced(
@@ -109,6 +134,8 @@ def pointwise(
         if len(shape) < 2:
             raise
     values = [(key, value) for key, value in arguments.items() if isinstance(value, Value)]
+    if name in COMMUTES and arguments.get("alpha", 1) == 1:  # the larger one first
+        values = [("term", value) for _, value in sorted(values, key=lambda pair: -product(pair[1].shape))]
     return _whole(terms, ("pointwise", name, _constants(arguments)), values, (), shape, dtype)
 
 
