@@ -38,7 +38,7 @@ ON_FOUR = {
 EXACT = {
     "weft_eager": {"weft.pipeline": "exact"},
     # Inductor chooses kernels by the strides it sees: with merged gathers it may multiply in another order.
-    "weft": {"weft.pipeline": "remove-dead-code,dedupe-collectives,hoist-launches,sink-waits"},
+    "weft": {"weft.pipeline": "clean,algebra,communication,hoist-launches,sink-waits"},
 }
 IN_SHORT = "fsdp"
 """The one that `make test` runs too."""
