@@ -7,7 +7,7 @@ then a bound holds only for orders whose peak is at most that. It does not cover
 themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes with a certificate
 that `check_bound` recomputes from the program alone.
 
-    compute           all compute, and what overlap costs it at least
+    compute           all compute
     communication     all collectives of a link
     critical path     the longest path, collectives included
     heads and tails   the same with what resources force before and behind (`heads`)
@@ -15,11 +15,14 @@ that `check_bound` recomputes from the program alone.
     idle cut          compute between two collectives that cannot hide, or others behind them on their queues (`cuts`)
     drag cut          compute before a collective that is not hidden by holding back what has its own (`drags`)
     memory            storages that a limit forces to be held one after the other (`held`)
+
+Where overlap slows compute, all of these but the last are found a second time, in the time that compute takes by itself
+(`tasks`): there collectives are shorter, and what overlap costs at least is added.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.graph.dag import collector_paused
 from weft.simulation.certificates import (
@@ -35,9 +38,9 @@ from weft.simulation.cuts import Cut, Side, best_cut
 from weft.simulation.drags import Drag, best_drag
 from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.held import memory_forced
-from weft.simulation.machines import OneMachine, Slowdown, machines_of, one_machine
+from weft.simulation.machines import OneMachine, machines_of, one_machine
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Merging, Tasks, tasks_of
+from weft.simulation.tasks import COMPUTE, Merging, Tasks, overlap_cost, tasks_of
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Candidate:
     head_levels: dict[int, int]
     """By node, the head that it needs."""
     tail_levels: dict[int, int]
+    is_slowed: bool = False
+    """Whether it is a bound in the time that compute takes by itself, with what overlap costs."""
 
 
 def lower_bound(program: Program, merging: Merging | None = None, *, memory_limit_bytes: int | None = None) -> Bound:
@@ -84,45 +89,58 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
         merging = Merging.ALLOWED if program.latency_ns else Merging.EXCLUDED
     with collector_paused():
         tasks = tasks_of(program, merging)
-        backwards = tasks.reversed()
-        found = candidates(program, tasks, backwards)
+        found = candidates(program, tasks)
+        if program.slowdown_ppm and (cost := overlap_cost(program, tasks)):
+            found += slowed(program, merging, cost)
         if memory_limit_bytes is not None:
             found += of_memory(program, tasks, merging, memory_limit_bytes)
         best = max(found, key=lambda candidate: candidate.value)
         bound_ns = max(0, best.value - program.launch_gap_ns)
-        heads, tails = (tasks, best.heads, best.head_levels), (backwards, best.tails, best.tail_levels)
+        tasks = tasks_of(program, merging, best.is_slowed)
+        heads, tails = (tasks, best.heads, best.head_levels), (tasks.reversed(), best.tails, best.tail_levels)
+        values = dict[str, int]()
+        for each in found:
+            values[each.name] = max(values.get(each.name, 0), each.value - program.launch_gap_ns)
         return Bound(
             bound_ns,
             best.name,
             best.rests_on,
-            certificate_of(best.claim, bound_ns, merging, heads, tails),
-            {candidate.name: max(0, candidate.value - program.launch_gap_ns) for candidate in found},
+            certificate_of(best.claim, bound_ns, merging, best.is_slowed, heads, tails),
+            values,
             LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
         )
 
 
-def candidates(program: Program, tasks: Tasks, backwards: Tasks) -> list[Candidate]:
+def slowed(program: Program, merging: Merging, cost: int) -> list[Candidate]:
+    """The bounds in the time that compute takes by itself, with what overlap costs."""
+    return [
+        replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", is_slowed=True)
+        for each in candidates(program, tasks_of(program, merging, is_slowed=True))
+    ]
+
+
+def candidates(program: Program, tasks: Tasks) -> list[Candidate]:
     """Every bound, the simple ones first: the first of equals wins."""
     found: list[Candidate] = []
+    backwards = tasks.reversed()
     nothing = Heads([0] * len(tasks.preds), {}, {})
     machines = machines_of(tasks)
-    slowdown = Slowdown(program, machines)
     for resource, machine in enumerate(machines):
         if machine.nodes:
             name = "compute" if resource == COMPUTE else f"communication: {program.links[resource - 1]}"
-            found.append(of_machine(name, one_machine(machine, resource, nothing, nothing, slowdown), nothing, nothing))
+            found.append(of_machine(name, one_machine(machine, resource, nothing, nothing), nothing, nothing))
     found.append(of_task("critical path", program, tasks, path_heads(tasks), path_heads(backwards)))
     heads, tails = find_heads(tasks), find_heads(backwards)
     found.append(of_task("heads and tails", program, tasks, heads, tails))
     for resource, machine in enumerate(machines):
         if machine.nodes:
             name = f"one machine: {program.links[resource - 1] if resource else 'compute'}"
-            found.append(of_machine(name, one_machine(machine, resource, heads, tails, slowdown), heads, tails))
-    cut = best_cut((tasks, heads), (backwards, tails), machines[COMPUTE], slowdown)
+            found.append(of_machine(name, one_machine(machine, resource, heads, tails), heads, tails))
+    cut = best_cut((tasks, heads), (backwards, tails), machines[COMPUTE])
     if cut is not None:
         found.append(of_cut(program, tasks, cut, heads, tails))
     above = max(candidate.value for candidate in found)
-    drag = best_drag((tasks, heads), (backwards, tails), slowdown, above)
+    drag = best_drag((tasks, heads), (backwards, tails), above)
     if drag is not None:
         found.append(of_drag(program, tasks, drag, heads, tails))
     return found

@@ -4,6 +4,7 @@ Contract: JSON. Nodes are numbered as in `tasks`: operation `i` is `i`, the coll
 resource 0 is the compute stream, `k + 1` is link `k`.
 
     merging    allowed | excluded
+    overlap    true: in the time that compute takes by itself, with what overlap costs (`tasks`)
     heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in order
     tails      the same with time running backwards
     claim      kind task:     head + duration + tail of a `node`; null: nothing takes time
@@ -30,7 +31,7 @@ from weft.simulation.tasks import Merging, Tasks
 
 Certificate = dict[str, object]
 
-FORMAT = "weft-bound-1"
+FORMAT = "weft-bound-2"
 
 Rests = tuple[Tasks, Heads, dict[int, int]]
 """One direction of time, its heads, and the levels that the heads of some nodes must reach."""
@@ -57,13 +58,14 @@ def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
 
 
 def certificate_of(
-    claim: dict[str, object], bound_ns: int, merging: Merging, heads: Rests, tails: Rests
+    claim: dict[str, object], bound_ns: int, merging: Merging, is_slowed: bool, heads: Rests, tails: Rests
 ) -> Certificate:
     """A claim with the sets that its heads and tails rest on."""
     return {
         "format": FORMAT,
         "bound_ns": bound_ns,
         "merging": merging.value,
+        "overlap": is_slowed,
         "heads": sets_of(*heads),
         "tails": sets_of(*tails),
         "claim": claim,

@@ -22,7 +22,7 @@ MILLION = 1_000_000
 def check(program: Program, certificate: dict[str, Any]) -> int:
     """The bound that a certificate proves, in nanoseconds."""
     try:
-        proof = Proof(program, certificate["merging"] == "allowed")
+        proof = Proof(program, certificate["merging"] == "allowed", bool(certificate["overlap"]))
         heads = proof.earliest(certificate["heads"])
         tails = proof.reversed().earliest(certificate["tails"])
         value = max(0, proof.claim(certificate["claim"], heads, tails) - program.launch_gap_ns)
@@ -38,8 +38,9 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
 class Proof:
     """Nodes and edges in one direction of time: all that a bound may use."""
 
-    def __init__(self, program: Program, is_merging: bool) -> None:
-        self.program, self.is_merging, num = program, is_merging, len(program.sorts)
+    def __init__(self, program: Program, is_merging: bool, is_slowed: bool) -> None:
+        self.program, self.is_merging, self.is_slowed, num = program, is_merging, is_slowed, len(program.sorts)
+        self.gap = self.lasting(program.launch_gap_ns)
         self.order, self.preds = list[int](), dict[int, list[int]]()
         kernels = Counter(program.kernel)
         self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
@@ -56,14 +57,19 @@ class Proof:
                 self.preds[op + num] = [op]
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
-                self.duration[op + num] = program.duration_ns[op]
-                self.latency[op + num] = program.latency_ns[op] if is_merging else 0
+                saved = program.latency_ns[op] if is_merging else 0
+                self.latency[op + num] = self.lasting(saved)
+                self.duration[op + num] = self.lasting(saved) + self.lasting(program.duration_ns[op] - saved)
         self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
         if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
             raise ValueError("a latency is negative or longer than its collective")
 
+    def lasting(self, time: int) -> int:
+        """What a time beside a collective is in the time that compute takes by itself, which overlap makes longer."""
+        return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.is_slowed else time
+
     def reversed(self) -> Proof:
-        proof = Proof(self.program, self.is_merging)
+        proof = Proof(self.program, self.is_merging, self.is_slowed)
         proof.order.reverse()
         proof.preds = {node: [] for node in self.order}
         for node, preds in self.preds.items():
@@ -100,12 +106,18 @@ class Proof:
             once[self.queue(node)] = max(once.get(self.queue(node), 0), self.latency.get(node, 0))
         gaps = max(0, len({self.part_of[node] for node in nodes if node in self.part_of}) - 1)
         work = sum(self.duration[node] - self.latency.get(node, 0) for node in nodes)
-        return work + sum(once.values()) + gaps * self.program.launch_gap_ns
+        return work + sum(once.values()) + gaps * self.gap
 
     def queue(self, node: int) -> int:
         return self.program.queue[node - len(self.program.sorts)] if node in self.latency else -1
 
     def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        if claim["kind"] == "memory":
+            return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
+        value = self.value(claim, heads, tails)
+        return value + Proof(self.program, self.is_merging, False).slowed() if self.is_slowed else value
+
+    def value(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         if claim["kind"] == "task":
             if (node := claim["node"]) is None:
                 return 0
@@ -114,19 +126,18 @@ class Proof:
             return self.cut(claim, heads, tails)
         if claim["kind"] == "drag":
             return self.drag(claim, heads, tails) if claim["is_last"] else self.reversed().drag(claim, tails, heads)
-        if claim["kind"] == "memory":
-            return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
         on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
         chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
         lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
-        return lead + self.busy(chosen) + trail + (0 if claim["resource"] else self.slowed(chosen, lead + trail))
+        return lead + self.busy(chosen) + trail
 
-    def slowed(self, compute: list[int], outside: int) -> int:
-        """What overlap costs compute at least: a link runs outside of its time, in its gaps, or slows it."""
+    def slowed(self) -> int:
+        """What a step takes beyond the time that compute takes by itself: a share of what a link does, but in gaps."""
         links = set(self.resource.values()) - {0}
         busiest = max((self.busy(n for n in self.latency if self.resource.get(n) == link) for link in links), default=0)
-        inside = max(0, busiest - outside - len(compute) * self.program.launch_gap_ns)
-        return inside * self.program.slowdown_ppm // (MILLION + self.program.slowdown_ppm)
+        whole = [node for node, resource in self.resource.items() if resource == 0 and node not in self.part_of]
+        beside = max(0, busiest - len(whole) * self.program.launch_gap_ns)
+        return beside * self.program.slowdown_ppm // (MILLION + self.program.slowdown_ppm)
 
     def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """Compute between two collectives, or one of them has another before or behind it on its queue."""
@@ -141,7 +152,7 @@ class Proof:
                 ends[side] = self.duration[node] + after[node]
         lead, trail = min(heads[node] for node in inside), min(tails[node] for node in inside)
         lead, trail = ends.get("first", lead), ends.get("last", trail)
-        return min([lead + self.busy(inside) + trail + self.slowed(inside, lead + trail), *cases])
+        return min([lead + self.busy(inside) + trail, *cases])
 
     def drags(self, node: int, tails: dict[int, int]) -> dict[int, int]:
         """For each node the longest of what it must have behind it on the queue of a collective, tail included."""
@@ -155,7 +166,7 @@ class Proof:
 
     def drag(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """Compute, then a collective, then what late compute drags: its link carries all that in turn."""
-        last, slowdown_ppm = int(claim["node"]), self.program.slowdown_ppm
+        last = int(claim["node"])
         shares = [(int(node), int(dragged), int(share)) for node, dragged, share in claim["shares"]]
         chosen = [node for node, resource in self.resource.items() if resource == 0 and heads[node] >= claim["head"]]
         own = self.before(last, heads)
@@ -170,12 +181,9 @@ class Proof:
         if any(self.resource[node] != self.resource[last] for node in given) or last not in self.latency:
             raise ValueError("collectives of one link are needed")
         lead, trail = min(heads[node] for node in (last, *chosen)), min(tails[node] for node in (last, *given))
-        outside, cases = lead + self.duration[last] + trail, list[int]()
-        for slowed, ppm in ((0, 0), (self.slowed(chosen, outside), slowdown_ppm)):
-            rooms = {node: (self.duration[node] - self.latency[node]) * MILLION // (MILLION + ppm) for node in given}
-            gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
-            cases.append(outside + sum(self.duration[node] for node in chosen) + slowed - gained)
-        return max(cases)
+        rooms = {node: self.duration[node] - self.latency[node] for node in given}
+        gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
+        return lead + self.duration[last] + trail + sum(self.duration[node] for node in chosen) - gained
 
     def reached(self, collectives: Iterable[int]) -> dict[int, int]:
         """For each node those collectives that are or depend on it, a bit for each in turn."""

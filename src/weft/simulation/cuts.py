@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.simulation.heads import Heads
-from weft.simulation.machines import Slowdown
 from weft.simulation.tasks import Integers, Machine, Tasks, column
 
 NO_DRAG = -1
@@ -66,11 +65,8 @@ class Cut:
 class Cuts:
     """The compute of a program, and the collectives around it in both directions."""
 
-    def __init__(
-        self, forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine, slowdown: Slowdown
-    ) -> None:
+    def __init__(self, forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> None:
         self.work = compute.work
-        self.slowdown = slowdown
         self.compute = compute
         self.total = int(self.work.sum())
         self.lead = min(forwards[1].start[node] for node in compute.nodes)
@@ -92,7 +88,7 @@ class Cuts:
 
     def search(self, first: Side | None, last: Side | None, above: int = 0) -> Cut:
         """The largest value that all cases reach, by bisection: a larger one leaves less compute inside."""
-        low, high = above, self.ends(first, last) + self.total + self.slowdown.cost(0, 0)
+        low, high = above, self.ends(first, last) + self.total
         if above and not self.is_reached(above + 1, first, last):
             return Cut(above, first, last)
         while low < high:
@@ -108,10 +104,7 @@ class Cuts:
         for side in (first, last):
             if side is not None:
                 inside &= side.own | ((side.drag >= value - side.reach) & (side.drag != NO_DRAG))
-        count = int(np.count_nonzero(inside))
-        outside = self.ends(first, last)
-        busy = int(self.work[inside].sum())
-        return count > 0 and outside + busy + self.slowdown.cost(count, outside) >= value
+        return bool(inside.any()) and self.ends(first, last) + int(self.work[inside].sum()) >= value
 
     def sides(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> list[Side]:
         """The most promising collectives, as the ends of cuts in one direction of time."""
@@ -153,10 +146,8 @@ class Cuts:
         return column([drag[node] for node in self.compute.nodes])
 
 
-def best_cut(
-    forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine, slowdown: Slowdown
-) -> Cut | None:
+def best_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> Cut | None:
     """The best cut found; None where there is no compute or no collective."""
     if not compute.nodes or not any(queue >= 0 for queue in forwards[0].queue):
         return None
-    return Cuts(forwards, backwards, compute, slowdown).best()
+    return Cuts(forwards, backwards, compute).best()

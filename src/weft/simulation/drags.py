@@ -13,7 +13,6 @@ No choice of late compute gains more than this: divide the work of each over col
 collective gets beyond its own time is gained, and what is given to none. Work is divided from the last compute to the
 first, as much to each collective as it has room for. Backwards in time the same holds of the first collectives.
 
-Where overlap slows compute, what is dragged slows none of that before `node`, so it counts as less: its `worth`.
 With merging a collective counts as the least that it adds to a bucket. One in the bucket of `node` starts with it, so
 nothing that it depends on is late.
 """
@@ -22,17 +21,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.simulation.heads import Heads
-from weft.simulation.machines import MILLION, Slowdown
 from weft.simulation.tasks import COMPUTE, Integers, Machine, Tasks, column
 
 Mask = NDArray[np.bool_]
-Time = TypeVar("Time", int, Integers)
 
 MOST_LOOKED_AT = 64
 """Collectives of one link and direction whose promise is found: those that end last by their heads."""
@@ -116,8 +112,8 @@ class Rooms:
 class Drags:
     """The compute of a program and the collectives of its links, in one direction of time."""
 
-    def __init__(self, tasks: Tasks, heads: Heads, tails: Heads, slowdown: Slowdown, is_last: bool) -> None:
-        self.tasks, self.heads, self.tails, self.slowdown, self.is_last = tasks, heads, tails, slowdown, is_last
+    def __init__(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> None:
+        self.tasks, self.heads, self.tails, self.is_last = tasks, heads, tails, is_last
         self.compute = Machine(tasks, COMPUTE)
         self.starts = column([heads.start[node] for node in self.compute.nodes])
         self.ascending = np.argsort(self.starts, kind="stable")
@@ -157,7 +153,7 @@ class Drags:
         head = self.heads.start[node]
         with_all, most = self.lead(np.where(own | is_before, self.compute.work, 0), head)
         with_own, least = self.lead(np.where(own, self.compute.work, 0), head)
-        rest = self.tasks.duration[node] + self.tails.start[node] + self.slowdown.cost(0, 0)
+        rest = self.tasks.duration[node] + self.tails.start[node]
         return Site(node, min(most, least + room) + rest, sorted({with_all, with_own}))
 
     def own(self, node: int) -> Mask:
@@ -167,45 +163,32 @@ class Drags:
         return own
 
     def lead(self, work: Integers, head: int) -> tuple[int, int]:
-        """The threshold up to a head that gives the most with the work behind it, and what it gives at most.
-
-        Collectives that run before the threshold slow nothing behind it: of equals the least is the best.
-        """
+        """The threshold up to a head that gives the most with the work behind it, and what it gives."""
         starts = np.minimum(self.starts[self.ascending], head)
         ends = starts + np.cumsum(work[self.ascending][::-1])[::-1]
-        best = int((ends - starts + worth(starts, self.slowdown.ppm)).argmax())
+        best = int(ends.argmax())
         return int(self.starts[self.ascending[best]]), int(ends.max())
 
     def divide(self, node: int, threshold: int, room: dict[int, int]) -> Drag:
         """The bound of one collective and one threshold."""
         counts = self.starts >= threshold
-        lead, count = min(threshold, self.heads.start[node]), int(np.count_nonzero(counts))
+        lead = min(threshold, self.heads.start[node])
         duration, tail = self.tasks.duration[node], self.tails.start[node]
-        if self.slowdown.cost(count, lead + duration):
-            room = {each: worth(ns, self.slowdown.ppm) for each, ns in room.items()}
         late = np.flatnonzero(counts & ~self.own(node)).tolist()
         nodes, work = [self.compute.nodes[each] for each in late], [int(self.compute.work[each]) for each in late]
         gained, shares = Rooms(self.tasks, room).divide(nodes, work)
         tail = min([tail, *(self.tails.start[dragged] for _, dragged, _ in shares)])
         value = lead + int(self.compute.work[counts].sum()) - gained + duration + tail
-        value += self.slowdown.cost(count, lead + duration + tail)
         return Drag(value, node, self.is_last, threshold, tail, shares)
 
 
-def worth(time: Time, ppm: int) -> Time:
-    """What time of a link is worth where overlap slows compute: what it carries meanwhile slows none elsewhere."""
-    return time * MILLION // (MILLION + ppm)
-
-
-def best_drag(
-    forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], slowdown: Slowdown, above: int
-) -> Drag | None:
+def best_drag(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], above: int) -> Drag | None:
     """The best found, of both directions and all links; None where there is none above what is known."""
     if not forwards[0].on(COMPUTE):
         return None
     best: Drag | None = None
     for (tasks, heads), (_, tails), is_last in ((forwards, backwards, True), (backwards, forwards, False)):
-        drags = Drags(tasks, heads, tails, slowdown, is_last)
+        drags = Drags(tasks, heads, tails, is_last)
         for link in range(COMPUTE + 1, tasks.num_resources):
             found = drags.best(link, above)
             if found is not None:

@@ -12,10 +12,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from weft.simulation.heads import Heads
-from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Integers, Machine, Tasks, column
-
-MILLION = 1_000_000
+from weft.simulation.tasks import Integers, Machine, Tasks, column
 
 
 @dataclass(frozen=True)
@@ -29,42 +26,22 @@ class OneMachine:
     nodes: tuple[int, ...]
 
 
-class Slowdown:
-    """What overlap costs compute at least.
-
-    The collectives of a link run while compute does, and slow it; or in the gaps between kernels; or outside of the
-    time that the compute takes. Outside costs most, so the least is all that fits in the gaps and the rest inside.
-    """
-
-    def __init__(self, program: Program, machines: list[Machine]) -> None:
-        busy = [int(machine.spans(np.arange(len(machine.nodes)))[-1]) for machine in machines[1:] if machine.nodes]
-        self.busiest = max(busy, default=0)
-        self.gap = program.launch_gap_ns
-        self.ppm = program.slowdown_ppm
-
-    def cost(self, num_compute: int, outside: int) -> int:
-        inside = max(0, self.busiest - outside - num_compute * self.gap)
-        return inside * self.ppm // (MILLION + self.ppm)
-
-
-def one_machine(machine: Machine, resource: int, heads: Heads, tails: Heads, slowdown: Slowdown) -> OneMachine:
+def one_machine(machine: Machine, resource: int, heads: Heads, tails: Heads) -> OneMachine:
     """The best of: all tasks of the resource; Jackson's set."""
     starts = column([heads.start[node] for node in machine.nodes])
     afters = column([tails.start[node] for node in machine.nodes])
     choices = [(0, 0), critical(machine, starts, afters)]
-    found = [value_of(machine, resource, starts, afters, choice, slowdown) for choice in choices]
+    found = [value_of(machine, resource, starts, afters, choice) for choice in choices]
     return max(found, key=lambda one: one.value)
 
 
 def value_of(
-    machine: Machine, resource: int, starts: Integers, afters: Integers, choice: tuple[int, int], slowdown: Slowdown
+    machine: Machine, resource: int, starts: Integers, afters: Integers, choice: tuple[int, int]
 ) -> OneMachine:
     head, tail = choice
     chosen = np.flatnonzero((starts >= head) & (afters >= tail))
     lead, trail = int(starts[chosen].min()), int(afters[chosen].min())
     value = lead + int(machine.spans(chosen)[-1]) + trail
-    if resource == COMPUTE:
-        value += slowdown.cost(len(chosen), lead + trail)
     return OneMachine(value, resource, lead, trail, tuple(machine.nodes[position] for position in chosen.tolist()))
 
 

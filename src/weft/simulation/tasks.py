@@ -8,6 +8,11 @@ of their own: what they run, their link carries, and a link carries no more than
 The launch gap belongs to the compute before it: what is issued next comes no earlier. So all bounds are bounds of the
 step and one gap. Gaps behind launches are left out: their collectives do not wait for them. Kernels in several parts
 have at least the gaps between them, whatever the order.
+
+Where overlap slows compute, there is a second form, `is_slowed`, in which time passes slower while some link is busy:
+by as much as compute is slowed. Compute takes its own time there, and collectives take that much less. What the step
+takes more than there is `overlap_cost`: the share of the time of the link that is lost. The gap behind a whole kernel
+takes its own time too, so it is not counted as time of the link.
 """
 
 from __future__ import annotations
@@ -80,8 +85,12 @@ class Tasks:
         return [node for node in self.order if self.resource[node] == resource and self.duration[node]]
 
 
-def tasks_of(program: Program, merging: Merging) -> Tasks:
+MILLION = 1_000_000
+
+
+def tasks_of(program: Program, merging: Merging, is_slowed: bool = False) -> Tasks:
     check_program(program, merging)
+    slowdown_ppm = program.slowdown_ppm if is_slowed else 0
     num_ops = len(program.sorts)
     tasks = Tasks(
         order=[],
@@ -93,7 +102,7 @@ def tasks_of(program: Program, merging: Merging) -> Tasks:
         latency=[0] * (2 * num_ops),
         kernel=[NO_KERNEL] * (2 * num_ops),
         num_resources=1 + len(program.links),
-        gap=program.launch_gap_ns,
+        gap=shrunk(program.launch_gap_ns, slowdown_ppm),
     )
     kernels = Counter(program.kernel)
     for op, sort in enumerate(program.sorts):
@@ -110,11 +119,26 @@ def tasks_of(program: Program, merging: Merging) -> Tasks:
         elif sort is Sort.LAUNCH:
             node = op + num_ops
             link(tasks, node, [op])
-            tasks.duration[node] = program.duration_ns[op]
+            latency = program.latency_ns[op] if merging is Merging.ALLOWED else 0
+            tasks.latency[node] = shrunk(latency, slowdown_ppm)
+            tasks.duration[node] = tasks.latency[node] + shrunk(program.duration_ns[op] - latency, slowdown_ppm)
             tasks.queue[node] = program.queue[op]
             tasks.resource[node] = 1 + program.queues[program.queue[op]].link
-            tasks.latency[node] = program.latency_ns[op] if merging is Merging.ALLOWED else 0
     return tasks
+
+
+def shrunk(time: int, slowdown_ppm: int) -> int:
+    """What compute gets done in a time in which it is slowed."""
+    return time * MILLION // (MILLION + slowdown_ppm)
+
+
+def overlap_cost(program: Program, tasks: Tasks) -> int:
+    """What a step takes at least beyond the bounds of the slowed form; tasks are those of the other form."""
+    links = [Machine(tasks, resource) for resource in range(COMPUTE + 1, tasks.num_resources)]
+    busiest = max((int(link.spans(np.arange(len(link.nodes)))[-1]) for link in links if link.nodes), default=0)
+    num_whole = sum(tasks.kernel[node] == NO_KERNEL for node in tasks.on(COMPUTE))
+    beside = max(0, busiest - num_whole * program.launch_gap_ns)
+    return beside * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
 
 
 def link(tasks: Tasks, node: int, preds: list[int]) -> None:

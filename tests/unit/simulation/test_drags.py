@@ -109,9 +109,12 @@ def test_merging_saves_latencies_of_what_is_dragged():
 
 
 def test_what_is_dragged_slows_no_compute():
-    """24 of communication beside the compute cost it 8. Dragged, each costs 12 and slows by 4 less: 8, and saves 10."""
+    """24 of communication beside the compute cost it 8. Dragged, each costs 12 and slows by 4 less: 8, and saves 10.
+
+    In the time of compute `last` takes 13 and a third, and all 44 cost 14 and two thirds: a nanosecond is rounded away.
+    """
     given = backward(slowdown_ppm=500_000)
-    assert proved(given).bound_ns == 80 + 20 + 8 - 2 * (10 - 8) == in_order(given, "x y last a g b h")
+    assert proved(given).bound_ns + 1 == 80 + 20 + 8 - 2 * (10 - 8) == in_order(given, "x y last a g b h")
 
 
 def test_a_gap_passes_between_kernels_before_the_last_reduction():
