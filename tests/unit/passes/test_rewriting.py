@@ -168,6 +168,17 @@ def test_an_edit_that_is_rolled_back_brings_the_nested_graph_back():
     assert weft.listing(module) == NESTED
 
 
+def test_an_edit_that_is_rolled_back_takes_away_the_graph_that_it_nested():
+    module = weft.parse(NESTED)
+    found = next(node for node in module.graph.nodes if node.name == "found")
+    edit = Edit(module.graph)
+    first, second = (edit.nest("yes", weft.parse(BIASED), before=found) for _ in range(2))
+    assert (first.target, second.target) == ("yes_1", "yes_2")
+    edit.rollback()
+    assert weft.listing(module) == NESTED
+    assert not hasattr(module, "yes_1")
+
+
 def test_every_pass_of_rules_declares_rules():
     for cls in all_passes().values():
         if issubclass(cls, RewritePass):
