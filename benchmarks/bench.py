@@ -25,6 +25,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -195,6 +196,15 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
 
 
+def commit() -> str:
+    """Of the code that is measured; `+` where files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
 def selected(tasks: Sequence[Task], only: str) -> list[Task]:
     words = [word for word in only.split(",") if word]
     return [task for task in tasks if not words or any(word in f"{task.section} {task.name}" for word in words)]
@@ -205,6 +215,8 @@ def begin() -> dict[str, Any]:
     versions = {"weft": importlib.metadata.version("weft"), "torch": str(torch.__version__)}
     return {
         "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "note": "",
         "versions": versions | {"python": platform.python_version()},
         "machine": machine(),
         "wall_s": 0.0,
@@ -218,7 +230,7 @@ def measure(options: argparse.Namespace) -> int:
     if not tasks:
         sys.exit(f"--only {options.only}: nothing is called so; --list tells what there is")
     found = json.loads(options.json.read_text()) if options.resume else begin()
-    found |= {"jobs": options.jobs, "full": options.full, "failed": {}}
+    found |= {"jobs": options.jobs, "full": options.full, "note": options.note, "failed": {}}
     before = found["wall_s"], found["processor_s"]
     start = time.perf_counter()
 
@@ -261,6 +273,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes beside each other")
     parser.add_argument("--json", type=Path, default=ROOT / ".benchmarks" / "bench.json", help="where figures go")
     parser.add_argument("--resume", action="store_true", help="go on with the figures in that file")
+    parser.add_argument("--note", default="", help="a sentence on this run, such as what else the machine did")
     parser.add_argument("--plots", type=Path, default=ROOT / ".benchmarks", help="where pictures go")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs, and end")
     options = parser.parse_args()

@@ -75,10 +75,11 @@ def rows_of(found: Figures, section: str) -> list[Any]:
 def about(found: Figures) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     command = "make bench-full" if found["full"] else "make bench"
-    return (
-        f"`{command}`, {found['date']}, {versions}, {found['machine']}; {found['jobs']} processes, "
-        f"{found['wall_s'] / 60:.1f} minutes on the wall, {found['processor_s'] / 60:.1f} of the processor."
+    told = (
+        f"`{command}`, {found['date']}, commit {found['commit']}, {versions}, {found['machine']}; {found['jobs']} "
+        f"processes, {found['wall_s'] / 60:.0f} minutes on the wall, {found['processor_s'] / 60:.0f} of the processor."
     )
+    return f"{told} {found['note']}".rstrip()
 
 
 def best(row: Figures, start: str) -> tuple[str, Figures] | None:
@@ -150,7 +151,20 @@ def summary(rows: Sequence[Figures]) -> str:
     if times:
         mean = statistics.geometric_mean(times)
         told += f" Its pass is {min(times):.1f} to {max(times):.1f} times as fast, {mean:.1f} in the mean."
-    return told
+    return f"{told} {losses(rows)}"
+
+
+def losses(rows: Sequence[Figures]) -> str:
+    """The steps that somebody else leaves shorter than Weft's planner."""
+    lost: list[str] = []
+    for row in rows:
+        mine = row["results"].get("weft planner")
+        for start, whose in (("inductor", "Inductor's best"), ("naive", "the naive order")):
+            run = best(row, start)
+            if run and mine and not mine["error"] and run[1]["step_ms"] < mine["step_ms"]:
+                ratio = mine["step_ms"] / run[1]["step_ms"]
+                lost.append(f"{name_of(row)}, {row['layers']} layers: {ratio:.3f} of {whose}")
+    return f"**Where Weft's step is the longer one**: {'; '.join(lost)}." if lost else "No step is longer than theirs."
 
 
 def failed_variants(rows: Sequence[Figures]) -> list[str]:
