@@ -20,6 +20,8 @@ def note_results(before: Any, after: Any) -> None:
     sides: tuple[list[Node], list[Node]] = [], []
     for found, returned in zip(sides, (before, after), strict=True):
         map_arg(returned, found.append)
+    if len(sides[0]) != len(sides[1]):  # the graph returns something else now
+        return
     for old, new in zip(*sides, strict=True):
         if old is not new:
             new.meta[RESULTS_KEY] = tuple(dict.fromkeys((*result_names(new), *result_names(old))))[1:]

@@ -12,6 +12,7 @@ import weft
 from weft.errors import GraphError
 from weft.graph.edit import MEMBERS_KEY, Edit, copy_module
 from weft.graph.ops import op_of, value_of
+from weft.graph.results import result_names
 
 aten = torch.ops.aten
 
@@ -457,3 +458,25 @@ def test_a_copy_of_a_module_runs():
     module = chain("a", "b")
     (first, _) = copy_module(module)(torch.tensor([1.0, -1.0, 2.0, -2.0]))
     assert first.tolist() == [1.0, 0.0, 2.0, 0.0]
+
+
+def test_what_stands_for_a_result_is_known_by_its_name_too():
+    module = weft.parse("def graph(x: f32[4]):\n    a = relu(x)\n    b = clone(a)\n    return [b]\n")
+    a, b = (node for node in module.graph.nodes if node.op == "call_function")
+    with Edit(module.graph) as edit:
+        edit.replace(b, a)
+        edit.erase(b)
+    assert result_names(a) == ("a", "b")
+    with Edit(module.graph) as edit:
+        new = edit.call(op_of("relu"), tuple(a.all_input_nodes), before=a, name="c")
+        edit.replace(a, new)
+        edit.erase(a)
+    assert result_names(new) == ("c", "a", "b")
+
+
+def test_a_graph_that_returns_something_else_hands_no_names_on():
+    module = weft.parse("def graph(x: f32[4]):\n    a = relu(x)\n    b = clone(a)\n    return [b]\n")
+    a, b = (node for node in module.graph.nodes if node.op == "call_function")
+    with Edit(module.graph) as edit:
+        edit.set_arguments(list(module.graph.nodes)[-1], ([a, b],))
+    assert (result_names(a), result_names(b)) == (("a",), ("b",))
