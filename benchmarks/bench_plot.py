@@ -58,7 +58,7 @@ def seconds(found: Figures) -> str:
     if not points:
         return _svg(WIDTH, HEIGHT, "Pass time", [_text(MARGIN, MARGIN + 12, "no pass was timed")])
     across, up = _axis([x for x, _ in points]), _axis([y for _, y in points])
-    drawn = [*_legend(LEGEND[1:]), *_grid(across, up)]
+    drawn = [*_legend((("inductor", "Inductor, as it is switched on"), LEGEND[2])), *_grid(across, up)]
     for name, parallel, each in lines:
         places = [(_place(x, across, 60, WIDTH - 130), _place(y, up, HEIGHT - 40, 50)) for x, y in each]
         if not places:
