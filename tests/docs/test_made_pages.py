@@ -102,3 +102,13 @@ def test_figures_of_the_readme_are_those_of_the_docs():
     for name, *percents in rows:
         row = next(line for line in planner.split("\n") if line.startswith(f"| {name} |"))
         assert re.findall(r"\(([\d.]+) %\)", row) == percents, name
+
+
+def test_ratios_of_the_readme_are_those_of_the_docs():
+    """Each figure of README's table of pass times stands in the section that its row links to."""
+    readme = (REPOSITORY / "README.md").read_text()
+    rows = re.findall(r"^\| .+ \| ([\d. to]+) \| \[.+\]\(docs/([\w-]+\.md)#how-fast\) \|$", readme, re.MULTILINE)
+    assert len(rows) == 3
+    for figures, page in rows:
+        told = (FOLDER / page).read_text().partition("## How fast")[2]
+        assert [figure for figure in figures.split(" to ") if not re.search(rf"\b{re.escape(figure)}\b", told)] == []
