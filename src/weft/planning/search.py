@@ -139,7 +139,7 @@ class _Search:
             self.save_memory()
         if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
             for knobs in self.portfolio():
-                if self.left <= 0:
+                if self.left <= 0 and not self.has_room_for_none():
                     break
                 self.try_knobs(knobs)
             self.improve()
@@ -205,6 +205,10 @@ class _Search:
                 knobs = replace(knobs, budget_bytes=max(0, min(knobs.budget_bytes, found.in_use_bytes) - over))
                 self.left += 1  # what fits is worth more than what is tried
                 yield knobs
+
+    def has_room_for_none(self) -> bool:
+        """Whether all that was found to be faster than what was given needs too much memory: then one goes on."""
+        return self.best.knobs is None and any(map(self.is_over, self.tried.values()))
 
     def is_over(self, found: _Found) -> bool:
         """Whether it would be the best if it did not need too much memory."""
