@@ -154,7 +154,7 @@ def test_what_is_not_proved_is_refused(monkeypatch: pytest.MonkeyPatch):
 def test_strict_refusals_reach_the_caller():
     text = LISTING.replace("w2: f32[4, 4] = wait(ag)", "w2: f32[4, 4] = wait(ag)\n    n: f32[4, 4] = rand_like(x)")
     with pytest.raises(RefusedError) as error:
-        weft.optimize(module_of(text), strict=True)
+        weft.optimize(module_of(text), pipeline="remove-dead-code", strict=True)
     assert str(error.value) == (
         "remove-dead-code: n is unused and stays: it draws random numbers\nleave strict off to accept this"
     )
