@@ -208,10 +208,17 @@ class Execution:
             self._run(job, self._after(duration))
 
     def _make_room(self, job: int, until: int) -> None:
-        """Wait for what frees memory, the first first, while a job would not fit; queues stay busy until then."""
+        """Wait for what frees memory, the first first, while a job would not fit; queues stay busy until then.
+
+        Where nothing is left to wait for, what was put off and stood before the job goes first: it may free some too.
+        """
         while not self.done[job] and not self.fits(self.front, self.shape.memory.passing_bytes[job]):
             if not self.flying:
-                return
+                early = next((other for other in self.fillers if other < job and self.when(other) <= self.now), None)
+                if early is None:
+                    return
+                self.compute(early)
+                continue
             self.now = max(self.now, self.end[self.flying[0]])
             self.wait(self.flying[0])
             self.commit(min(until, self.now + 1))
