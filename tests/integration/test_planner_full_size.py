@@ -59,6 +59,16 @@ def test_a_planned_step_of_two_layers_is_proved(parallel: str):
     check(parallel, 2, "fast", spare=0.25)  # of two layers the weights that are gathered are a large part
 
 
+def test_what_an_optimizer_makes_waits_until_the_gradients_are_gone():
+    module = weft.zoo.load("llama-8b", parallel="ddp", mesh={"dp": 8}, layers=2, part="step")
+    before = timeline(module)
+    limit = int(before.peak_bytes * 1.05)
+    run = Pipeline.parse("schedule-overlap").run(module, cluster=CLUSTER, effort="fast", memory_limit_bytes=limit)
+    after = timeline(run.module)
+    assert after.peak_bytes <= limit
+    assert after.step_ns < before.step_ns * 0.85  # all gradients are waited for at once where its roots come first
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("parallel", MESHES)
 def test_a_planned_step_of_full_size_is_proved(parallel: str):

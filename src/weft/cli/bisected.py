@@ -8,6 +8,7 @@ from typing import NoReturn
 import typer
 
 from weft.cli import usage
+from weft.cli.optimized import read_all
 
 
 def bisect_source(
@@ -20,17 +21,9 @@ def bisect_source(
     as_json: bool,
 ) -> NoReturn:
     """Run the passes one by one, tell which one is at fault, and end with 1 if one is."""
-    limit = usage.parse_optional_size(memory_limit, "--memory-limit")
-    with usage.progress("importing torch"):
-        from weft.api import bisect
-        from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
-        from weft.passes.pipeline import Pipeline
+    module, passes, described, limit = read_all(source, cluster, pipeline, memory_limit)
+    from weft.api import bisect
 
-    passes = Pipeline.parse(pipeline)
-    described = Cluster.load(cluster) if cluster is not None else None
-    with usage.progress(f"reading {source}"):
-        module = load_source(source)
     with usage.progress(f"checking each pass on {len(module.graph.nodes)} nodes"):
         fault = bisect(
             module,

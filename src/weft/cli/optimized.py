@@ -1,4 +1,4 @@
-"""What `weft optimize` and `weft explain` share: a pipeline run on a source."""
+"""What `weft optimize`, its `--bisect` and `weft explain` share: a pipeline run on a source."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from weft.api import Result
+    from weft.cost.cluster import Cluster
+    from weft.passes.pipeline import Pipeline
 
 
 def optimize_source(
@@ -28,17 +30,9 @@ def optimize_source(
 ) -> tuple[GraphModule, Result]:
     """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
     usage.check_files(files)
-    limit = usage.parse_optional_size(memory_limit, "--memory-limit")
-    with usage.progress("importing torch"):
-        from weft.api import optimize as run
-        from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
-        from weft.passes.pipeline import Pipeline
+    module, passes, described, limit = read_all(source, cluster, pipeline, memory_limit)
+    from weft.api import optimize as run
 
-    passes = Pipeline.parse(pipeline)
-    described = Cluster.load(cluster) if cluster is not None else None
-    with usage.progress(f"reading {source}"):
-        module = load_source(source)
     if check is not None:
         check(module)
     with usage.progress(f"optimizing {len(module.graph.nodes)} nodes"):
@@ -53,6 +47,22 @@ def optimize_source(
             tokens_per_step=tokens,
         )
     return module, done
+
+
+def read_all(
+    source: str, cluster: str | None, pipeline: str, memory_limit: str | None
+) -> tuple[GraphModule, Pipeline, Cluster | None, int | None]:
+    """The graph and what it is to be run through, the graph last since it takes longest to read."""
+    limit = usage.parse_optional_size(memory_limit, "--memory-limit")
+    with usage.progress("importing torch"):
+        from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
+        from weft.passes.pipeline import Pipeline
+
+    passes = Pipeline.parse(pipeline)
+    described = Cluster.load(cluster) if cluster is not None else None
+    with usage.progress(f"reading {source}"):
+        return load_source(source), passes, described, limit
 
 
 def save_plan(result: Result, plan: Path | None) -> None:

@@ -15,23 +15,12 @@ from torch.utils.flop_counter import flop_registry
 import weft
 from benchmarks import peer, scenarios
 from benchmarks.scenarios import SCENARIOS
+from tests.unit.benchmarks.steps import STEP
 from weft.cost.prices import price
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, read_groups
 from weft.graph.ops import Kind
 
-STEP = """
-group('dp', size=8)
-
-def graph(x: bf16[4096, 4096], p: bf16[512, 4096], q: bf16[512, 4096]):
-    gp: bf16[4096, 4096] = all_gather(p, 8, 'dp')
-    wp: bf16[4096, 4096] = wait(gp)
-    a: bf16[4096, 4096] = mm(x, wp)
-    gq: bf16[4096, 4096] = all_gather(q, 8, 'dp')
-    wq: bf16[4096, 4096] = wait(gq)
-    b: bf16[4096, 4096] = mm(a, wq)
-    return [b]
-"""
 MB = 1_000_000
 
 
