@@ -36,8 +36,9 @@ def both(
     )
     for rank in found:
         assert rank.messages == ()
-        assert rank.counters["graphs changed"] > 0
-    plans = {tuple(graph["plan_digest"] for graph in rank.graphs) for rank in found}
+        # in reports, not in counters: a rank may find in Inductor's cache what another has just compiled
+        assert any(graph["before"]["digest"] != graph["after"]["digest"] for graph in rank.graphs)
+    plans = {tuple(sorted((graph["phase"], graph["plan_digest"]) for graph in rank.graphs)) for rank in found}
     assert len(plans) == 1, "ranks decided differently"
     return found, world.run(train, parallel=parallel, mesh=mesh, backend=reference, model=model)
 

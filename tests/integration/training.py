@@ -32,7 +32,6 @@ class Trained:
     losses: list[float]
     weights: dict[str, Any]
     """This rank's part of each parameter after the last step, as arrays."""
-    counters: dict[str, int]
     graphs: list[dict[str, Any]] = field(default_factory=list)
     """The entries of the session's report."""
     messages: tuple[str, ...] = ()
@@ -72,7 +71,6 @@ def train(
     return Trained(
         losses,
         {name: _array(parameter) for name, parameter in made.named_parameters()},
-        dict(torch._dynamo.utils.counters["weft"]),
         [{"phase": e.phase, "from_cache": e.from_cache, **e.report} for e in report.entries],
         report.messages,
     )

@@ -55,7 +55,6 @@ def train_by(way: str, backend: str) -> Trained:
     return Trained(
         losses,
         {name: _local(value).detach().numpy().copy() for name, value in state.items()},
-        dict(torch._dynamo.utils.counters["weft"]),
         [{"phase": entry.phase, **entry.report} for entry in report.entries],
         report.messages,
     )
