@@ -8,9 +8,10 @@ model, but that queues on one link do not slow each other here: the simulator's 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from weft.planning.jobs import Jobs
@@ -104,9 +105,13 @@ class Execution:
         self.others: list[list[int]] = [[] for _ in range(num_queues)]
         """By queue the launches that are ready and that nothing needs, as they came."""
         self.flying: list[int] = []
-        """Launches to be waited for once they have ended."""
+        """Launches to be waited for once they have ended, as they were launched."""
+        self.landing: list[list[tuple[int, int]]] = [[] for _ in range(num_queues)]
+        """By queue the same as heaps, by when each should be over, and what was waited for since."""
         self.ready: list[int] = []
         self.fillers: list[int] = []
+        self.arrived: list[int] = []
+        """All fillers that ever became ready, as they came."""
         self.next_prepared = 0
         self.in_use = self.most_in_use = 0
         self.made_bytes, self.left = shape.memory.made_bytes, list(shape.memory.holders)
@@ -146,8 +151,11 @@ class Execution:
                 insort(self.gathers[queue], (use, job))
             else:
                 self.others[queue].append(job)
+        elif self.is_filler[job]:
+            insort(self.fillers, job)
+            self.arrived.append(job)
         else:
-            insort(self.fillers if self.is_filler[job] else self.ready, job)
+            insort(self.ready, job)
 
     def _issue(self, job: int) -> None:
         self.done[job] = True
@@ -194,7 +202,8 @@ class Execution:
     def compute(self, job: int) -> None:
         duration = self.jobs.duration[job]
         if not self.shape.prepares[job]:
-            (self.fillers if self.is_filler[job] else self.ready).remove(job)
+            among = self.fillers if self.is_filler[job] else self.ready
+            del among[bisect_left(among, job)]
         if (when := self.when(job)) > self.now:
             self.commit(when)
             self.now = when
@@ -228,7 +237,12 @@ class Execution:
         self._issue(job)
         self.now = end
         self._release(job)
-        for launch in [launch for launch in self.flying if self._is_over(launch)]:
+        over: list[int] = []
+        for queue, landing in enumerate(self.landing):
+            surely = end - self._unsure(queue)
+            while landing and landing[0][0] <= surely:
+                over.append(heappop(landing)[1])
+        for launch in sorted(over, key=lambda launch: (self.end[launch], launch)):
             self.wait(launch, is_known=False)
 
     def is_sure(self, job: int) -> bool:
@@ -237,8 +251,13 @@ class Execution:
 
     def _is_over(self, launch: int) -> bool:
         """Whether a collective has ended, even if all takes longer than it should."""
-        unsure = 2 * (self.now - self.known[self.jobs.queue[launch]]) // UNSURE
-        return self.end[launch] + self.jobs.duration[launch] // 4 + unsure <= self.now
+        return self._should_end(launch) + self._unsure(self.jobs.queue[launch]) <= self.now
+
+    def _should_end(self, launch: int) -> int:
+        return self.end[launch] + self.jobs.duration[launch] // 4
+
+    def _unsure(self, queue: int) -> int:
+        return 2 * (self.now - self.known[queue]) // UNSURE
 
     def _after(self, duration: int) -> int:
         slowdown = self.jobs.program.slowdown_ppm
@@ -350,6 +369,7 @@ class Execution:
             self._issue(job)
             if self.shape.memory.frees[job]:
                 self.flying.append(job)
+                heappush(self.landing[queue], (self._should_end(job), job))
         self.units.append(tuple(bucket))
 
     def _prepare(self, job: int) -> None:

@@ -17,6 +17,7 @@ Memory: what runs ahead of the order of the graph must fit under the budget on t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from weft.planning.execution import NEVER, Execution, Knobs, Merging, Unit
 from weft.planning.jobs import Jobs
@@ -50,6 +51,14 @@ def schedule(shape: Shape, knobs: Knobs, merging: Merging | None = None) -> Sche
 
 
 class _Run(Execution):
+    def __init__(self, shape: Shape, knobs: Knobs, merging: Merging | None) -> None:
+        super().__init__(shape, knobs, merging)
+        self.seen = 0
+        """How many of the fillers that arrived are in one of two heaps."""
+        self.closed: list[tuple[int, int]] = []
+        """Those that need a collective still, by its end."""
+        self.open: list[tuple[tuple[int, int], int]] = []
+
     def run(self) -> Schedule:
         size, skipped = self.shape.size, list(map(self._is_aside, range(self.shape.size)))
         while True:
@@ -156,16 +165,26 @@ class _Run(Execution):
 
     def _last_filler(self) -> int:
         """The next one where nothing else is left."""
-        open_ = [job for job in self.fillers if self.when(job) <= self.now]
-        if not open_:
-            return min(self.fillers, key=lambda job: (self.when(job), job))
-        tail, duration = self.shape.tail, self.jobs.duration
+        while self.seen < len(self.arrived):
+            job = self.arrived[self.seen]
+            self.seen += 1
+            heappush(self.closed, (self.when(job), job))
+        while self.closed and self.closed[0][0] <= self.now:
+            job = heappop(self.closed)[1]
+            heappush(self.open, (self._rank(job), job))
+        for heap in (self.open, self.closed):
+            while heap:
+                if not self.done[job := heap[0][1]]:
+                    return job
+                heappop(heap)
+        raise AssertionError("a filler is ready and was never seen to arrive")
+
+    def _rank(self, job: int) -> tuple[int, int]:
+        """Fillers that are left go by this, the least first."""
+        tail, duration = self.shape.tail[job], self.jobs.duration[job]
         if self.knobs.finish == "tail":
-            return max(open_, key=lambda job: (tail[job], -job))
-        return min(
-            open_,
-            key=lambda job: (0, duration[job], job) if tail[job] >= duration[job] else (1, -tail[job], job),
-        )
+            return (0, -tail)
+        return (0, duration) if tail >= duration else (1, -tail)
 
 
 def _is_better(jobs: Jobs, job: int, known: int, stall: int) -> bool:
