@@ -60,7 +60,7 @@ def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]
     page.screenshot(path=output / "hover.png")
     page.mouse.move(0, 0)
     page.locator("#filter").fill("in-flight-limit")
-    page.locator("section").last.evaluate("section => section.scrollIntoView()")
+    page.locator("section", has=page.locator("#rows")).evaluate("section => section.scrollIntoView()")
     page.screenshot(path=output / "collectives.png", clip={"x": 0, "y": 0, "width": WIDTH, "height": 560})
     page.close()
     return [(name, (output / name).stat().st_size) for name in PICTURES]

@@ -8,6 +8,7 @@ from itertools import accumulate
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage
+from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
 from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
@@ -88,4 +89,8 @@ def make_page(
     """A page of two runs: one that gathers each layer when it is needed, one that gathers ahead."""
     before, after = make_run(layers, ops, 0, hostile), make_run(layers, ops, 2, hostile)
     summary = summarize(before, after, Work(num_tokens=64 * 4096, flops_share=0.05))
-    return ReportPage(title, "h100-8x8", before, after, summary, ("equivalence: proved at 64 ranks",))
+    passes = (
+        PassRecord("bucket-all-gathers{max-bytes=268435456}", True, 0.012, 12, {"dependency": 3, "full": 1}),
+        PassRecord(hostile or "hoist-launches", False, 1.5, 0, {}),
+    )
+    return ReportPage(title, "h100-8x8", before, after, summary, ("equivalence: proved at 64 ranks",), passes)

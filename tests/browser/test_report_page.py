@@ -80,6 +80,10 @@ def test_the_headline_can_be_read_without_scripts(show: Callable[..., Any]):
     assert page.locator(".headline tbody tr").count() == 10
     assert "above the proved lower bound" in page.locator(".sentence").inner_text()
     assert page.locator("noscript p").is_visible()
+    assert page.locator(".passes tbody tr").all_inner_texts() == [
+        "bucket-all-gathers{max-bytes=268435456}\t12\t3 dependency1 full\t12.0 ms",
+        "hoist-launches\t0\t\t1.50 s",
+    ]
 
 
 def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):
@@ -187,6 +191,7 @@ def test_a_hostile_name_stays_text_everywhere(show: Callable[..., Any]):
     page = show(make_page(hostile=HOSTILE, title=HOSTILE))
     assert page.locator("h1").text_content() == HOSTILE
     assert page.locator("#rows .name").nth(1).text_content() == HOSTILE
+    assert page.locator(".passes tbody th").nth(1).text_content() == HOSTILE
     page.locator("#timeline").hover(position={"x": 96 + 25, "y": LANE_OF_AFTER_GATHERS})
     assert page.locator("#tip strong").text_content() == HOSTILE
     page.locator("#filter").fill("<IMG SRC=X")

@@ -82,8 +82,8 @@ class Comparison:
 
     def save_html(self, path: str | Path, report: Report, title: str) -> None:
         """Write the page."""
-        page = ReportPage(title, self.cluster.name, *self.runs(report), self.summary(report), report.witnesses)
-        page.save_html(path)
+        told = (self.summary(report), report.witnesses, report.passes)
+        ReportPage(title, self.cluster.name, *self.runs(report), *told).save_html(path)
 
     def save_trace(self, path: str | Path, report: Report) -> None:
         """Write the Chrome trace."""

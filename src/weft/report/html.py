@@ -21,7 +21,8 @@ from markupsafe import Markup
 
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
-from weft.report.summary import SimulatedRun, Summary
+from weft.report.report import PassRecord
+from weft.report.summary import SimulatedRun, Summary, duration_text
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
 
@@ -42,6 +43,8 @@ class ReportPage:
     summary: Summary
     witnesses: tuple[str, ...] = ()
     """What was called to check the result, each with its outcome."""
+    passes: tuple[PassRecord, ...] = ()
+    """The passes of the run, in their order."""
 
     def render(self) -> str:
         """The page as text."""
@@ -56,6 +59,8 @@ class ReportPage:
             rows=self.summary.rows,
             sentence=headline(self.summary),
             reasons=_reasons(self.before.records),
+            passes=[_pass(record) for record in self.passes],
+            all_passes=duration_text(sum(record.seconds for record in self.passes) * 1e6),
             witnesses=self.witnesses,
             policy=_policy(style, script),
             style=Markup(style),
@@ -107,6 +112,12 @@ def _reasons(records: Iterable[CollectiveRecord]) -> list[tuple[str, str, int]]:
 
 def _sort(reason: Reason) -> str:
     return "applied" if reason is Reason.APPLIED else "refused" if reason.is_refusal else "settled"
+
+
+def _pass(record: PassRecord) -> tuple[str, int, list[tuple[str, str, int]], str]:
+    """Spec, number of applied rewrites, declined ones as in `_reasons`, and time."""
+    declined = [(reason, _sort(Reason(reason)), count) for reason, count in record.declined.items()]
+    return record.spec, record.applied, declined, duration_text(record.seconds * 1e6)
 
 
 def _run(label: str, run: SimulatedRun) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage, embed, headline
+from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
@@ -45,7 +46,9 @@ def run(name: str = "ag", exposed_ns: int = 500, bound_ns: int = 2000) -> Simula
 
 def page(name: str = "ag", title: str = "a step") -> ReportPage:
     before, after = run(name), run(name)
-    return ReportPage(title, "h100-8", before, after, summarize(before, after), ("structure: holds",))
+    passes = (PassRecord(f"{name}{{max=1}}", True, 0.0012, 3, {"dependency": 7, "already-done": 5}),)
+    passes += (PassRecord("sink-waits", False, 0.5, 0, {}),)
+    return ReportPage(title, "h100-8", before, after, summarize(before, after), ("structure: holds",), passes)
 
 
 def data_of(text: str) -> Any:
@@ -118,6 +121,26 @@ def test_the_headline_reasons_and_witnesses_need_no_script():
     assert any("simulated on h100-8" in text for text in texts)
 
 
+def test_each_pass_is_a_row_with_what_it_applied_what_it_declined_and_its_time():
+    found = re.search(r'<table class="list passes">.*?<tbody>(.*?)</tbody>', page().render(), re.DOTALL)
+    assert found
+    rows = [[text for text in Tags(row).texts if text.strip()] for row in found.group(1).split("</tr>")]
+    assert rows == [
+        ["ag{max=1}", "3", "7 dependency", "5 already-done", "1.20 ms"],
+        ["sink-waits", "0", "500 ms"],
+        [],
+    ]
+    assert "501 ms in all" in page().render()
+    assert '<span class="chip refused">7 dependency</span><span class="chip settled">5 already-done</span>' in (
+        found.group(1)
+    )
+
+
+def test_a_page_without_passes_has_no_table_of_them():
+    bare = SimulatedRun(Timeline((), (), 5, ()))
+    assert "Passes" not in ReportPage("", "", bare, bare, summarize(bare, bare)).render()
+
+
 def test_a_hostile_name_adds_no_tag_and_no_attribute_and_arrives_whole():
     text = page(HOSTILE, title=HOSTILE).render()
     hostile, plain = Tags(text), Tags(page().render())
@@ -125,6 +148,7 @@ def test_a_hostile_name_adds_no_tag_and_no_attribute_and_arrives_whole():
     assert [name for name, _ in hostile.attributes] == [name for name, _ in plain.attributes]
     assert data_of(text)["runs"][0]["collectives"][0]["name"] == HOSTILE
     assert HOSTILE in hostile.texts
+    assert f"{HOSTILE}{{max=1}}" in hostile.texts
 
 
 def test_embedded_data_holds_nothing_that_markup_means_and_reads_back():
