@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
+import os
 import re
+import sys
 import textwrap
 import typing
 from abc import ABC, abstractmethod
@@ -242,7 +245,7 @@ def _load() -> dict[str, PipelineError]:
 
     registry.load()
     broken: dict[str, PipelineError] = {}
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
+    for entry in _offered(tuple(map(_state, sys.path))):
         known = dict(_PASSES)
         try:
             wrong = _why_not_offered(entry)
@@ -255,6 +258,21 @@ def _load() -> dict[str, PipelineError]:
             what = f"{package} offers {entry.name!r} ({entry.value}), but {wrong}"
             broken[entry.name] = PipelineError(compose("passes", what, do=f"mend or remove {package}"))
     return broken
+
+
+@functools.lru_cache(maxsize=4)
+def _offered(folders: tuple[tuple[int, ...], ...]) -> tuple[EntryPoint, ...]:
+    """What packages in the folders of Python's path offer: to read them all takes longer than most passes."""
+    return tuple(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)))
+
+
+def _state(folder: str) -> tuple[int, ...]:
+    """Which folder it is, and when something was put into it or taken out last, as an installation does."""
+    try:
+        found = os.stat(folder or ".")
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _why_not_offered(entry: EntryPoint) -> str:

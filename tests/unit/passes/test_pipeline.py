@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -340,6 +341,17 @@ def test_what_a_broken_module_has_defined_is_no_pass(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     for _ in range(2):
         assert "but it cannot be loaded: NameError: name 'no_such_name' is not defined" in fault("reuse-half")
+
+
+def test_a_package_that_is_installed_later_is_found_and_one_that_is_removed_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: None
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "reuse-later" not in broken_passes()
+    offer(tmp_path, "[weft.passes]\nreuse-later = weft_later:ReuseLater\n")
+    assert "No module named 'weft_later'" in str(broken_passes()["reuse-later"])
+    shutil.rmtree(tmp_path / "weft_plugin-1.0.dist-info")
+    assert "reuse-later" not in broken_passes()
 
 
 def offer(folder: Path, entry_points: str) -> None:
