@@ -37,8 +37,8 @@ demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and aft
 test: $(STAMP) ## Run the tests (about a quarter of an hour on two cores)
 	$(PYTEST) tests -m "not long" $(ARGS)
 
-test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training, on real ranks
-	$(BIN)/python -m pytest tests/integration -m long $(ARGS)
+test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training on real ranks, and the docs at full size
+	$(BIN)/python -m pytest tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
 	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 
 ELSEWHERE = {
-    r"make demo": "tests/docs/test_demo.py",
-    r"make (test|lint|test-integration)( .*)?": ".ci/run",
-    r"make docs": "tests/docs/test_site.py",
-    r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
-    r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
-    r"python tools/docs_tutorial\.py": "tests/docs/test_made_pages.py",
-    r"python tools/screenshots\.py": "tests/browser/test_screenshots.py",
-    r"PYTHONPATH=src python benchmarks/gpu/train\.py --device cpu .*": "tests/unit/benchmarks/test_gpu_train.py",
-    r"PYTHONPATH=src python benchmarks/gpu/train\.py --list": "tests/unit/benchmarks/test_gpu_train.py",
+    r"make demo": ("tests/docs/test_demo.py", '["demo", '),
+    r"weft demo": ("tests/docs/test_demo.py", '["demo", '),
+    r"make (test|lint|test-integration)( .*)?": (".ci/run", "make "),
+    r"make docs": ("tests/docs/test_site.py", '"mkdocs", "build", "--strict"'),
+    r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": ("tests/integration/test_examples.py", "torchrun"),
+    r"python docs/tutorial\.py": ("tests/docs/test_made_pages.py", "docs_tutorial.page(docs_tutorial.SOURCE"),
+    r"python tools/docs_tutorial\.py": ("tests/docs/test_made_pages.py", "docs_tutorial.page(docs_tutorial.SOURCE"),
+    r"python tools/screenshots\.py": ("tests/browser/test_screenshots.py", "photograph("),
+    r"PYTHONPATH=src python benchmarks/gpu/train\.py --device cpu .*": (
+        "tests/unit/benchmarks/test_gpu_train.py",
+        '"--device", "cpu"',
+    ),
 }
-"""Commands, as patterns, and the test that runs what they run."""
+"""Commands, as patterns: the test that runs what they run, and words of it that say so."""
 
 SUBSTITUTES = {
     "SOURCE": "before.txt",
+    "NAME": "sink-waits",
     "/shared/run-17": "run-17",
     "all_gather_into_tensor_3": "all_gather_into_tensor",
 }
@@ -31,7 +35,7 @@ SPECIAL = re.compile(r"[&?*|;<>()]")
 
 def elsewhere(command: str) -> str | None:
     """The test that runs a command, where it is not run here."""
-    return next((test for pattern, test in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
+    return next((test for pattern, (test, _) in ELSEWHERE.items() if re.fullmatch(pattern, command)), None)
 
 
 def unquoted(command: str) -> str:
@@ -40,14 +44,19 @@ def unquoted(command: str) -> str:
     return "".join(SPECIAL.findall(bare))
 
 
+def filled(command: str) -> str:
+    """The command on files that are there."""
+    for found, instead in SUBSTITUTES.items():
+        command = re.sub(rf"(?<![\w:]){re.escape(found)}(?!\w)", instead, command)
+    return command
+
+
 def cut(command: str) -> str:
-    """The command on a small model: one layer, and files that are there."""
+    """The command on a small model, with one layer, and on files that are there."""
 
     def one_layer(match: re.Match[str]) -> str:
         pairs = [pair for pair in (match[3] or "?").removeprefix("?").split("&") if pair]
         pairs = [pair for pair in pairs if not pair.startswith("layers=")]
         return f"zoo:{match[1]}/{match[2]}?{'&'.join([*pairs, 'layers=1'])}"
 
-    for found, instead in SUBSTITUTES.items():
-        command = re.sub(rf"(?<![\w:]){re.escape(found)}(?!\w)", instead, command)
-    return ZOO.sub(one_layer, command)
+    return ZOO.sub(one_layer, filled(command))

@@ -97,6 +97,17 @@ def _block(page: str, start: int, language: str, lines: list[str], reason: str, 
     return Block(page, start + 1, kind, text, reason, follows)
 
 
+def spoken(text: str) -> list[str]:
+    """The commands that sentences and tables of a text name, `like this one`; a name that wraps is one."""
+    lines, inside = [], False
+    for line in text.split("\n"):
+        inside ^= line.startswith(FENCE)
+        if not inside and not line.startswith((FENCE, "    ")):
+            lines.append(line)
+    found = re.findall(r"`([^`]+)`", "\n".join(lines))
+    return [command for each in found if COMMAND.match(command := " ".join(each.split()))]
+
+
 def all_blocks(kind: str | None = None) -> list[Block]:
     """The blocks of all pages."""
     return [block for path in paths() for block in blocks(name_of(path)) if kind in (None, block.kind)]

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.docs.commands import ELSEWHERE, cut, elsewhere, unquoted
-from tests.docs.pages import REPOSITORY, Block, all_blocks, blocks, differs, name_of, paths
+from tests.docs.commands import ELSEWHERE, cut, elsewhere, filled, unquoted
+from tests.docs.pages import REPOSITORY, Block, all_blocks, blocks, differs, name_of, paths, spoken
 from tests.docs.setting import prepared, say
 from weft.cli.main import app
 
 PAGES = [name for name in map(name_of, paths()) if any(b.kind == "commands" and not b.not_run for b in blocks(name))]
+SPOKEN = [(name_of(path), command) for path in paths() for command in spoken(path.read_text())]
+"""What sentences name: the page, and the command."""
+
+
+def weft_commands(page: str) -> list[str]:
+    """The commands of a page's blocks that are Weft's own and are run."""
+    run_here = [block for block in blocks(page) if block.kind == "commands" and not block.not_run]
+    return [c for block in run_here for c in block.commands if c.startswith("weft ") and elsewhere(c) is None]
+
+
+def is_whole(command: str) -> bool:
+    """Whether a command of a sentence could be typed: it says on what, and leaves nothing open."""
+    words = command.split()[2:]
+    return bool(words) and not words[0].startswith("-") and "..." not in command and elsewhere(command) is None
 
 
 @pytest.mark.timeout(240)
@@ -51,15 +68,60 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception!r}"
 
 
-def test_commands_that_run_elsewhere_are_run_by_tests_that_exist():
-    assert [test for test in ELSEWHERE.values() if not (REPOSITORY / test).is_file()] == []
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(weft_commands(page))])
+def test_the_commands_of_a_page_run_in_a_shell_with_models_of_full_size(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with prepared(tmp_path, monkeypatch):
+        say(tmp_path / "run-17")
+    (tmp_path / "page.sh").write_text("\n".join(["set -ex", *map(filled, weft_commands(page)), ""]))
+    given = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "page.sh"], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+
+
+@pytest.mark.timeout(240)
+def test_the_commands_that_sentences_name_run_where_they_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    named = {command: page for page, command in SPOKEN if command.startswith("weft ")}
+    whole = [command for command in named if is_whole(command)]
+    assert {"weft explain SOURCE", "weft agree after.txt --ranks 64"} <= {*whole}
+    wrong: list[str] = []
+    with prepared(tmp_path, monkeypatch):
+        for command in whole:
+            status, told = run(command, tmp_path)
+            wrong += [f"{named[command]}: {command}: exit status {status}: {told}"] if status else []
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in SPOKEN if c.startswith("weft ") and not is_whole(c)}))
+def test_what_sentences_name_in_part_is_there(command: str):
+    words = command.removeprefix("weft ").split()
+    done = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [words[0], "--help"])
+    assert done.exit_code == 0, f"{command}: {done.output}"
+    assert [word for word in words if word.startswith("-") and not re.search(rf"{word}\b", done.output)] == []
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in SPOKEN if c.startswith("python ")}))
+def test_programs_that_sentences_name_are_there_with_their_options(command: str):
+    _, script, *words = command.split()
+    text = (REPOSITORY / script).read_text()
+    assert [word for word in words if word.startswith("-") and f'"{word}"' not in text] == []
+
+
+def test_commands_that_run_elsewhere_are_run_there():
+    commands = [*(c for block in all_blocks("commands") for c in block.commands), *(c for _, c in SPOKEN)]
+    for pattern, (test, words) in ELSEWHERE.items():
+        assert any(re.fullmatch(pattern, command) for command in commands), f"no page has {pattern}"
+        assert words in (REPOSITORY / test).read_text(), f"{test} does not run {pattern}"
 
 
 def test_every_target_of_make_that_a_page_names_exists():
+    commands = [*(c for block in all_blocks("commands") for c in block.commands), *(c for _, c in SPOKEN)]
     named = {
         word
-        for block in all_blocks("commands")
-        for command in block.commands
+        for command in commands
         if command.startswith("make ")
         for word in shlex.split(command)[1:]
         if "=" not in word
@@ -68,13 +130,18 @@ def test_every_target_of_make_that_a_page_names_exists():
     for target in sorted(named):
         done = subprocess.run(["make", "--dry-run", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+        assert target != "demo" or done.stdout.rstrip().endswith("/weft demo"), done.stdout
 
 
 def test_what_is_not_run_says_why(capsys: pytest.CaptureFixture[str]):
     left_out = [block for block in all_blocks() if block.not_run]
+    blocks_run = [block for block in all_blocks("commands") if not block.not_run]
+    others = {c: test for block in blocks_run for c in block.commands if (test := elsewhere(c))}
     with capsys.disabled():
         for block in left_out:
             print(f"\n{block}: not run: {block.not_run}", end="")
+        for command, test in others.items():
+            print(f"\n{command}: run by {test}", end="")
     assert all(len(block.not_run.split()) > 2 for block in left_out)
     assert len(left_out) <= 12, "say less, or run it"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.docs.pages import all_blocks, blocks_of, differs
+from tests.docs.pages import all_blocks, blocks_of, differs, spoken
 
 PAGE = """\
 # Title
@@ -45,6 +45,11 @@ def test_blocks_are_found_with_their_kinds_and_reasons():
     ]
     assert found[0].commands == ["weft passes", "weft sweep a.txt --cluster h100-8"]
     assert found[-1].text == "some output\n  more\n"
+
+
+def test_commands_of_sentences_are_found_and_those_of_blocks_are_not():
+    text = PAGE.replace("Text with `code`.", "Say `weft explain\nSOURCE`, or `make test`; `weft` alone says nothing.")
+    assert spoken(text) == ["weft explain SOURCE", "make test", "weft"]
 
 
 def test_dots_stand_for_anything_and_nothing_else_does():
