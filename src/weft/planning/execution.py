@@ -9,7 +9,7 @@ model, but that queues on one link do not slow each other here: the simulator's 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, Protocol
@@ -131,9 +131,12 @@ class Execution:
         shape, budget = self.shape, self.knobs.budget_bytes
         if budget == NEVER:
             return True
-        ahead = self.in_use - shape.memory.before[self.front]
-        last = max(self.front, min(until, shape.size - 1))
-        return shape.peaks.of(self.front, last) + ahead + num_bytes <= budget
+        front = self.front
+        room = budget - num_bytes - self.in_use + shape.memory.before[front]
+        if shape.peaks.most <= room:
+            return True
+        last = max(front, min(until, shape.size - 1))
+        return shape.peaks.of(front, last) <= room
 
     def _release(self, job: int) -> None:
         memory, left = self.shape.memory, self.left
@@ -162,7 +165,8 @@ class Execution:
         if not self.shape.is_launch[job]:
             self.units.append((job,))
         self.in_use += self.made_bytes[job]
-        self.most_in_use = max(self.most_in_use, self.in_use)
+        if self.in_use > self.most_in_use:
+            self.most_in_use = self.in_use
         if self.shape.prepares[job]:
             return
         missing = self.missing
@@ -239,11 +243,11 @@ class Execution:
         self._release(job)
         over: list[int] = []
         for queue, landing in enumerate(self.landing):
-            surely = end - self._unsure(queue)
-            while landing and landing[0][0] <= surely:
+            while landing and landing[0][0] + self._unsure(queue) <= end:
                 over.append(heappop(landing)[1])
-        for launch in sorted(over, key=lambda launch: (self.end[launch], launch)):
-            self.wait(launch, is_known=False)
+        if over:
+            for launch in sorted(over, key=lambda launch: (self.end[launch], launch)):
+                self.wait(launch, is_known=False)
 
     def is_sure(self, job: int) -> bool:
         """Whether what a job needs has ended, even if all takes longer than it should."""
@@ -284,6 +288,8 @@ class Execution:
     def commit(self, until: int, is_early: bool = False) -> None:
         """Keep every queue busy until then, or a little longer, as far as there is something to launch."""
         for queue, busy in enumerate(self.busy):
+            if not self.gathers[queue] and not self.others[queue]:
+                continue
             end = until + (self.now - self.known[queue]) // UNSURE if is_early else until
             while busy < end and (chosen := self._choose(queue)):
                 self._launch(chosen)
@@ -308,7 +314,7 @@ class Execution:
         if first is None or not (is_late or self._may_go(*first)):
             return []
         due = first[0]
-        known = [job for use, job in gathers[:GATHERS_JOINED] if self._may_go(use, job, FURTHER)]
+        known = (job for use, job in gathers[:GATHERS_JOINED] if self._may_go(use, job, FURTHER))
         chosen = self._joined(first[1], known, lambda bucket: self._comes_in_time(bucket, due))
         for job in chosen:
             gathers.remove((self.first_use[job], job))
@@ -319,7 +325,7 @@ class Execution:
         elapsed = self.shape.elapsed
         return elapsed[use] - elapsed[self.front] <= self.lookahead * further and self.fits(use, self.made_bytes[job])
 
-    def _joined(self, first: int, others: list[int], may: Callable[[list[int]], bool]) -> list[int]:
+    def _joined(self, first: int, others: Iterable[int], may: Callable[[list[int]], bool]) -> list[int]:
         """A launch with those that are ready too and may be one with it."""
         bucket, merging = [first], self.merging
         if merging is None or (key := merging.key(first)) < 0:

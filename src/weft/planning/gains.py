@@ -34,7 +34,7 @@ from weft.planning.shape import Shape
 from weft.planning.trials import Costs, Trial
 from weft.planning.views import sizes_of
 from weft.simulation.build import program_of
-from weft.simulation.memory import memory_of
+from weft.simulation.memory import Footprint
 from weft.simulation.program import Program
 from weft.simulation.simulator import Trace, run
 
@@ -209,17 +209,13 @@ class _Choice:
         jobs = jobs_of(program)
         shape, emitter = Shape(jobs), Emitter(jobs)
         if not self._limit:
-            peak = _peak(program, run(program))
+            peak = Footprint(program).peak(range(len(program.names)))
             self._limit = peak + max(int(peak * SPARE), SPARE_BYTES)
         orders = [emitter.order(schedule(shape, knobs).events) for knobs in self._settings]
         found = [run(program, order, is_legal=True) for order in orders]
         best = min(range(len(found)), key=lambda k: (found[k].step_ns, k))
         self._settings = (self._settings[best],)
-        return found[best] if _peak(program, found[best]) <= self._limit else None
-
-
-def _peak(program: Program, trace: Trace) -> int:
-    return memory_of(program, trace.order, trace.reached_ns, trace.end_ns)[0]
+        return found[best] if Footprint(program).peak(orders[best]) <= self._limit else None
 
 
 def _key(site: Site) -> Hashable:

@@ -220,7 +220,10 @@ class Emitter:
         for event in events:
             if event >= 0:
                 for op in jobs.ops[event]:
-                    emit(op)
+                    if succs[op]:
+                        emit(op)
+                    else:
+                        order.append(op)
             elif not landed[~event]:
                 landed[~event] = True
                 for op in self.waits.get(~event, ()):

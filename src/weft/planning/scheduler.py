@@ -172,12 +172,11 @@ class _Run(Execution):
         while self.closed and self.closed[0][0] <= self.now:
             job = heappop(self.closed)[1]
             heappush(self.open, (self._rank(job), job))
-        for heap in (self.open, self.closed):
-            while heap:
-                if not self.done[job := heap[0][1]]:
-                    return job
-                heappop(heap)
-        raise AssertionError("a filler is ready and was never seen to arrive")
+        while self.open and self.done[self.open[0][1]]:
+            heappop(self.open)
+        while not self.open and self.done[self.closed[0][1]]:
+            heappop(self.closed)
+        return (self.open or self.closed)[0][1]
 
     def _rank(self, job: int) -> tuple[int, int]:
         """Fillers that are left go by this, the least first."""

@@ -23,9 +23,9 @@ from weft.planning.jobs import Emitter, Jobs, jobs_of
 from weft.planning.moves import Moves, with_waits
 from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
-from weft.simulation.memory import Curve, memory_of
+from weft.simulation.memory import Curve, Footprint, memory_of
 from weft.simulation.program import Program
-from weft.simulation.simulator import Trace, run
+from weft.simulation.simulator import Trace, run, takes_part
 
 Effort = Literal["fast", "default", "best"]
 SPARE, SPARE_BYTES = 0.05, 1 << 26
@@ -122,7 +122,9 @@ class _Search:
         self.emitter = Emitter(self.jobs)
         self.merging = merging(self.jobs) if merging is not None else None
         trace = run(program)
-        peak = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)[0]
+        self.footprint = Footprint(program)
+        self.takes_part = takes_part(program)
+        peak = self.footprint.peak(trace.order)
         self.given_exposed = trace.exposed_ns
         self.given = _Found(trace.step_ns, peak, trace.order, (), None)
         self.limit = peak + max(int(peak * SPARE), SPARE_BYTES) if limit_bytes is None else limit_bytes
@@ -252,11 +254,11 @@ class _Search:
         self.left -= 1
         order = self.emitter.order(made.events)
         buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
-        trace = run(self.merged(buckets), order, is_legal=True)
+        step_ns = run(self.merged(buckets), [op for op in order if self.takes_part[op]], is_legal=True).step_ns
         best, peak = self.best, UNKNOWN
-        if trace.step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
-            peak = memory_of(self.program, order, trace.reached_ns, trace.end_ns)[0]
-        return _Found(trace.step_ns, peak, order, buckets, knobs, made.units, made.in_use_bytes)
+        if step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
+            peak = self.footprint.peak(order)
+        return _Found(step_ns, peak, order, buckets, knobs, made.units, made.in_use_bytes)
 
     def is_better(self, found: _Found) -> bool:
         best = self.best

@@ -161,15 +161,17 @@ class _Maxima:
     """The maximum of any stretch of a row of numbers."""
 
     def __init__(self, row: NDArray[np.int64]) -> None:
-        self.levels = [row]
+        self.most = int(row.max(initial=0))
+        levels = [row]
         width = 1
         while 2 * width <= len(row):
-            last = self.levels[-1]
-            self.levels.append(np.maximum(last[:-width], last[width:]))
+            last = levels[-1]
+            levels.append(np.maximum(last[:-width], last[width:]))
             width *= 2
+        self.levels = [level.data for level in levels]  # one number of these is read faster than one of an array
 
     def of(self, first: int, last: int) -> int:
         """Of the numbers from first to last."""
         level = (last - first + 1).bit_length() - 1
         row = self.levels[level]
-        return int(max(row[first], row[last - (1 << level) + 1]))
+        return max(row[first], row[last - (1 << level) + 1])

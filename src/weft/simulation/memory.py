@@ -7,73 +7,98 @@ writes until the first wait for it, and to the end where nothing waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weft.simulation.program import Program, Sort
 
 Curve = tuple[tuple[int, int], ...]
+Numbers = NDArray[np.int64]
+
+
+class Footprint:
+    """What operations bring to life and need, as tables, for the memory of one order after the other."""
+
+    def __init__(self, program: Program) -> None:
+        given, waited = program.given, {launch for launches in program.waits_for for launch in launches}
+        self.is_empty = not program.allocates
+        self.made = np.zeros(len(program.allocates), np.int64)
+        """Bytes by operation, without what is given."""
+        self.given_bytes = 0
+        size: dict[int, int] = {}
+        users: dict[int, list[int]] = {}
+        forever = set(program.kept)
+        for op, made in enumerate(program.allocates):
+            is_lasting = program.sorts[op] is Sort.LAUNCH and op not in waited
+            for storage, num_bytes in made:
+                users.setdefault(storage, []).append(op)
+                if storage in given:
+                    self.given_bytes += num_bytes
+                else:
+                    size[storage] = size.get(storage, 0) + num_bytes
+                    self.made[op] += num_bytes
+            for storage in program.uses[op]:
+                users.setdefault(storage, []).append(op)
+            if is_lasting:
+                forever.update(program.uses[op], (storage for storage, _ in made))
+        freed = [storage for storage, num_bytes in size.items() if num_bytes and storage not in forever]
+        self.size = np.array([size[storage] for storage in freed], np.int64)
+        """Of each storage that is free at some time."""
+        self.users = _Rows(users[storage] for storage in freed)
+        waits: dict[int, list[int]] = {}
+        for op, launches in enumerate(program.waits_for):
+            for launch in launches:
+                waits.setdefault(launch, []).append(op)
+        self.launches = np.array(list(waits), np.int64)
+        self.waits = _Rows(waits.values())
+
+    def peak(self, order: Sequence[int]) -> int:
+        """The most that is in use at one time."""
+        if self.is_empty:
+            return 0
+        made, freed = self.changes(order)
+        in_use = np.cumsum(made - np.concatenate((np.zeros(1, np.int64), freed[:-1])))
+        return self.given_bytes + max(0, int(in_use.max(initial=0)))
+
+    def changes(self, order: Sequence[int]) -> tuple[Numbers, Numbers]:
+        """By place in an order the bytes that come to life there, and those that are free behind it."""
+        ops = np.asarray(order, np.int64)
+        place = np.empty(len(ops), np.int64)
+        place[ops] = np.arange(len(ops))
+        until = place.copy()
+        until[self.launches] = np.minimum.reduceat(place[self.waits.flat], self.waits.starts)
+        freed = np.zeros(len(ops), np.int64)
+        np.add.at(freed, np.maximum.reduceat(until[self.users.flat], self.users.starts), self.size)
+        return self.made[ops], freed
+
+
+class _Rows:
+    """Rows of numbers, none of them empty, one behind the other."""
+
+    def __init__(self, rows: Iterable[Sequence[int]]) -> None:
+        found = list(rows)
+        self.flat = np.array([number for row in found for number in row], np.int64)
+        self.starts = np.cumsum([0, *map(len, found[:-1])]) if found else np.zeros(0, np.int64)
 
 
 def memory_of(
     program: Program, order: Sequence[int], reached_ns: Sequence[int], end_ns: Sequence[int]
 ) -> tuple[int, Curve]:
     """The peak, and the curve as (time, bytes in use from then on). A peak may last for no time."""
-    if not program.allocates:
+    footprint = Footprint(program)
+    if footprint.is_empty:
         return 0, ()
-    freed = last_uses(program, order)
-    allocates, given, sorts = program.allocates, program.given, program.sorts
-    size: dict[int, int] = {}
-    for made in allocates:
-        for storage, num_bytes in made:
-            if storage in given:
-                size[storage] = size.get(storage, 0) + num_bytes
-    now = peak = sum(size.values())
+    now = peak = footprint.given_bytes
     curve = [(0, now)]
-    for op in order:
-        added = 0
-        for storage, num_bytes in allocates[op]:
-            if storage not in given:
-                size[storage] = size.get(storage, 0) + num_bytes
-                added += num_bytes
-        if added:
-            now += added
+    sorts = program.sorts
+    for op, made, freed in zip(order, *map(np.ndarray.tolist, footprint.changes(order)), strict=True):
+        if made:
+            now += made
             peak = max(peak, now)
             curve.append((reached_ns[op], now))
-        dead = freed.get(op)
-        if dead is None:
-            continue
-        removed = sum(size.pop(storage, 0) for storage in dead)
-        if removed:
-            now -= removed
+        if freed:
+            now -= freed
             curve.append((reached_ns[op] if sorts[op] is Sort.LAUNCH else end_ns[op], now))
     return peak, tuple(curve)
-
-
-def last_uses(program: Program, order: Sequence[int]) -> dict[int, list[int]]:
-    """The storages that each operation is the last to need; those that are never free are left out."""
-    allocates, uses, waits_for, sorts = program.allocates, program.uses, program.waits_for, program.sorts
-    last: dict[int, int] = {}
-    landed: set[int] = set()
-    for op in order:
-        for storage, _ in allocates[op]:
-            last[storage] = op
-        for storage in uses[op]:
-            last[storage] = op
-        for launch in waits_for[op]:
-            if launch not in landed:
-                landed.add(launch)
-                last.update((storage, op) for storage in _buffers(program, launch))
-    forever = set(program.kept)
-    for op in order:
-        if sorts[op] is Sort.LAUNCH and op not in landed:
-            forever.update(_buffers(program, op))
-    freed: dict[int, list[int]] = {}
-    for storage, op in last.items():
-        if storage not in forever:
-            freed.setdefault(op, []).append(storage)
-    return freed
-
-
-def _buffers(program: Program, launch: int) -> list[int]:
-    """What a launch reads and writes."""
-    return [*program.uses[launch], *(storage for storage, _ in program.allocates[launch])]

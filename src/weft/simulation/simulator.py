@@ -147,9 +147,12 @@ def check_order(program: Program, order: Sequence[int]) -> None:
                 raise GraphError(compose("simulate", what, do="keep the order of the edges of the program"))
 
 
-def _is_issued(sort: Sort, duration_ns: int, drains: bool) -> bool:
-    """Whether a gap passes before it: a kernel, a launch, or a read on the host."""
-    return sort is Sort.LAUNCH or (sort is not Sort.WAIT and (drains or (sort is Sort.COMPUTE and duration_ns > 0)))
+def takes_part(program: Program) -> list[bool]:
+    """By operation whether it says anything about time; an order without the others takes as long."""
+    rows = zip(program.sorts, program.duration_ns, program.drains, strict=True)
+    return [
+        sort in (Sort.LAUNCH, Sort.WAIT) or drains or (sort is Sort.COMPUTE and ns > 0) for sort, ns, drains in rows
+    ]
 
 
 class _Wires:
@@ -195,10 +198,11 @@ class _Wires:
 
     def next_end(self) -> int:
         """When the next of those that run ends, if nothing is launched before."""
-        left, unit = self.left, self.unit
-        return self.now + min(
-            -(-min(left[queue] for queue in active) * len(active) // unit) for active in self.active if active
-        )
+        left, unit, least = self.left, self.unit, 1 << 62
+        for active in self.active:
+            for queue in active:
+                least = min(least, -(-left[queue] * len(active) // unit))
+        return self.now + least
 
     def step(self, event: int) -> None:
         """Go on to the next end, and begin what comes behind it."""
@@ -254,8 +258,8 @@ class _Stream:
     def run(self, order: Sequence[int]) -> Trace:
         """Take every operation in order."""
         program, wires = self.program, self.wires
-        sorts, durations, gap = program.sorts, program.duration_ns, program.launch_gap_ns
-        issued = list(map(_is_issued, sorts, durations, program.drains))
+        sorts, durations, gap, drains = program.sorts, program.duration_ns, program.launch_gap_ns, program.drains
+        launch, compute, wait = Sort.LAUNCH, Sort.COMPUTE, Sort.WAIT
         kernels = program.kernel or range(len(sorts))
         start, end, reached, cause = self.start, self.end, self.reached, self.cause
         # When the last one that was issued ended, and until when a wait holds the stream; and what each is due to.
@@ -263,10 +267,11 @@ class _Stream:
         by_free = by_blocked = kernel = NONE
         for op in order:
             sort = sorts[op]
-            if not issued[op]:
+            has_work = sort is compute and durations[op] > 0
+            if not has_work and sort is not launch and (sort is wait or not drains[op]):
                 now = free if free > blocked else blocked
                 start[op] = reached[op] = end[op] = now
-                if sort is Sort.WAIT:
+                if sort is wait:
                     until, last = self._wait(op, now)
                     end[op] = until
                     if until > now:
@@ -278,9 +283,9 @@ class _Stream:
                 now, by = blocked, by_blocked
             start[op] = reached[op] = end[op] = free = now
             by_free = by
-            if sort is Sort.LAUNCH:
+            if sort is launch:
                 wires.launch(op, now, by)
-            elif sort is Sort.COMPUTE and durations[op]:
+            elif has_work:
                 cause[op] = by
                 free = end[op] = self._compute(durations[op], now)
                 by_free = op
