@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.strategies import random_order, random_program
+from tests.property.strategies import random_gradients, random_order, random_program
 from weft.errors import VerificationError
 from weft.simulation.bounds import lower_bound
 from weft.simulation.check_bound import check
 from weft.simulation.program import Program, Sort
-from weft.simulation.simulator import simulate
+from weft.simulation.simulator import run, simulate
 from weft.simulation.tasks import Merging
 
 NUM_PROGRAMS = 4000 if os.environ.get("WEFT_FUZZ") == "full" else 150
@@ -181,6 +181,25 @@ def all_orders(program: Program) -> Iterator[list[int]]:
                 yield from extend([*order, op], left - {op})
 
     return extend([], {*range(len(program.sorts))})
+
+
+def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and_tight_sometimes():
+    """By brute force over all orders of small programs and of their mergings, every one with both costs."""
+    num_tight = dict.fromkeys(Merging, 0)
+    for seed in range(min(2 * NUM_PROGRAMS, 2000)):
+        rng = Random(seed)
+        program = random_gradients(rng, 1) if seed % 3 == 0 else random_program(rng, max_ops=8)
+        slowdown_ppm, gap = rng.choice((189_000, 1_000_000)), rng.choice((1, 5))
+        program = replace(program, slowdown_ppm=slowdown_ppm, launch_gap_ns=gap)
+        merged = random_merge(rng, program)
+        for merging, orders_of in ((Merging.EXCLUDED, program), (Merging.ALLOWED, merged or program)):
+            bound = lower_bound(program, merging)
+            orders = list(islice(all_orders(orders_of), MAX_ORDERS))
+            best = min(run(orders_of, order, is_legal=True).step_ns for order in orders)
+            assert max(bound.candidates.values()) <= best, f"seed {seed}: {bound}"
+            assert check(program, json.loads(json.dumps(bound.certificate))) >= bound.bound_ns, f"seed {seed}"
+            num_tight[merging] += len(orders) < MAX_ORDERS and bound.bound_ns == best > 0
+    assert all(tight > 40 for tight in num_tight.values()), num_tight
 
 
 def test_with_a_memory_limit_the_bound_is_below_every_order_that_keeps_to_it():

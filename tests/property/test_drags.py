@@ -9,6 +9,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,14 +18,14 @@ import pytest
 from tests.property.strategies import random_gradients, random_order, random_program
 from tests.property.test_bounds import change, optimum, random_merge
 from weft.errors import VerificationError
-from weft.simulation.bounds import lower_bound, of_drag
+from weft.simulation.bounds import busiest, lower_bound, of_drag, proof
 from weft.simulation.certificates import certificate_of
 from weft.simulation.check_bound import check
 from weft.simulation.drags import Drag, Drags
 from weft.simulation.heads import Heads, find_heads
 from weft.simulation.program import Program
 from weft.simulation.simulator import run
-from weft.simulation.tasks import COMPUTE, Merging, Tasks, overlap_cost, tasks_of
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of
 
 NUM_PROGRAMS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
 NUM_ORDERS = 12
@@ -35,9 +36,12 @@ def some_program(seed: int, is_plain: bool) -> tuple[Random, Program]:
     return rng, random_program(rng, 12, is_plain) if seed % 3 == 0 else random_gradients(rng, 3, is_plain)
 
 
-def all_drags(program: Program, merging: Merging, is_slowed: bool) -> Iterator[tuple[Tasks, Heads, Heads, Drag]]:
-    """Every drag cut of a program in one form, good or bad."""
-    tasks = tasks_of(program, merging, is_slowed)
+CLOCKS = (Clock.WALL, Clock.WORK)
+
+
+def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tuple[Tasks, Heads, Heads, Drag]]:
+    """Every drag cut of a program by one clock, good or bad."""
+    tasks = tasks_of(program, merging, clock)
     if not tasks.on(COMPUTE):
         return
     heads, tails = find_heads(tasks), find_heads(tasks.reversed())
@@ -55,14 +59,15 @@ def all_drags(program: Program, merging: Merging, is_slowed: bool) -> Iterator[t
                     )
 
 
-def cost(program: Program, merging: Merging, is_slowed: bool) -> int:
-    """What is added to the cuts of a form."""
-    return overlap_cost(program, tasks_of(program, merging)) if is_slowed else 0
+def cost(program: Program, merging: Merging, clock: Clock) -> int:
+    """What is added to the cuts by a clock."""
+    busy = busiest(program, tasks_of(program, merging)).value
+    return overlap_cost(program, busy) if clock is Clock.WORK else 0
 
 
 def most(program: Program, merging: Merging) -> int:
-    forms = [(is_slowed, cost(program, merging, is_slowed)) for is_slowed in (False, True)]
-    found = [drag.value + added for form, added in forms for *_, drag in all_drags(program, merging, form)]
+    forms = [(clock, cost(program, merging, clock)) for clock in CLOCKS]
+    found = [drag.value + added for clock, added in forms for *_, drag in all_drags(program, merging, clock)]
     return max(found, default=0) - program.launch_gap_ns
 
 
@@ -109,19 +114,20 @@ def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused
     refused = 0
     for seed in range(NUM_PROGRAMS):
         rng, program = some_program(seed, is_plain=False)
-        is_slowed = seed % 2 == 0
-        found = list(all_drags(program, merging, is_slowed))
+        clock = CLOCKS[seed % 2]
+        found = list(all_drags(program, merging, clock))
         step_ns = shortest(rng, program)
+        overlaps = [None, proof(program, tasks_of(program, merging), busiest(program, tasks_of(program, merging)))]
         for tasks, heads, tails, drag in rng.sample(found, min(4, len(found))):
-            candidate = of_drag(program, tasks, drag, heads, tails)
-            value = max(0, drag.value + cost(program, merging, is_slowed) - program.launch_gap_ns)
-            rests = (tasks, heads, candidate.head_levels), (tasks.reversed(), tails, candidate.tail_levels)
-            certificate = json.loads(json.dumps(certificate_of(candidate.claim, value, merging, is_slowed, *rests)))
+            candidate = replace(of_drag(program, tasks, drag, heads, tails), clock=clock)
+            value = max(0, drag.value + cost(program, merging, clock) - program.launch_gap_ns)
+            made = certificate_of(value, merging, tasks.chains, proof(program, tasks, candidate), overlaps[seed % 2])
+            certificate = json.loads(json.dumps(made))
             assert check(program, certificate) >= value, f"seed {seed}"
             for _ in range(5):
                 changed: dict[str, Any] = copy.deepcopy(certificate)
                 change(rng, changed["claim"])
-                changed["overlap"] = rng.random() < 0.5
+                changed["overlap"] = rng.choice(overlaps)
                 try:
                     assert check(program, changed | {"bound_ns": 0}) <= step_ns, f"seed {seed}: {changed}"
                 except VerificationError:

@@ -1,8 +1,8 @@
 """Lower bounds: no order of a program, and no merging of its collectives, takes less.
 
 Contract: a bound holds over every legal order of operations, any positions of launches and waits, any order of each
-queue and, where latencies are known, any merging of collectives of one queue. It ignores packing, the gaps behind
-launches and operations that drain the stream: those only make a step longer. So does memory, unless a limit is given:
+queue and, where latencies are known, any merging of collectives of one queue. It ignores packing and operations
+that drain the stream: those only make a step longer. So does memory, unless a limit is given:
 then a bound holds only for orders whose peak is at most that. It does not cover moves that change the operations
 themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes with a certificate
 that `check_bound` recomputes from the program alone.
@@ -16,8 +16,9 @@ that `check_bound` recomputes from the program alone.
     drag cut          compute before a collective that is not hidden by holding back what has its own (`drags`)
     memory            storages that a limit forces to be held one after the other (`held`)
 
-Where overlap slows compute, all of these but the last are found a second time, in the time that compute takes by itself
-(`tasks`): there collectives are shorter, and what overlap costs at least is added.
+Where overlap slows compute, all of these but the last are found by two other clocks too (`tasks`): in the time that
+compute takes by itself, where collectives are shorter, and in the time that some link is busy, which says what overlap
+costs at least. These two add up.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from weft.simulation.certificates import (
     drag_claim,
     machine_claim,
     memory_claim,
+    proof_of,
     task_claim,
 )
 from weft.simulation.cuts import Cut, Side, best_cut
@@ -40,7 +42,7 @@ from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.held import memory_forced
 from weft.simulation.machines import OneMachine, machines_of, one_machine
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Merging, Tasks, overlap_cost, tasks_of
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Candidate:
     head_levels: dict[int, int]
     """By node, the head that it needs."""
     tail_levels: dict[int, int]
-    is_slowed: bool = False
-    """Whether it is a bound in the time that compute takes by itself, with what overlap costs."""
+    clock: Clock = Clock.WALL
+    """By work: with what overlap costs."""
 
 
 def lower_bound(program: Program, merging: Merging | None = None, *, memory_limit_bytes: int | None = None) -> Bound:
@@ -90,14 +92,14 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
     with collector_paused():
         tasks = tasks_of(program, merging)
         found = candidates(program, tasks)
-        if program.slowdown_ppm and (cost := overlap_cost(program, tasks)):
-            found += slowed(program, merging, cost)
+        busy = busiest(program, tasks) if program.slowdown_ppm else None
+        if busy and (cost := overlap_cost(program, busy.value)):
+            found += slowed(program, tasks, cost)
         if memory_limit_bytes is not None:
             found += of_memory(program, tasks, merging, memory_limit_bytes)
         best = max(found, key=lambda candidate: candidate.value)
         bound_ns = max(0, best.value - program.launch_gap_ns)
-        tasks = tasks_of(program, merging, best.is_slowed)
-        heads, tails = (tasks, best.heads, best.head_levels), (tasks.reversed(), best.tails, best.tail_levels)
+        overlap = proof(program, tasks, busy) if busy and best.clock is Clock.WORK else None
         values = dict[str, int]()
         for each in found:
             values[each.name] = max(values.get(each.name, 0), each.value - program.launch_gap_ns)
@@ -105,17 +107,30 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
             bound_ns,
             best.name,
             best.rests_on,
-            certificate_of(best.claim, bound_ns, merging, best.is_slowed, heads, tails),
+            certificate_of(bound_ns, merging, tasks.chains, proof(program, tasks, best), overlap),
             values,
             LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
         )
 
 
-def slowed(program: Program, merging: Merging, cost: int) -> list[Candidate]:
+def proof(program: Program, tasks: Tasks, candidate: Candidate) -> dict[str, object]:
+    """The claim of a bound with the sets that its heads and tails rest on."""
+    tasks = timed(program, tasks, candidate.clock)
+    heads = (tasks, candidate.heads, candidate.head_levels)
+    return proof_of(candidate.claim, heads, (tasks.reversed(), candidate.tails, candidate.tail_levels))
+
+
+def busiest(program: Program, tasks: Tasks) -> Candidate:
+    """How long some link is busy at least."""
+    found = candidates(program, timed(program, tasks, Clock.BUSY))
+    return replace(max(found, key=lambda candidate: candidate.value), clock=Clock.BUSY)
+
+
+def slowed(program: Program, tasks: Tasks, cost: int) -> list[Candidate]:
     """The bounds in the time that compute takes by itself, with what overlap costs."""
     return [
-        replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", is_slowed=True)
-        for each in candidates(program, tasks_of(program, merging, is_slowed=True))
+        replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", clock=Clock.WORK)
+        for each in candidates(program, timed(program, tasks, Clock.WORK))
     ]
 
 

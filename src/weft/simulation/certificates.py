@@ -4,7 +4,10 @@ Contract: JSON. Nodes are numbered as in `tasks`: operation `i` is `i`, the coll
 resource 0 is the compute stream, `k + 1` is link `k`.
 
     merging    allowed | excluded
-    overlap    true: in the time that compute takes by itself, with what overlap costs (`tasks`)
+    chains     where merging is allowed, collectives of one queue that depend on each other, in order: none of these
+               are in one bucket
+    overlap    null, or the proof of how long some link is busy at least: its `heads`, `tails` and `claim`. Those beside
+               it are then in the time that compute takes by itself, and what overlap costs is added (`tasks`)
     heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in order
     tails      the same with time running backwards
     claim      kind task:     head + duration + tail of a `node`; null: nothing takes time
@@ -31,7 +34,7 @@ from weft.simulation.tasks import Merging, Tasks
 
 Certificate = dict[str, object]
 
-FORMAT = "weft-bound-2"
+FORMAT = "weft-bound-3"
 
 Rests = tuple[Tasks, Heads, dict[int, int]]
 """One direction of time, its heads, and the levels that the heads of some nodes must reach."""
@@ -57,19 +60,21 @@ def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
     return {"kind": "memory", "limit_bytes": limit_bytes, "count": count}
 
 
-def certificate_of(
-    claim: dict[str, object], bound_ns: int, merging: Merging, is_slowed: bool, heads: Rests, tails: Rests
-) -> Certificate:
+def proof_of(claim: dict[str, object], heads: Rests, tails: Rests) -> dict[str, object]:
     """A claim with the sets that its heads and tails rest on."""
-    return {
-        "format": FORMAT,
-        "bound_ns": bound_ns,
-        "merging": merging.value,
-        "overlap": is_slowed,
-        "heads": sets_of(*heads),
-        "tails": sets_of(*tails),
-        "claim": claim,
-    }
+    return {"heads": sets_of(*heads), "tails": sets_of(*tails), "claim": claim}
+
+
+def certificate_of(
+    bound_ns: int,
+    merging: Merging,
+    chains: list[list[int]],
+    proof: dict[str, object],
+    overlap: dict[str, object] | None = None,
+) -> Certificate:
+    """A proof, and what it needs to know of merging and of overlap."""
+    named = {"format": FORMAT, "bound_ns": bound_ns, "merging": merging.value, "chains": chains}
+    return named | {"overlap": overlap} | proof
 
 
 def sets_of(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[list[int]]:

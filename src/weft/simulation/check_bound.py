@@ -9,6 +9,7 @@ no certificate. This module shares no code with `bounds` and what finds them.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -22,10 +23,13 @@ MILLION = 1_000_000
 def check(program: Program, certificate: dict[str, Any]) -> int:
     """The bound that a certificate proves, in nanoseconds."""
     try:
-        proof = Proof(program, certificate["merging"] == "allowed", bool(certificate["overlap"]))
-        heads = proof.earliest(certificate["heads"])
-        tails = proof.reversed().earliest(certificate["tails"])
-        value = max(0, proof.claim(certificate["claim"], heads, tails) - program.launch_gap_ns)
+        chains = certificate["chains"] if certificate["merging"] == "allowed" else None
+        overlap = certificate["overlap"]
+        value = Proof(program, chains, "wall" if overlap is None else "work").proved(certificate)
+        if overlap is not None:
+            busy = Proof(program, chains, "busy").proved(overlap)
+            value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
+        value = max(0, value - program.launch_gap_ns)
         claimed = int(certificate["bound_ns"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"this is no certificate of this program ({type(error).__name__}: {error})"
@@ -38,9 +42,9 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
 class Proof:
     """Nodes and edges in one direction of time: all that a bound may use."""
 
-    def __init__(self, program: Program, is_merging: bool, is_slowed: bool) -> None:
-        self.program, self.is_merging, self.is_slowed, num = program, is_merging, is_slowed, len(program.sorts)
-        self.gap = self.lasting(program.launch_gap_ns)
+    def __init__(self, program: Program, chains: list[list[int]] | None, clock: str) -> None:
+        self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.sorts)
+        self.gap = self.lasting(program.launch_gap_ns) if clock != "busy" else 0
         self.order, self.preds = list[int](), dict[int, list[int]]()
         kernels = Counter(program.kernel)
         self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
@@ -50,28 +54,59 @@ class Proof:
             self.order.append(op)
             if any(pred not in self.preds for pred in self.preds[op]):
                 raise ValueError(f"operation {op} needs a later one")
-            if sort is Sort.COMPUTE and program.duration_ns[op]:
-                gap = 0 if op in self.part_of else program.launch_gap_ns
-                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + gap
+            if sort is Sort.COMPUTE and program.duration_ns[op] and clock != "busy":
+                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + self.gap * (op not in self.part_of)
             elif sort is Sort.LAUNCH:
-                self.preds[op + num] = [op]
+                self.preds[op + num] = self.preds[op]
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
-                saved = program.latency_ns[op] if is_merging else 0
+                saved = program.latency_ns[op] if self.is_merging else 0
                 self.latency[op + num] = self.lasting(saved)
                 self.duration[op + num] = self.lasting(saved) + self.lasting(program.duration_ns[op] - saved)
-        self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
         if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
             raise ValueError("a latency is negative or longer than its collective")
+        self.chained = self.verified(chains or [])
+        for op in self.launches_with_gaps():
+            self.resource[op], self.duration[op] = 0, self.gap
+        self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
+
+    def verified(self, chains: list[list[int]]) -> set[int]:
+        """The members of chains: one for each queue at most, each depends on the one before."""
+        queues = [self.queue(int(chain[0])) for chain in chains if chain]
+        if len(set(queues)) < len(queues):
+            raise ValueError("two chains of one queue")
+        for chain in chains:
+            place = {int(node): number for number, node in enumerate(chain, 1)}
+            before: dict[int, int] = {}  # by node the last member that has ended when it starts, or ends with it
+            for node in self.order:
+                before[node] = max((before[pred] for pred in self.preds[node]), default=0)
+                if node in place:
+                    if before[node] != place[node] - 1 or self.queue(node) != self.queue(int(chain[0])):
+                        raise ValueError(f"{node} is not the next of its chain")
+                    before[node] = place[node]
+        return {int(node) for chain in chains for node in chain if self.latency[int(node)] >= 0}
+
+    def launches_with_gaps(self) -> list[int]:
+        """Each launch, but not parts of kernels; merged, members of chains, for each of these is a launch."""
+        num, queue = len(self.program.sorts), self.program.queue
+        parts = {queue[op] for op in self.part_of if self.program.sorts[op] is Sort.LAUNCH}
+        if self.is_merging:
+            return [node - num for node in self.chained if queue[node - num] not in parts]
+        return [node - num for node in self.latency if node - num not in self.part_of]
 
     def lasting(self, time: int) -> int:
-        """What a time beside a collective is in the time that compute takes by itself, which overlap makes longer."""
-        return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.is_slowed else time
+        """What a time is at least by the clock: that of work is slower beside collectives."""
+        return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.clock == "work" else time
+
+    def proved(self, proof: dict[str, Any]) -> int:
+        """The value of a claim, with the sets that it comes with."""
+        if proof["claim"]["kind"] == "memory" and self.clock != "wall":
+            raise ValueError("memory says nothing of this clock")
+        return self.claim(proof["claim"], self.earliest(proof["heads"]), self.reversed().earliest(proof["tails"]))
 
     def reversed(self) -> Proof:
-        proof = Proof(self.program, self.is_merging, self.is_slowed)
-        proof.order.reverse()
-        proof.preds = {node: [] for node in self.order}
+        proof = copy.copy(self)
+        proof.order, proof.preds = self.order[::-1], {node: [] for node in self.order}
         for node, preds in self.preds.items():
             for pred in preds:
                 proof.preds[pred].append(node)
@@ -100,13 +135,15 @@ class Proof:
         return found
 
     def busy(self, nodes: Iterable[int]) -> int:
-        """How long tasks keep their resource busy. Merged, each queue pays one latency; kernels have gaps between."""
-        nodes, once = list(nodes), dict[int, int]()
+        """How long tasks keep their resource busy. Merged, each queue pays for its chain; kernels have gaps between."""
+        nodes, once, each = list(nodes), dict[int, int](), dict[int, int]()
         for node in nodes:
-            once[self.queue(node)] = max(once.get(self.queue(node), 0), self.latency.get(node, 0))
+            queue, latency = self.queue(node), self.latency.get(node, 0)
+            each[queue] = each.get(queue, 0) + latency * (node in self.chained)
+            once[queue] = max(once.get(queue, 0), latency)
         gaps = max(0, len({self.part_of[node] for node in nodes if node in self.part_of}) - 1)
         work = sum(self.duration[node] - self.latency.get(node, 0) for node in nodes)
-        return work + sum(once.values()) + gaps * self.gap
+        return work + sum(max(latency, each[queue]) for queue, latency in once.items()) + gaps * self.gap
 
     def queue(self, node: int) -> int:
         return self.program.queue[node - len(self.program.sorts)] if node in self.latency else -1
@@ -114,10 +151,6 @@ class Proof:
     def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         if claim["kind"] == "memory":
             return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
-        value = self.value(claim, heads, tails)
-        return value + Proof(self.program, self.is_merging, False).slowed() if self.is_slowed else value
-
-    def value(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         if claim["kind"] == "task":
             if (node := claim["node"]) is None:
                 return 0
@@ -130,14 +163,6 @@ class Proof:
         chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
         lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
         return lead + self.busy(chosen) + trail
-
-    def slowed(self) -> int:
-        """What a step takes beyond the time that compute takes by itself: a share of what a link does, but in gaps."""
-        links = set(self.resource.values()) - {0}
-        busiest = max((self.busy(n for n in self.latency if self.resource.get(n) == link) for link in links), default=0)
-        whole = [node for node, resource in self.resource.items() if resource == 0 and node not in self.part_of]
-        beside = max(0, busiest - len(whole) * self.program.launch_gap_ns)
-        return beside * self.program.slowdown_ppm // (MILLION + self.program.slowdown_ppm)
 
     def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """Compute between two collectives, or one of them has another before or behind it on its queue."""
@@ -235,8 +260,9 @@ class Proof:
 
     def alone(self, node: int) -> int:
         """What a node takes, without a gap."""
-        num = len(self.program.sorts)
-        return self.program.duration_ns[node % num] if node in self.resource else 0
+        if node in self.latency:
+            return self.program.duration_ns[node - len(self.program.sorts)]
+        return self.program.duration_ns[node] if self.program.sorts[node] is Sort.COMPUTE else 0
 
     def paths(self) -> dict[int, int]:
         """The longest chain before each node, without gaps."""

@@ -5,20 +5,23 @@ is node `i`: its place on the compute stream. The collective of launch `i` is no
 waits. What works on a resource has one: the compute stream is `COMPUTE`, link `k` is `k + 1`. Queues need no resource
 of their own: what they run, their link carries, and a link carries no more than one second of it in a second.
 
-The launch gap belongs to the compute before it: what is issued next comes no earlier. So all bounds are bounds of the
-step and one gap. Gaps behind launches are left out: their collectives do not wait for them. Kernels in several parts
-have at least the gaps between them, whatever the order.
+The launch gap belongs to what is issued before it: what is issued next comes no earlier. So all bounds are bounds of
+the step and one gap. The gap behind a launch keeps the stream, not its collective: that needs what its launch needs.
+Kernels in several parts have at least the gaps between them, whatever the order.
 
-Where overlap slows compute, there is a second form, `is_slowed`, in which time passes slower while some link is busy:
-by as much as compute is slowed. Compute takes its own time there, and collectives take that much less. What the step
-takes more than there is `overlap_cost`: the share of the time of the link that is lost. The gap behind a whole kernel
-takes its own time too, so it is not counted as time of the link.
+Merging saves latencies, but not of collectives that depend on each other: these are never in one bucket. So for each
+queue there is a chain of those, the one with the longest latencies: each member of it is a launch and pays its latency.
+
+Where overlap slows compute, the same holds by two other clocks. `WORK` runs slower while some link is busy, by as much
+as compute does: compute takes its own time there, gaps and collectives at least that much less. `BUSY` runs only while
+some link is busy: compute takes no time there. The step is the time of the one and a share of the time of the other,
+`overlap_cost`; each has bounds of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -45,6 +48,16 @@ class Merging(StrEnum):
     EXCLUDED = "excluded"
 
 
+class Clock(StrEnum):
+    """By which time nodes take what they take."""
+
+    WALL = "wall"
+    WORK = "work"
+    """Slower while a link is busy, as compute is."""
+    BUSY = "busy"
+    """Only while a link is busy."""
+
+
 @dataclass(frozen=True)
 class Tasks:
     """Nodes with what they take, in one direction of time."""
@@ -64,21 +77,12 @@ class Tasks:
     num_resources: int
     gap: int
     """Between two kernels."""
+    chains: list[list[int]]
+    """Where merging is allowed, for each queue collectives that depend on each other, in order."""
 
     def reversed(self) -> Tasks:
         """The same with time running backwards: heads there are tails here."""
-        return Tasks(
-            self.order[::-1],
-            self.succs,
-            self.preds,
-            self.duration,
-            self.resource,
-            self.queue,
-            self.latency,
-            self.kernel,
-            self.num_resources,
-            self.gap,
-        )
+        return replace(self, order=self.order[::-1], preds=self.succs, succs=self.preds)
 
     def on(self, resource: int) -> list[int]:
         """The nodes that take time on a resource, in order."""
@@ -88,43 +92,89 @@ class Tasks:
 MILLION = 1_000_000
 
 
-def tasks_of(program: Program, merging: Merging, is_slowed: bool = False) -> Tasks:
+def tasks_of(program: Program, merging: Merging, clock: Clock = Clock.WALL) -> Tasks:
     check_program(program, merging)
-    slowdown_ppm = program.slowdown_ppm if is_slowed else 0
     num_ops = len(program.sorts)
     tasks = Tasks(
         order=[],
         preds=[[] for _ in range(2 * num_ops)],
         succs=[[] for _ in range(2 * num_ops)],
-        duration=[0] * (2 * num_ops),
+        duration=[],
         resource=[NO_RESOURCE] * (2 * num_ops),
         queue=[-1] * (2 * num_ops),
         latency=[0] * (2 * num_ops),
         kernel=[NO_KERNEL] * (2 * num_ops),
         num_resources=1 + len(program.links),
-        gap=shrunk(program.launch_gap_ns, slowdown_ppm),
+        gap=0,
+        chains=[],
     )
     kernels = Counter(program.kernel)
     for op, sort in enumerate(program.sorts):
-        ends = [launch + num_ops for launch in program.waits_for[op]]
-        link(tasks, op, [*dict.fromkeys([*program.preds[op], *ends])])
-        if sort is Sort.COMPUTE:
+        preds = [*dict.fromkeys([*program.preds[op], *(launch + num_ops for launch in program.waits_for[op])])]
+        link(tasks, op, preds)
+        if sort in (Sort.COMPUTE, Sort.LAUNCH):
             kernel = program.kernel[op] if program.kernel else NO_KERNEL
-            is_whole = kernel == NO_KERNEL or kernels[kernel] == 1
-            tasks.kernel[op] = NO_KERNEL if is_whole else kernel
-            tasks.duration[op] = program.duration_ns[op]
-            if program.duration_ns[op] and is_whole:
-                tasks.duration[op] += program.launch_gap_ns
+            tasks.kernel[op] = NO_KERNEL if kernels[kernel] == 1 else kernel
             tasks.resource[op] = COMPUTE
-        elif sort is Sort.LAUNCH:
+        if sort is Sort.LAUNCH:
             node = op + num_ops
-            link(tasks, node, [op])
-            latency = program.latency_ns[op] if merging is Merging.ALLOWED else 0
-            tasks.latency[node] = shrunk(latency, slowdown_ppm)
-            tasks.duration[node] = tasks.latency[node] + shrunk(program.duration_ns[op] - latency, slowdown_ppm)
+            link(tasks, node, preds)
+            tasks.latency[node] = program.latency_ns[op] if merging is Merging.ALLOWED else 0
             tasks.queue[node] = program.queue[op]
             tasks.resource[node] = 1 + program.queues[program.queue[op]].link
-    return tasks
+    if merging is Merging.ALLOWED:
+        tasks.chains.extend(chain_of(tasks, queue) for queue in range(len(program.queues)))
+    return timed(program, tasks, clock)
+
+
+def timed(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
+    """Tasks with what they take by a clock; given by any."""
+    slowdown_ppm = program.slowdown_ppm if clock is Clock.WORK else 0
+    gap = 0 if clock is Clock.BUSY else shrunk(program.launch_gap_ns, slowdown_ppm)
+    num_ops = len(program.sorts)
+    duration, latency = [0] * (2 * num_ops), [0] * (2 * num_ops)
+    gaps = gaps_behind_launches(program, tasks)
+    for op, sort in enumerate(program.sorts):
+        if sort is Sort.COMPUTE and program.duration_ns[op] and clock is not Clock.BUSY:
+            duration[op] = program.duration_ns[op] + (gap if tasks.kernel[op] == NO_KERNEL else 0)
+        elif sort is Sort.LAUNCH:
+            saved = program.latency_ns[op] if tasks.chains else 0
+            latency[op + num_ops] = shrunk(saved, slowdown_ppm)
+            duration[op + num_ops] = latency[op + num_ops] + shrunk(program.duration_ns[op] - saved, slowdown_ppm)
+            duration[op] = gap if op in gaps else 0
+    return replace(tasks, duration=duration, latency=latency, gap=gap)
+
+
+def gaps_behind_launches(program: Program, tasks: Tasks) -> set[int]:
+    """The launches that have a gap behind them: those of no kernel; with merging, only of chains in queues of such."""
+    launches = [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    if not tasks.chains:
+        return {op for op in launches if tasks.kernel[op] == NO_KERNEL}
+    others = {program.queue[op] for op in launches if tasks.kernel[op] != NO_KERNEL}
+    chained = [node - len(program.sorts) for chain in tasks.chains for node in chain]
+    return {op for op in chained if program.queue[op] not in others}
+
+
+def chain_of(tasks: Tasks, queue: int) -> list[int]:
+    """The collectives of a queue with the longest latencies that depend on each other, the longest chain of equals."""
+    # By node the latencies of the chain that has ended when it has, and the last member of that.
+    most, last = [0] * len(tasks.preds), [-1] * len(tasks.preds)
+    before: dict[int, int] = {}
+    best = -1
+    for node in tasks.order:
+        for pred in tasks.preds[node]:
+            if most[pred] > most[node]:
+                most[node], last[node] = most[pred], last[pred]
+        if tasks.queue[node] == queue:
+            before[node] = last[node]
+            most[node], last[node] = most[node] + tasks.latency[node] + 1, node
+            if best < 0 or most[node] > most[best]:
+                best = node
+    chain: list[int] = []
+    while best >= 0:
+        chain.append(best)
+        best = before[best]
+    return chain[::-1]
 
 
 def shrunk(time: int, slowdown_ppm: int) -> int:
@@ -132,13 +182,9 @@ def shrunk(time: int, slowdown_ppm: int) -> int:
     return time * MILLION // (MILLION + slowdown_ppm)
 
 
-def overlap_cost(program: Program, tasks: Tasks) -> int:
-    """What a step takes at least beyond the bounds of the slowed form; tasks are those of the other form."""
-    links = [Machine(tasks, resource) for resource in range(COMPUTE + 1, tasks.num_resources)]
-    busiest = max((int(link.spans(np.arange(len(link.nodes)))[-1]) for link in links if link.nodes), default=0)
-    num_whole = sum(tasks.kernel[node] == NO_KERNEL for node in tasks.on(COMPUTE))
-    beside = max(0, busiest - num_whole * program.launch_gap_ns)
-    return beside * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
+def overlap_cost(program: Program, busy: int) -> int:
+    """What a step takes beyond its work, where links are busy for at least so long."""
+    return busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
 
 
 def link(tasks: Tasks, node: int, preds: list[int]) -> None:
@@ -178,13 +224,20 @@ class Machine:
         self.kernel = column([tasks.kernel[node] for node in self.nodes])
         self.gap = tasks.gap
         self.queues = sorted({tasks.queue[node] for node in self.nodes if tasks.latency[node]})
+        chained = {node for chain in tasks.chains for node in chain}
+        self.chained = column([tasks.latency[node] if node in chained else 0 for node in self.nodes])
+        """The latencies that no merging saves."""
 
     def spans(self, chosen: Integers) -> Integers:
-        """How long each prefix of some tasks takes at least: work, one latency per queue, gaps between kernels."""
+        """How long each prefix of some tasks takes at least: work, latencies, gaps between kernels.
+
+        Each queue has one latency, or those of its chain.
+        """
         spans = np.cumsum(self.work[chosen])
         for queue in self.queues:
-            latency = np.where(self.queue[chosen] == queue, self.latency[chosen], 0)
-            spans += np.maximum.accumulate(latency)
+            is_here = self.queue[chosen] == queue
+            longest = np.maximum.accumulate(np.where(is_here, self.latency[chosen], 0))
+            spans += np.maximum(longest, np.cumsum(np.where(is_here, self.chained[chosen], 0)))
         return spans + self.gaps(chosen) if self.gap else spans
 
     def gaps(self, chosen: Integers) -> Integers:

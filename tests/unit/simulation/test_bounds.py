@@ -139,6 +139,53 @@ def test_overlap_slows_compute_for_as_long_as_collectives_run_at_least():
     assert lower_bound(given).bound_ns == 100 + 12 // 3 == simulate(given).step_ns
 
 
+def test_collectives_that_depend_on_each_other_keep_their_latencies():
+    chain = "g: launch 10/4 on 0\nv: wait g\na: compute 1 v\nh: launch 10/4 on 0 a\nw: wait h\nb: compute 1 w"
+    given = program(f"{chain}\nx: launch 10/4 on 0\ny: launch 10/4 on 0")
+    bound = lower_bound(given)
+    assert bound.candidates["communication: link0"] == 4 * 6 + 2 * 4
+    assert lower_bound(given, Merging.EXCLUDED).candidates["communication: link0"] == 4 * 10
+    assert bound.certificate["chains"] == [[8, 11], []]
+    assert check(given, bound.certificate) == bound.bound_ns
+
+
+def test_a_chain_that_is_none_is_refused():
+    given = program("g: launch 10/4 on 0\nh: launch 10/4 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
+    certificate = lower_bound(given).certificate
+    for chains, why in (([[5, 6]], "6 is not the next"), ([[5], [6]], "two chains"), ([[5, 5]], "5 is not the next")):
+        with pytest.raises(VerificationError, match=why):
+            check(given, certificate | {"chains": chains})
+    with pytest.raises(VerificationError, match="KeyError"):
+        check(given, certificate | {"chains": [[4]]})
+
+
+def test_overlap_costs_the_time_of_both_links_where_one_must_wait_for_the_other():
+    """Gathers on one link, then all compute, then a reduction on the other: no two of these run beside each other."""
+    text = "g: launch 12 on 0\na: compute 100\nw: wait g\nb: compute 7 w a\nh: launch 30 on 1 b\nc: compute 100 b"
+    given = program(text, slowdown_ppm=500_000)
+    bound = lower_bound(given)
+    assert bound.bound_ns == 207 + (12 + 30) // 3 == simulate(given).step_ns
+    overlap: Any = bound.certificate["overlap"]
+    assert overlap["claim"]["kind"] == "task"
+    assert check(given, bound.certificate) == bound.bound_ns
+    assert check(given, bound.certificate | {"overlap": None, "bound_ns": 0}) == 207
+    with pytest.raises(VerificationError, match="memory says nothing of this clock"):
+        check(given, bound.certificate | {"overlap": overlap | {"claim": {"kind": "memory"}}})
+
+
+def test_a_launch_has_a_gap_behind_it_but_its_collective_does_not_wait():
+    given = program("a: compute 5\ng: launch 10 on 0 a\nb: compute 20 a\nw: wait g\nc: compute 5 w b", launch_gap_ns=3)
+    assert lower_bound(given).bound_ns == 5 + 3 + 3 + 20 + 3 + 5 == simulate(given).step_ns
+    alone = program("g: launch 10 on 0\nw: wait g\na: compute 5 w", launch_gap_ns=3)
+    assert lower_bound(alone).bound_ns == 15 == simulate(alone).step_ns
+
+
+def test_gaps_behind_launches_that_may_be_merged_are_left_out():
+    given = program("g: launch 10/1 on 0\nh: launch 10/1 on 0\na: compute 50", launch_gap_ns=3)
+    assert lower_bound(given, Merging.EXCLUDED).bound_ns == 3 + 3 + 50 == simulate(given).step_ns
+    assert lower_bound(given).bound_ns == 3 + 50
+
+
 def test_gaps_pass_between_kernels_but_not_between_parts_of_one():
     given = program("a: compute 5\nb: compute 5\nc: compute 5\nd: compute 5", launch_gap_ns=3)
     assert lower_bound(given).bound_ns == 20 + 3 * 3 == simulate(given).step_ns
