@@ -6,6 +6,7 @@ carries the digest of the listing it was made for; applying it to any other grap
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -313,11 +314,10 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read a plan; every fault is told at once, with its path."""
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
-        adapter: TypeAdapter[Self] = TypeAdapter(cls)
         try:
-            plan = adapter.validate_json(text)
+            plan: Self = _reader_of(cls).validate_json(text)
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
             raise PlanError(
@@ -335,6 +335,14 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(compose("plan", f"{path} cannot be read: {error}")) from None
         return cls.from_json(text)
+
+
+@functools.cache
+def _reader_of(cls: type[Plan]) -> Any:
+    """What reads JSON as such a plan: to make it takes longer than most plans take to read."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any], only: Iterable[str] = ()) -> list[str]:
