@@ -1,8 +1,10 @@
 """Options and fixtures that all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from weft.verification.real_ranks import RealRanks
 
@@ -14,6 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("update") and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("--update rewrites files in place: run it without -n")
+    # Small tensors: a second thread in each of several processes costs three times what it computes.
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")
