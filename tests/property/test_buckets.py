@@ -69,8 +69,10 @@ def check_one(seed: int) -> Run:
         return run
     # What is packed is in flight no more: a second run may merge more.
     again = pipeline.run(run.module)
-    assert render(pipeline.run(again.module).module) == render(again.module), f"does not settle: {told}"
-    assert sum(entry.changed for entry in again.log) <= 1, f"changes much twice: {told}"
+    changes = sum(entry.changed for entry in again.log)
+    assert changes <= 1, f"changes much twice: {told}"
+    settled = pipeline.run(again.module) if changes else again
+    assert render(settled.module) == render(again.module), f"does not settle: {told}"
     return run
 
 
