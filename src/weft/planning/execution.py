@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from weft.planning.jobs import Jobs
+from weft.planning.room import NO_LIMIT, Room
 from weft.planning.shape import Shape
 
 MILLION = 1_000_000
@@ -51,7 +52,7 @@ class Knobs:
     finish: Literal["tail", "work"] = "tail"
     """In which order the fillers go that are left at the end: the longest path behind first, or what keeps a queue busy
     for longer than the stream, the shortest first, before all others."""
-    budget_bytes: int = NEVER
+    budget_bytes: int = NO_LIMIT
     """What may be in use, by the memory of the shape."""
 
 
@@ -91,11 +92,9 @@ class Execution:
         self.waited = [False] * shape.size
         self.end = [0] * shape.size
         """Of collectives that were launched."""
-        prepares = shape.prepares
         self.is_filler, self.first_use = shape.fillers(knobs.filler)
-        needs = zip(jobs.preds, jobs.comm_preds, strict=True)
-        self.missing = [sum(not prepares[p] for p in {*preds, *comm}) for preds, comm in needs]
-        """How many each job still needs, but for what prepares launches: that is done with them."""
+        self.missing = list(shape.num_needs)
+        """How many each job still needs."""
         num_queues = len(jobs.program.queues)
         self.busy = [0] * num_queues
         self.known = [0] * num_queues
@@ -113,10 +112,10 @@ class Execution:
         self.arrived: list[int] = []
         """All fillers that ever became ready, as they came."""
         self.next_prepared = 0
-        self.in_use = self.most_in_use = 0
-        self.made_bytes, self.left = shape.memory.made_bytes, list(shape.memory.holders)
+        self.room = Room(shape, knobs.budget_bytes)
+        self.made_bytes = shape.memory.made_bytes
         for job in range(shape.size):
-            if not self.missing[job] and not prepares[job]:
+            if not self.missing[job] and not shape.prepares[job]:
                 self._arrive(job)
 
     def when(self, job: int) -> int:
@@ -124,26 +123,13 @@ class Execution:
         launches, end = self.jobs.comm_preds[job], self.end
         return max([end[launch] for launch in launches]) if launches else 0
 
-    # Memory.
-
     def fits(self, until: int, num_bytes: int) -> bool:
         """Whether bytes more may be held from now until a job."""
-        shape, budget = self.shape, self.knobs.budget_bytes
-        if budget == NEVER:
-            return True
-        front = self.front
-        room = budget - num_bytes - self.in_use + shape.memory.before[front]
-        if shape.peaks.most <= room:
-            return True
-        last = max(front, min(until, shape.size - 1))
-        return shape.peaks.of(front, last) <= room
+        return self.room.fits(self.front, until, num_bytes)
 
-    def _release(self, job: int) -> None:
-        memory, left = self.shape.memory, self.left
-        for storage in memory.held[job]:
-            left[storage] -= 1
-            if left[storage] == 0:
-                self.in_use -= memory.size[storage]
+    def may_run(self, job: int) -> bool:
+        """Whether there is room for a job."""
+        return self.room.may_run(self.front, job)
 
     # Doing.
 
@@ -164,13 +150,11 @@ class Execution:
         self.done[job] = True
         if not self.shape.is_launch[job]:
             self.units.append((job,))
-        self.in_use += self.made_bytes[job]
-        if self.in_use > self.most_in_use:
-            self.most_in_use = self.in_use
-        if self.shape.prepares[job]:
-            return
-        missing = self.missing
-        for succ in self.jobs.succs[job]:
+        self.room.take(job)
+        missing, succs, shape = self.missing, self.jobs.succs[job], self.shape
+        if shape.prepares[job]:  # what it prepares did not wait for it
+            succs = [succ for succ in succs if not shape.is_launch[succ] and not shape.prepares[succ]]
+        for succ in succs:
             missing[succ] -= 1
             if not missing[succ]:
                 self._arrive(succ)
@@ -196,7 +180,8 @@ class Execution:
         while stack:
             top = stack.pop()
             for p in (*self.jobs.preds[top], *self.jobs.comm_preds[top]):
-                if not self.done[p] and p not in needed and not self.shape.prepares[p]:
+                is_done_with = self.shape.prepares[p] and self.shape.is_launch[top]
+                if not self.done[p] and p not in needed and not is_done_with:
                     needed.add(p)
                     stack.append(p)
         for p in sorted(needed):
@@ -211,7 +196,9 @@ class Execution:
         if (when := self.when(job)) > self.now:
             self.commit(when)
             self.now = when
+        self.room.reserved = 0 if job == self.front else self.room.passing_bytes(job)
         self.commit(self.now + duration, is_early=True)
+        self.room.reserved = 0
         if self.done[job]:  # a launch that it prepares went off
             return
         for launch in self.jobs.comm_preds[job]:
@@ -223,10 +210,14 @@ class Execution:
     def _make_room(self, job: int, until: int) -> None:
         """Wait for what frees memory, the first first, while a job would not fit; queues stay busy until then.
 
-        Where nothing is left to wait for, what was put off and stood before the job goes first: it may free some too.
+        Where nothing is on its way, reductions that wait for their queue are sent. Where there are none, what was put
+        off and stood before the job goes first: it may free some too.
         """
-        while not self.done[job] and not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+        while not self.done[job] and not self.may_run(job):
             if not self.flying:
+                if (sent := self._backlog()) is not None:
+                    self.do(sent)
+                    continue
                 early = next((other for other in self.fillers if other < job and self.when(other) <= self.now), None)
                 if early is None:
                     return
@@ -236,11 +227,16 @@ class Execution:
             self.wait(self.flying[0])
             self.commit(min(until, self.now + 1))
 
+    def _backlog(self) -> int | None:
+        """The first reduction that is ready and would free memory."""
+        frees = self.shape.memory.frees
+        return next((o for others in self.others for o in others if frees[o] and self.when(o) <= self.now), None)
+
     def _run(self, job: int, end: int) -> None:
         """A job ends; what it needs is free, and what has landed is waited for where that frees memory."""
         self._issue(job)
         self.now = end
-        self._release(job)
+        self.room.release(job)
         over: list[int] = []
         for queue, landing in enumerate(self.landing):
             while landing and landing[0][0] + self._unsure(queue) <= end:
@@ -279,7 +275,7 @@ class Execution:
             if is_known:
                 self.known[queue] = max(self.known[queue], self.end[launch])
             self.units.append((~launch,))
-            self._release(launch)
+            self.room.release(launch)
             if self.shape.memory.frees[launch]:
                 self.flying.remove(launch)
 
@@ -305,17 +301,20 @@ class Execution:
         if other is not None and self.busy[queue] > self.now and not self.fits(self.front, self.made_bytes[other]):
             other = None  # it holds more than it frees until it is waited for, and the queue has something to do
         is_late = first is not None and other is not None and self._is_late([other])
-        is_late = is_late and first is not None and self.fits(first[0], self.made_bytes[first[1]])
+        is_late = is_late and first is not None and self._has_room([first[1]])
         if other is not None and not is_late:
             chosen = self._joined(other, others, lambda bucket: first is None or not self._is_late(bucket))
             for job in chosen:
                 others.remove(job)
             return chosen
-        if first is None or not (is_late or self._may_go(*first)):
+        if first is not None and not is_late and not self._may_go(*first):
+            # where that is for lack of room, a smaller one behind it may go
+            first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now and self._may_go(*g)), None)
+        if first is None:
             return []
         due = first[0]
         known = (job for use, job in gathers[:GATHERS_JOINED] if self._may_go(use, job, FURTHER))
-        chosen = self._joined(first[1], known, lambda bucket: self._comes_in_time(bucket, due))
+        chosen = self._joined(first[1], known, lambda bucket: self._may_be_one(bucket, due))
         for job in chosen:
             gathers.remove((self.first_use[job], job))
         return chosen
@@ -323,7 +322,11 @@ class Execution:
     def _may_go(self, use: int, job: int, further: int = 1) -> bool:
         """Whether it is time for a gather, and there is room for it."""
         elapsed = self.shape.elapsed
-        return elapsed[use] - elapsed[self.front] <= self.lookahead * further and self.fits(use, self.made_bytes[job])
+        return elapsed[use] - elapsed[self.front] <= self.lookahead * further and self._has_room([job])
+
+    def _has_room(self, gathers: list[int]) -> bool:
+        """Whether gathers fit beside each other until they would all have been launched in the order of the graph."""
+        return self.fits(max(gathers) - 1, sum([self.made_bytes[job] for job in gathers]))
 
     def _joined(self, first: int, others: Iterable[int], may: Callable[[list[int]], bool]) -> list[int]:
         """A launch with those that are ready too and may be one with it."""
@@ -344,10 +347,12 @@ class Execution:
             return self.jobs.duration[bucket[0]]
         return self.merging.duration(bucket)
 
-    def _comes_in_time(self, bucket: list[int], use: int) -> bool:
+    def _may_be_one(self, bucket: list[int], use: int) -> bool:
+        """Whether gathers come in time for a use, and have room, as one."""
         elapsed, queue = self.shape.elapsed, self.jobs.queue[bucket[0]]
         end = max(self.now, self.busy[queue]) + self._duration(bucket)
-        return end <= self.now + elapsed[use] - elapsed[self.front] + self.patience
+        in_time = self.now + elapsed[use] - elapsed[self.front] + self.patience
+        return end <= in_time and self._has_room(bucket)
 
     def _is_late(self, bucket: list[int]) -> bool:
         """Whether a gather would come too late if reductions went before it."""
@@ -389,4 +394,5 @@ class Execution:
                     stack.append(p)
         for p in sorted(needed):
             self._make_room(p, 0)
-            self._run(p, self.now + self.jobs.duration[p])
+            if not self.done[p]:  # what was sent for room may have needed it too
+                self._run(p, self.now + self.jobs.duration[p])

@@ -71,7 +71,7 @@ class _Run(Execution):
             pass
         for launch in sorted((job for job in range(size) if self._is_open(job)), key=lambda job: (self.end[job], job)):
             self.wait(launch)
-        return Schedule(tuple(self.units), self.most_in_use)
+        return Schedule(tuple(self.units), self.room.most_in_use)
 
     def _drain(self) -> bool:
         """Do one thing of what is left where nothing of importance is; returns whether there was one."""
@@ -124,7 +124,7 @@ class _Run(Execution):
             if has_room and shape.elapsed[front] - shape.elapsed[job] <= self.hold:
                 return None
             is_kept = has_room and self.knobs.keep and shape.tail[job] < self.jobs.duration[job]
-            if not is_kept and self.is_sure(job):
+            if not is_kept and self.is_sure(job) and (self.may_run(job) if has_room else self.room.is_freed_by(job)):
                 return job
         return None
 
@@ -142,7 +142,7 @@ class _Run(Execution):
                 best = job if best is None else best
         fitting: int | None = None
         for job in self.fillers[:FILLERS_SEEN]:
-            if not self.is_sure(job) or not self.fits(self.front, self.shape.memory.passing_bytes[job]):
+            if not self.is_sure(job) or not self.may_run(job):
                 continue
             if fitting is None or _is_better(jobs, job, fitting, stall):
                 fitting = job

@@ -6,7 +6,9 @@ guides the scheduler; what counts is the memory of the whole order, which is mea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import add, or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +40,11 @@ class Shape:
         self._find_paths()
         self._fillers: dict[int, tuple[list[bool], list[int]]] = {}
         self.prepares = self._preparing()
-        """Jobs that need nothing, that only launches need, and that are short beside these: casts of shards."""
+        """Jobs that need nothing, that launches need and others only behind their uses, and that are short beside
+        these: casts of shards, even where an optimizer writes to the shards later."""
         self.order_of_use = self._ordered_preparing()
+        self.num_needs = self._num_needs()
+        """How many jobs each needs; launches, but for what prepares them: that is done with them."""
         self.memory = _memory(jobs)
         self.peaks = _Maxima(self.memory.curve)
 
@@ -67,25 +72,36 @@ class Shape:
         return self._fillers[share]
 
     def _preparing(self) -> list[bool]:
-        jobs = self.jobs
+        jobs, (_, first_use) = self.jobs, self.fillers(0)
         found = [not is_launch for is_launch in self.is_launch]
+        used = list(first_use)
         last = 0
         while sum(found) != last:  # until all that these need, and all that needs these, is of the sort
             last = sum(found)
             for job in range(self.size):
                 found[job] = found[job] and not jobs.comm_preds[job] and all(found[p] for p in jobs.preds[job])
             for job in range(self.size - 1, -1, -1):
+                if not found[job]:
+                    continue
                 succs, ns = jobs.succs[job], jobs.duration[job]
-                for_launches = all(ns * SHORT <= jobs.duration[s] if self.is_launch[s] else found[s] for s in succs)
-                found[job] = found[job] and bool(succs) and for_launches
+                prepared = [s for s in succs if self.is_launch[s] or found[s]]
+                is_short = all(ns * SHORT <= jobs.duration[s] for s in prepared if self.is_launch[s])
+                used[job] = max([used[s] for s in prepared], default=self.size)
+                is_first = all(self.is_launch[s] or found[s] or s > used[job] for s in succs)
+                found[job] = bool(prepared) and is_short and is_first
         return found
+
+    def _num_needs(self) -> list[int]:
+        needs = (set(found) for found in map(add, self.jobs.preds, self.jobs.comm_preds))
+        is_late = map(or_, self.is_launch, self.prepares)
+        return [sum(not (late and self.prepares[p]) for p in n) for n, late in zip(needs, is_late, strict=True)]
 
     def _ordered_preparing(self) -> list[int]:
         """The jobs that prepare launches, by the first use of what is launched."""
         jobs, use, (_, first_use) = self.jobs, dict[int, int](), self.fillers(0)
         for job in range(self.size - 1, -1, -1):
             if self.prepares[job]:
-                use[job] = min(first_use[s] if self.is_launch[s] else use[s] for s in jobs.succs[job])
+                use[job] = min(first_use[s] if self.is_launch[s] else use.get(s, self.size) for s in jobs.succs[job])
         return sorted(use, key=lambda job: (use[job], job))
 
 
@@ -98,7 +114,11 @@ class Memory:
     made_bytes: list[int]
     """What comes to life with each job."""
     passing_bytes: list[int]
-    """The same, and what is gone again with it."""
+    """The most that each job makes beside each other, what is gone again with it included."""
+    least_bytes: list[int]
+    """The same, if what it is the last to need in the order of the jobs is free as soon as it needs it no more."""
+    dying: list[tuple[int, ...]]
+    """The storages that each job is the last to need in the order of the jobs."""
     held: list[tuple[int, ...]]
     """The storages that each job needs or makes."""
     holders: list[int]
@@ -128,10 +148,8 @@ def _memory(jobs: Jobs) -> Memory:
                 holders[storage].add(job)
     num = max(holders, default=-1) + 1
     size, held = [0] * num, [list[int]() for _ in range(count)]
-    passing_bytes = [0] * count
-    for job, storages in enumerate(made):
+    for storages in made:
         for storage, num_bytes in storages:
-            passing_bytes[job] += num_bytes
             if len(holders[storage]) > 1 or storage in program.kept:
                 size[storage] += num_bytes
     for storage, users in holders.items():
@@ -140,13 +158,18 @@ def _memory(jobs: Jobs) -> Memory:
                 held[job].append(storage)
     brings = [tuple(dict.fromkeys(storage for storage, _ in storages if size[storage])) for storages in made]
     made_bytes = [sum(size[storage] for storage in storages) for storages in brings]
+    dies = {storage: max(users) for storage, users in holders.items() if storage not in program.kept}
+    inside = {storage: job for storage, job in dies.items() if not size[storage]}
+    passing_bytes = [_passing_bytes(jobs, job, size, inside) if made[job] else 0 for job in range(count)]
+    least_bytes = [_passing_bytes(jobs, job, size, dies) if made[job] else 0 for job in range(count)]
+    dying = [tuple(s for s in held[job] if dies.get(s) == job) for job in range(count)]
     num_holders = [len(holders.get(storage, ())) + (storage in program.kept) for storage in range(num)]
     curve, left, now = np.zeros(count + 1, np.int64), list(num_holders), 0
     before = [0] * (count + 1)
     for job in range(count):
         before[job] = now
+        curve[job] = now + least_bytes[job]
         now += made_bytes[job]
-        curve[job] = now
         for storage in held[job]:
             left[storage] -= 1
             if left[storage] == 0:
@@ -154,7 +177,40 @@ def _memory(jobs: Jobs) -> Memory:
     sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
     frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
     before[count] = curve[count] = now
-    return Memory(size, made_bytes, passing_bytes, [tuple(h) for h in held], num_holders, curve, before, frees)
+    return Memory(
+        size=size,
+        made_bytes=made_bytes,
+        passing_bytes=passing_bytes,
+        least_bytes=least_bytes,
+        dying=dying,
+        held=[tuple(h) for h in held],
+        holders=num_holders,
+        curve=curve,
+        before=before,
+        frees=frees,
+    )
+
+
+def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int]) -> int:
+    """The most that a job adds at once, if what dies with it is free behind the last of its operations to need it."""
+    program, ops = jobs.program, jobs.ops[job]
+    last: dict[int, int] = {}
+    for op in ops:
+        last.update((storage, op) for storage in (*program.uses[op], *(s for s, _ in program.allocates[op])))
+    freed: dict[int, list[int]] = {}
+    for storage, op in last.items():
+        if dies.get(storage) == job:
+            freed.setdefault(op, []).append(storage)
+    made: dict[int, int] = {}
+    now = most = 0
+    for op in ops:
+        for storage, num_bytes in program.allocates[op]:
+            if storage not in program.given:
+                now += num_bytes
+                made[storage] = made.get(storage, 0) + num_bytes
+        most = max(most, now)
+        now -= sum([made.get(storage, size[storage]) for storage in freed.get(op, ())])
+    return most
 
 
 class _Maxima:
