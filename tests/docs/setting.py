@@ -52,6 +52,12 @@ def small(parallel: str = "fsdp") -> GraphModule:
     return load_whole(SMALL["name"], parallel, ranks=SMALL["ranks"], layers=SMALL["layers"])
 
 
+@functools.cache
+def listings() -> tuple[str, str]:
+    """That step as text, before and after it is planned."""
+    return weft.listing(small()), weft.listing(weft.optimize(small(), cluster="h100-8").module)
+
+
 load_whole = weft.zoo.load
 """The loader as it is, before a page's is cut."""
 
@@ -72,8 +78,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(budget, "best", budget["default"])  # the same search, not as long
     base.all_passes()
     known = dict(base._PASSES)
-    text = weft.listing(small())
-    after = weft.listing(weft.optimize(small(), cluster="h100-8").module)
+    text, after = listings()
     for name in ("before.txt", *(f"stage{i}.txt" for i in range(4))):
         (folder / name).write_text(text)
     (folder / "after.txt").write_text(after)

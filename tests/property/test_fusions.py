@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from random import Random
@@ -31,6 +32,7 @@ CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 chunks = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 
 
+@functools.cache
 def streamed(seed: int) -> tuple[GraphModule, Run]:
     rng = Random(seed)
     before = parse(random_streams(rng))
@@ -153,7 +155,7 @@ def other_slice(node: Node) -> tuple[Any, ...] | None:
 @pytest.mark.parametrize("wrong", [swapped_parts, other_part, other_slice], ids=lambda wrong: wrong.__name__)
 @pytest.mark.parametrize("seeds", CHUNKS[::5], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 def test_chunks_in_a_wrong_place_are_not_proved(seeds: range, wrong: Any):
-    tried = 0
+    changed = 0
     for seed in seeds:
         before, run = streamed(seed)
         for place, node in enumerate(run.module.graph.nodes):
@@ -166,10 +168,12 @@ def test_chunks_in_a_wrong_place_are_not_proved(seeds: range, wrong: Any):
             with Edit(after.graph) as edit:
                 edit.set_arguments(copy, torch.fx.node.map_arg(arguments, lambda n, names=names: names[n.name]))
             recompile(after)
+            proof = prove(before, after, reassociates=True)
+            if not proof and changed >= 5:
+                continue  # as it should be, and others have shown that such a change is one of values
             ranks = group_size(before)
             inputs = example_inputs(before, ranks, seed=seed, integers=True)
-            if weft.verify(before, after, ranks=ranks, inputs=inputs).bitwise:
-                continue  # nothing that is returned depends on it
-            tried += 1
-            assert not prove(before, after, reassociates=True), f"seed {seed}: {node.name}\n{render(after)}"
-    assert tried
+            same = weft.verify(before, after, ranks=ranks, inputs=inputs).bitwise
+            assert same or not proof, f"seed {seed}: {node.name}\n{render(after)}"
+            changed += not same  # else nothing that is returned depends on it
+    assert changed >= 5
