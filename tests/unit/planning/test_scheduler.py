@@ -10,7 +10,7 @@ from weft.planning.execution import Knobs, Merging
 from weft.planning.jobs import Emitter, jobs_of
 from weft.planning.scheduler import schedule
 from weft.planning.shape import Shape
-from weft.simulation.program import Program
+from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import check_order
 
 OUTPUT = view("output")
@@ -188,6 +188,36 @@ def test_what_prepares_a_gather_runs_right_before_it():
     assert ordered(*ops, knobs=replace(NO_FILLERS, lookahead=400)) == "cast0 g0 a cast1 g1 wait_g0 b wait_g1 c"
 
 
+def test_what_prepares_a_gather_may_be_needed_behind_its_use_too():
+    """An optimizer writes to the shards at the end, so it must come behind their casts."""
+    ops = [
+        compute("cast0", 1),
+        compute("cast1", 1),
+        launch("g0", 90, needs="cast0"),
+        launch("g1", 90, needs="cast1"),
+        compute("a", 100),
+        wait("g0"),
+        compute("b", 100, "wait_g0 a"),
+        wait("g1"),
+        compute("c", 100, "wait_g1 b"),
+        compute("update", 100, "c cast0 cast1"),
+    ]
+    found = ordered(*ops, knobs=replace(NO_FILLERS, lookahead=300))
+    assert found == "cast0 g0 a cast1 g1 wait_g0 b wait_g1 c update"
+
+
+def test_what_is_needed_before_the_use_of_a_launch_does_not_prepare_it():
+    """`x` is short beside the sum of a gradient that needs it, but what goes on needs it as well."""
+    ops = [
+        compute("x", 10),
+        compute("grad", 10, "x"),
+        launch("r", 400, needs="grad"),
+        compute("b", 100, "x"),
+        compute("c", 100, "b"),
+    ]
+    assert ordered(*ops, knobs=NO_FILLERS).startswith("x ")
+
+
 def test_a_fused_region_is_kept_whole():
     """A launch that stands between its parts, and a wait, go before or behind it."""
     ops = [
@@ -256,6 +286,49 @@ def test_a_gather_for_which_there_is_no_room_is_put_off():
     assert ordered(*ops, knobs=replace(NO_FILLERS, budget_bytes=80)) == "g0 wait_g0 a g1 wait_g1 b"
 
 
+def test_a_smaller_gather_goes_where_there_is_no_room_for_the_one_before_it():
+    """`a` takes 60 while it runs: of 80 there is room for `w1` beside it, and not for `w0`, which is used first."""
+    ops = [
+        compute("a", 100, makes={"x": 60}),
+        launch("g0", 50, makes={"w0": 64}),
+        wait("g0"),
+        compute("b", 100, "wait_g0 a", uses=("w0",)),
+        launch("g1", 50, makes={"w1": 8}),
+        wait("g1"),
+        compute("c", 100, "wait_g1 b", uses=("w1",)),
+    ]
+    assert ordered(*ops, knobs=NO_FILLERS) == "g0 g1 a wait_g0 b wait_g1 c"
+    assert ordered(*ops, knobs=replace(NO_FILLERS, budget_bytes=80)) == "g1 a g0 wait_g0 b wait_g1 c"
+
+
+def test_room_is_kept_for_the_filler_that_runs_next():
+    """The filler takes 60 while it runs: `h` would go off before it, and holds 30 until `d`."""
+    ops = [
+        compute("a", 10),
+        launch("g", 100, needs="a"),
+        wait("g"),
+        compute("b", 300, "wait_g"),
+        compute("c", 300, "b"),
+        launch("h", 10, makes={"w": 30}),
+        wait("h"),
+        compute("d", 300, "c wait_h", uses=("w",)),
+        compute("f", 200, "a", makes={"x": 60}),
+    ]
+    knobs = Knobs(hold=ALL, lookahead=ALL)
+    ample, tight = [ordered(*ops, knobs=replace(knobs, budget_bytes=budget)).split() for budget in (90, 80)]
+    assert ample.index("h") < ample.index("f")
+    assert tight.index("h") > tight.index("f")
+
+
+def test_reductions_that_wait_for_their_queue_are_sent_where_memory_is_short():
+    """A long gather keeps the queue busy, so gradients pile up; with room for two, the stream waits for them."""
+    gather = [launch("g", 3000, makes={"w": 8}), wait("g"), compute("last", 100, "wait_g a5", uses=("w",))]
+    source = program(*gradients(6), *gather, OUTPUT, kept=" ".join(f"s{k}" for k in range(6)))
+    shape = Shape(jobs_of(source))
+    held = {budget: schedule(shape, replace(NO_FILLERS, budget_bytes=budget)).in_use_bytes for budget in (1000, 220)}
+    assert held[1000] > 220 >= held[220]
+
+
 # Buckets.
 
 
@@ -307,3 +380,17 @@ def test_gathers_merge_only_as_long_as_the_first_use_of_them_is_not_late():
         merging = AsOne(jobs_of(source).duration, least=20)
         found = scheduled(source, replace(NO_FILLERS, bucket=ALL), merging)
         assert ("+g1" in found) is is_one, found
+
+
+def test_gathers_merge_only_as_long_as_there_is_room_for_all_of_them():
+    """Each brings 40 bytes: there is room for every one of them, and not for all at once."""
+    made = [replace(op, makes={f"w{op.name[1]}": 40}) if op.sort is Sort.LAUNCH else op for op in gathers(60, 60, 60)]
+    made = [replace(op, uses=(f"w{op.name[1]}",)) if op.name.startswith("c") else op for op in made]
+    start = replace(made[3], duration_ns=300)
+    source = program(start, made[0], *made[4:6], made[1], *made[6:8], made[2], *made[8:], OUTPUT)
+    shape, merging = Shape(jobs_of(source)), AsOne(jobs_of(source).duration, least=20)
+    ample, tight = [
+        schedule(shape, replace(NO_FILLERS, bucket=ALL, budget_bytes=budget), merging) for budget in (1000, 90)
+    ]
+    assert [len(bucket) for bucket in ample.buckets] == [3]
+    assert tight.in_use_bytes <= 90
