@@ -4,7 +4,8 @@
 # # Tutorial
 #
 # From a model to an optimized training step in eight short pieces: capture, read the listing, bucket, simulate, plan,
-# explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file:
+# explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file, with
+# the `python` of `.venv/bin`, which `make setup` fills:
 #
 # ```sh
 # python docs/tutorial.py
