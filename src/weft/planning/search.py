@@ -188,6 +188,7 @@ class _Search:
         yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
         yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
+        yield replace(self.best_knobs(), hold=1000)
         yield from self.squeezed()
 
     def squeezed(self) -> Iterator[Knobs]:
