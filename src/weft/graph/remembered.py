@@ -2,7 +2,8 @@
 
 Contract: the type, strides and place of what a pure operator returns follow from those of its arguments and from its
 constants, so a call that was made once need not go through the dispatcher again. Only operators that return one tensor
-of known size, a new one or a view of their first argument, are remembered; all others are called.
+of known size, a new one or a view of their first argument, are remembered; all others are called. A new tensor begins
+where its storage begins: what torch says of that for `slice_scatter` of a view depends on what was asked before.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def remembered(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode
     found = _TYPES.get(key)
     if found is None:
         value = call_fake(target, args, kwargs, mode)
-        _remember(key, kind, args, value)
-        return value
+        found = _remember(key, kind, args, value)
+        if found is None or found.is_view:
+            return value
     if found.is_view:
         return fake_view(args[0], found.size, found.stride, found.offset, found.dtype)
     return fake_tensor(mode, found.size, found.stride, found.dtype, found.device)
@@ -75,19 +77,20 @@ def _kind(target: Any) -> str | None:
     return "view" if found.is_view else "either" if found.may_copy else None
 
 
-def _remember(key: Hashable, kind: str, args: Sequence[Any], value: Any) -> None:
+def _remember(key: Hashable, kind: str, args: Sequence[Any], value: Any) -> _Type | None:
     if not isinstance(value, FakeTensor) or value.is_conj() or value.is_neg() or value.layout is not torch.strided:
-        return
+        return None
     offset = value.storage_offset()
     if not isinstance(offset, int) or any(type(n) is not int for n in (*value.shape, *value.stride())):
-        return
+        return None
     is_view = isinstance(args[0], Tensor) and storage_key(args[0]) == storage_key(value) if args else False
     if kind != "either" and is_view != (kind == "view"):
-        return
+        return None
     if len(_TYPES) >= MAX_REMEMBERED:
         _TYPES.clear()
     size, stride = tuple(value.shape), tuple(value.stride())
-    _TYPES[key] = _Type(size, stride, offset, value.dtype, value.device, is_view)
+    found = _TYPES[key] = _Type(size, stride, offset, value.dtype, value.device, is_view)
+    return found
 
 
 def _key(value: Any) -> Hashable:

@@ -54,6 +54,13 @@ def test_two_results_never_share_memory():
     assert storage_key(first) != storage_key(second)
 
 
+def test_a_new_tensor_begins_where_its_storage_begins_whatever_torch_was_asked_before():
+    view, part = fake(8, 4)[4:], fake(2, 4)
+    answers = [remembered(op_of("slice_scatter"), (view, part, 0, 0, 2), {}, MODE) for _ in range(2)]
+    assert [answer.storage_offset() for answer in answers] == [0, 0]
+    assert storage_key(answers[0]) not in (storage_key(view), storage_key(answers[1]))
+
+
 def test_one_is_not_true_and_zero_is_not_minus_zero():
     x = fake(4, dtype=torch.bool)
     assert remembered(op_of("add"), (x, 1), {}, MODE).dtype == torch.int64
