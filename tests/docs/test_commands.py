@@ -128,7 +128,8 @@ def test_every_target_of_make_that_a_page_names_exists():
     }
     assert {"demo", "test", "docs"} <= named
     for target in sorted(named):
-        done = subprocess.run(["make", "--dry-run", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+        command = ["make", "--no-print-directory", "--dry-run", target]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert target != "demo" or done.stdout.rstrip().endswith("/weft demo"), done.stdout
 
