@@ -7,8 +7,8 @@ Steps of the zoo, by parallelism and ranks: as captured, naive, each variant of 
 once for each parallelism on its own estimates, too), Weft's planner alone (the peer's moves: order and merging), and
 Weft as `auto` leaves the graph. The bound is that of the captured graph. Every step has 16 layers; one of each
 parallelism has 32, too, and is timed, for the time of a pass does not depend on ranks. Then rewrites (`rewrites.py`),
-merging (`bucketing.py`) and the graph layer (`backbone.py`). `--full` adds 64 and 128 layers, and medians of what takes
-more than five seconds.
+merging (`bucketing.py`) and the graph layer (`backbone.py`). What takes less than two seconds of a step is timed three
+times. `--full` adds 64 and 128 layers, larger graphs, and medians of all times.
 
 Each line of work is done by one process, all contestants in turn; `--jobs` of these run beside each other. Seconds are
 those of the processor. A run that was cut short goes on with `--resume`. `--docs` writes the page of such a run into
@@ -66,7 +66,7 @@ OFTEN = ("weft planner", "weft auto", *(f"inductor {name}" for name in ("overlap
 ON_ITS_OWN = "inductor default, own estimates"
 """The longest by far, and not on the prices of the others: run where 16 layers are timed."""
 REPEATS = 3
-LONG_S = 5.0
+LONG_S = 2.0
 """What takes longer is timed once, without `--full`."""
 
 
@@ -140,20 +140,21 @@ def step(name: str, layers: int, repeats: int, long_s: float) -> dict[str, Any]:
     }
 
 
-def rewrite(parallel: str, layers: int) -> dict[str, Any]:
+def rewrite(parallel: str, layers: int, repeats: int) -> dict[str, Any]:
     warm_up()
-    return rewrites.compare(f"{parallel}, {layers} layers", rewrites.step(layers, parallel), REPEATS)
+    return rewrites.compare(f"{parallel}, {layers} layers", rewrites.step(layers, parallel), repeats)
 
 
-def merging(gathers: Sequence[int], layers: Sequence[int], sizes: list[int]) -> dict[str, Any]:
+def merging(gathers: Sequence[int], layers: Sequence[int], sizes: list[int], repeats: int) -> dict[str, Any]:
     warm_up()
-    return bucketing.measure(gathers, layers, sizes, REPEATS)
+    return bucketing.measure(gathers, layers, sizes, repeats)
 
 
 def tasks_of(full: bool) -> list[Task]:
     """Long ones first. What several need is captured by then."""
     long_s = float("inf") if full else LONG_S
     more = [64, 128] if full else []
+    repeats = REPEATS if full else 1
     found = [
         Task("steps", f"{name}, {layers} layers", step, (name, layers, REPEATS, long_s))
         for layers in (*reversed(more), 32, 16)
@@ -163,10 +164,10 @@ def tasks_of(full: bool) -> list[Task]:
     gathers, sizes = (
         ([250, 500, 1000], [1250, 2500, 5000, 10_000, 20_000]) if full else ([250, 1000], [1250, 2500, 5000])
     )
-    found.append(Task("merging", "merging", merging, (gathers, [16, 32, *more[:1]], sizes)))
-    found.append(Task("graph", "graph layer", measure_graphs, ([200, 1000, 2000] if full else [200, 1000],)))
+    found.append(Task("merging", "merging", merging, (gathers, [16, 32, *more[:1]], sizes, repeats)))
+    found.append(Task("graph", "graph layer", measure_graphs, ([200, 1000, 2000] if full else [100, 500],)))
     found += [
-        Task("rewrites", f"rewrites, {parallel}, {layers} layers", rewrite, (parallel, layers))
+        Task("rewrites", f"rewrites, {parallel}, {layers} layers", rewrite, (parallel, layers, repeats))
         for layers in (16, 32)
         for parallel in rewrites.STEPS
     ]
