@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and after; writes report.html and trace.json
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run the tests (about a quarter of an hour on two cores)
+test: $(STAMP) ## Run the tests (about ten minutes on two cores)
 	$(PYTEST) tests -m "not long" $(ARGS)
 
 test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training on real ranks, and the docs at full size
