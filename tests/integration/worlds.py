@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,13 +24,19 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
 """For processes that tests start: the sources beside these tests, whatever is installed."""
 START_S = 120.0
 CALL_S = 240.0
+LAST_WORDS_S = 1.0
+"""Others notice that a rank is gone, and say so, before it has ended."""
+
+
+class RankDiedError(RuntimeError):
+    """The process of a rank was ended by a signal."""
 
 
 @dataclass
@@ -52,7 +59,18 @@ class World:
         self.close()
 
     def run(self, function: Callable[..., Any], **keywords: Any) -> list[Any]:
-        """Call a function on all ranks; the results by rank."""
+        """Call a function on all ranks; the results by rank.
+
+        Where a process that has run many programs dies (the C library has found its heap broken, which happens once in
+        some hundred runs), new ones try once more, and a warning tells its last words.
+        """
+        try:
+            return self._call(function, keywords)
+        except RankDiedError as died:
+            warnings.warn(f"{function.__qualname__} is run again in new processes: {died}", stacklevel=2)
+            return self._call(function, keywords)
+
+    def _call(self, function: Callable[..., Any], keywords: dict[str, Any]) -> list[Any]:
         if not self._processes:
             self._start()
         for pipe in self._pipes:
@@ -123,10 +141,13 @@ class World:
                 found[rank] = result
         return [found[rank] for rank in range(self.num_ranks)]
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str) -> NoReturn:
+        time.sleep(LAST_WORDS_S)
+        has_died = any((process.poll() or 0) < 0 for process in self._processes)
         self.close()
         logs = [(self._home / f"log{rank}").read_text(errors="replace") for rank in range(self.num_ranks)]
-        raise RuntimeError("\n".join([what, *(f"rank {rank}: ...{text[-3000:]}" for rank, text in enumerate(logs))]))
+        told = "\n".join([what, *(f"rank {rank}: ...{text[-3000:]}" for rank, text in enumerate(logs))])
+        raise RankDiedError(told) if has_died else RuntimeError(told)
 
 
 def _serve(rank: int, num_ranks: int, pipe: Connection, home: Path) -> None:
