@@ -172,9 +172,9 @@ def test_a_launch_is_committed_only_when_its_queue_would_run_empty():
     assert found == ["g0", "g2", "g1"]
 
 
-def test_what_prepares_a_gather_runs_right_before_it():
-    """The casts of two shards: both stand at the beginning of the graph."""
-    ops = [
+def two_casts() -> list[Op]:
+    """The casts of two shards, which both stand at the beginning of the graph, their gathers and uses."""
+    return [
         compute("cast0", 1),
         compute("cast1", 1),
         launch("g0", 90, needs="cast0"),
@@ -185,23 +185,15 @@ def test_what_prepares_a_gather_runs_right_before_it():
         wait("g1"),
         compute("c", 100, "wait_g1 b"),
     ]
-    assert ordered(*ops, knobs=replace(NO_FILLERS, lookahead=400)) == "cast0 g0 a cast1 g1 wait_g0 b wait_g1 c"
+
+
+def test_what_prepares_a_gather_runs_right_before_it():
+    assert ordered(*two_casts(), knobs=replace(NO_FILLERS, lookahead=400)) == "cast0 g0 a cast1 g1 wait_g0 b wait_g1 c"
 
 
 def test_what_prepares_a_gather_may_be_needed_behind_its_use_too():
     """An optimizer writes to the shards at the end, so it must come behind their casts."""
-    ops = [
-        compute("cast0", 1),
-        compute("cast1", 1),
-        launch("g0", 90, needs="cast0"),
-        launch("g1", 90, needs="cast1"),
-        compute("a", 100),
-        wait("g0"),
-        compute("b", 100, "wait_g0 a"),
-        wait("g1"),
-        compute("c", 100, "wait_g1 b"),
-        compute("update", 100, "c cast0 cast1"),
-    ]
+    ops = [*two_casts(), compute("update", 100, "c cast0 cast1")]
     found = ordered(*ops, knobs=replace(NO_FILLERS, lookahead=300))
     assert found == "cast0 g0 a cast1 g1 wait_g0 b wait_g1 c update"
 
