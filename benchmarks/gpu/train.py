@@ -36,17 +36,12 @@ from buckets import mps
 from train_table import fill, table
 
 HERE = Path(__file__).parent
-GRAPHS = ["graph as captured", "graph naive", "graph planned", "graph planned, unmerged", "graph auto"]
 WORK = {
-    "graph": GRAPHS,
-    "eager": ["eager", "torch's own", "weft_eager"],
-    "inductor": ["inductor"],
-    "overlap": ["inductor overlap"],
-    "weft": ["weft"],
-    "cudagraphs": ["inductor cudagraphs"],
-    "weft-cudagraphs": ["weft cudagraphs"],
+    "graph": ["graph as captured", "graph naive", "graph planned", "graph auto"],
+    "step": ["eager", "torch's own", "inductor", "inductor overlap", "weft_eager", "weft"],
+    "cudagraphs": ["inductor cudagraphs", "weft cudagraphs"],
 }
-COMPILERS = ("inductor", "overlap", "weft")
+"""What runs in one group of processes, in turn, so that the variants of a job meet the same machine."""
 SHAPES = {
     "fsdp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
     "ddp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
@@ -69,7 +64,7 @@ class Job:
     parallel: str
     ranks: int
     what: str
-    limit_s: int = 150
+    limit_s: int = 180
 
     @property
     def label(self) -> str:
@@ -84,17 +79,14 @@ class Job:
 
 
 def all_jobs(ranks: list[int]) -> list[Job]:
-    """The most telling first: orders of one graph, then what needs no compiler, then compilers, then more ranks."""
+    """The most telling first: orders of one graph, then whole steps, then CUDA graphs, then more ranks."""
     found: list[Job] = []
     if 2 in ranks:
-        for parallel in ("fsdp", "ddp", "tp"):
-            found += [Job(parallel, 2, "graph", 240), Job(parallel, 2, "eager")]
-        found += [Job(parallel, 2, what, 180) for parallel in ("fsdp", "ddp", "tp") for what in COMPILERS]
-        found += [Job("fsdp", 2, what, 180) for what in ("cudagraphs", "weft-cudagraphs")]
+        found += [Job(parallel, 2, what) for what in ("graph", "step") for parallel in ("fsdp", "ddp", "tp")]
+        found += [Job(parallel, 2, "cudagraphs") for parallel in ("fsdp", "ddp", "tp")]
     if 4 in ranks:
-        in_turn = ("fsdp", "fsdp-tp", "ddp", "tp")
-        found += [Job(parallel, 4, what, 240) for parallel in in_turn for what in ("graph", "eager")]
-        found += [Job(parallel, 4, what, 200) for parallel in ("fsdp-tp", "fsdp") for what in COMPILERS]
+        in_turn = ("fsdp-tp", "fsdp", "ddp", "tp")
+        found += [Job(parallel, 4, what) for parallel in in_turn for what in ("graph", "step")]
     return found
 
 
@@ -125,7 +117,7 @@ class Runner:
 
     def _finish(self, job: Job, found: list[dict[str, Any]], error: str) -> None:
         by_name = {row["variant"]: row for row in found}
-        for name in job.variants:
+        for name in dict.fromkeys([*job.variants, *by_name]):
             row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
             self.rows.append({"parallel": job.parallel, "ranks": job.ranks, **row})
         self.write()
@@ -152,18 +144,19 @@ class Runner:
         if left < (5 if self.options.tiny else LEAST_S):
             return [], "not run: the budget is spent"
         limit = min(job.limit_s, left)
-        spec = self._spec(job)
+        spec = self._spec(job, limit)
         path = self.folder / f"{job.label.replace(':', '_')}.json"
         path.write_text(json.dumps(spec))
         logs = [self.folder / f"{path.stem}_rank{rank}.log" for rank in range(job.ranks)]
         command = [sys.executable, str(HERE / "train_rank.py"), str(path)]
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"), "PYTHONUNBUFFERED": "1"}
+        part = str(100 // job.ranks)  # of the GPU for each rank: kernels that take it all wait for each other's blocks
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": part}
         started = [
             subprocess.Popen(
                 [*command, str(rank)],
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / f"inductor{rank}")},
                 start_new_session=True,
             )
             for rank, log in enumerate(logs)
@@ -174,7 +167,7 @@ class Runner:
         rows = Path(spec["rows"])
         return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], error
 
-    def _spec(self, job: Job) -> dict[str, Any]:
+    def _spec(self, job: Job, limit_s: float) -> dict[str, Any]:
         options = self.options
         shape = dict(TINY if options.tiny else SHAPES[job.parallel])
         shape |= {key: value for key in shape if (value := getattr(options, key, None)) is not None}
@@ -194,9 +187,11 @@ class Runner:
             "steps": options.steps,
             "warm_up": 1 if options.tiny else 3,
             "folder": str(self.folder),
+            "share": str(self.folder / f"share_{job.ranks}"),
             "cluster": str(self.folder / f"cluster_{job.ranks}.toml"),
             "rows": str(self.folder / f"{job.label.replace(':', '_')}.rows"),
             "port": _free_port(),
+            "limit_s": limit_s,
         }
 
     def write(self) -> None:
@@ -233,7 +228,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_cluster(told: dict[str, Any]) -> str:
-    shown = {key: told.get(key) for key in ("peak_tflops", "memory_gbps", "launch_gap_us", "overlap_slowdown")}
+    shown = {key: told.get(key) for key in ("peak_tflops", "memory_gbps", "overlap_slowdown", "collective_slowdown")}
     return ", ".join(f"{key} {value}" for key, value in shown.items())
 
 
@@ -247,9 +242,10 @@ def _wait(started: list[subprocess.Popen[bytes]], until: float) -> str:
             time.sleep(2 if failed is not None else 0)  # the others may say why
             break
         time.sleep(0.2)
-    for process in started:
+    for process in started:  # all at once: one that is left alone for a moment fails for another reason
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+    for process in started:
         process.wait()
     return error or next((f"a rank ended with {p.returncode}" for p in started if p.returncode), "")
 

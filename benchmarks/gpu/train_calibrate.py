@@ -32,6 +32,11 @@ NUM_PRODUCTS = 8
 AHEAD_BYTES = 512 << 20
 """Of the collective beside which products are timed: it must take longer than they do."""
 
+BESIDE_BYTES = 32 << 20
+"""Of the all-reduce that is timed beside products: it must end before they do."""
+MIN_SHARED = 1.5
+"""Two groups share a wire where their collectives at once take so many times as long as one of them."""
+
 
 def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Measure, and let rank 0 write the cluster; what was found comes back on rank 0."""
@@ -47,7 +52,8 @@ def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
     work = _work(job, groups, payloads)
     work()
     record(work, path, device=device, shapes=True)
-    slowdown, share = _slowdown(), _share()
+    slowdown, share, talk = _slowdown(), _share(), _talk_slowdown()
+    is_shared = _share_a_wire(groups, device)
     dist.barrier()
     if rank:
         return {}
@@ -59,13 +65,16 @@ def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
         memory_gbps=(made.memory_gbps or 0) / share or None,
         launch_gap_us=gap_us(events_of(path)) or 0.0,
         overlap_slowdown=slowdown,
+        collective_slowdown=talk,
     )
+    Path(job["share"]).write_text(str(share))
     note = f"products of all ranks at once take {share:.2f} times as long as those of one: ranks share the GPU"
-    return {**_write(job, found.samples, made, [note, *found.notes]), "share": share}
+    return {**_write(job, found.samples, made, [note, *found.notes], is_shared), "share": share}
 
 
-def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str]) -> dict[str, Any]:
-    fitted = fit(samples, name=f"measured-{job['ranks']}", device=device)
+def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], is_shared: bool) -> dict[str, Any]:
+    """Where the axes of a mesh do not share a wire, they are levels of their own: of nodes, and between them."""
+    fitted = fit(samples, name=f"measured-{job['ranks']}", device=device, ranks_per_node=None if is_shared else 2)
     text = cluster_text(fitted, ["the ranks of this run"])
     Path(job["cluster"]).write_text(text)
     return {
@@ -74,6 +83,7 @@ def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str]) 
         "memory_gbps": device.memory_gbps,
         "launch_gap_us": device.launch_gap_us,
         "overlap_slowdown": device.overlap_slowdown,
+        "collective_slowdown": device.collective_slowdown,
         "lines": [
             {
                 "kind": line.kind.value,
@@ -82,6 +92,7 @@ def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str]) 
             }
             for line in fitted.lines
         ],
+        "share_a_wire": is_shared,
         "notes": [*notes, *fitted.notes],
     }
 
@@ -99,13 +110,18 @@ def _collectives(num_bytes: int, group: Any, device: str) -> dict[Kind, Callable
 
 
 def _work(job: dict[str, Any], groups: list[Any], payloads: tuple[int, ...]) -> Callable[[], None]:
-    """All that is measured, as one piece of work for the profiler."""
+    """All that is measured, as one piece of work for the profiler.
+
+    Before each collective there is a product, as in a step: back to back they would find the wire awake, and be faster.
+    """
+    x = torch.randn(4096, 4096, dtype=torch.bfloat16, device=job["device"])
 
     def work() -> None:
         for group in groups:
             for num_bytes in payloads:
                 for run in _collectives(num_bytes, group, job["device"]).values():
                     for _ in range(REPEATS):
+                        _ = x @ x
                         run()
         torch.cuda.synchronize()
         dist.barrier()
@@ -156,6 +172,53 @@ def _slowdown() -> float:
         return ms
 
     times = {is_talking: sorted(beside(is_talking) for _ in range(5))[2] for is_talking in (False, True, False, True)}
+    return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
+
+
+def _share_a_wire(groups: list[Any], device: str) -> bool:
+    """Whether collectives of the two axes of a mesh slow each other. The first of the groups is the whole world."""
+    if len(groups) < 3:
+        return True
+    tensors = [torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device=device) for _ in groups[1:]]
+
+    def seconds(chosen: slice) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        pairs = list(zip(tensors, groups[1:], strict=True))[chosen]
+        for pending in [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in pairs]:
+            if pending is not None:
+                pending.wait()
+        _ = [tensor[0].item() for tensor, _ in pairs]  # the host waits for the device
+        return time.perf_counter() - started
+
+    seconds(slice(None))
+    alone, both = (sorted(seconds(chosen) for _ in range(5))[2] for chosen in (slice(1), slice(None)))
+    ratio = torch.tensor(both / alone, device=device)
+    dist.all_reduce(ratio, op=dist.ReduceOp.MAX)
+    return ratio.item() >= MIN_SHARED
+
+
+def _talk_slowdown() -> float:
+    """The share by which an all-reduce slows beside products."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    talk = torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device="cuda")
+    side = torch.cuda.Stream()
+
+    def beside(is_computing: bool) -> float:
+        dist.barrier()
+        torch.cuda.synchronize()
+        if is_computing:
+            with torch.cuda.stream(side):
+                for _ in range(NUM_PRODUCTS):
+                    _ = x @ x
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        dist.all_reduce(talk)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    times = {computes: sorted(beside(computes) for _ in range(5))[2] for computes in (False, True, False, True)}
     return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
 
 
@@ -213,4 +276,5 @@ def _by_clock(job: dict[str, Any], rank: int, groups: list[Any], payloads: tuple
     copy_s = time.perf_counter() - started
     peak = (("bf16", 2 * 512**3 / product_s / 1e12), ("f32", 2 * 512**3 / product_s / 1e12))
     device = Device("measured", peak, 2 * y.numel() * 4 / copy_s / 1e9, matmul_efficiency=1.0)
-    return _write(job, samples, device, []) if rank == 0 else {}
+    is_shared = _share_a_wire(groups, "cpu")
+    return _write(job, samples, device, [], is_shared) if rank == 0 else {}

@@ -37,8 +37,8 @@ def rows_of(page: str) -> list[dict[str, Any]]:
 
 def draw(rows: list[dict[str, Any]]) -> str:
     """The picture of the rows that have a step."""
-    longest = max((row["step_ms"] for row in rows), default=1.0)
-    longest = max([longest, *(row["predicted_ms"] or 0 for row in rows)])
+    drawn_ms = ("step_ms", "predicted_ms", "predicted_measured_ms")
+    longest = max((row[key] or 0.0 for row in rows for key in drawn_ms), default=1.0)
     drawn, y = list(_legend()), MARGIN + 2 * LINE
     for (parallel, ranks), members in groupby(rows, key=lambda row: (row["parallel"], row["ranks"])):
         drawn.append(_text(MARGIN, y, f"{parallel}, {ranks} ranks", "head"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -120,29 +120,26 @@ def node_times(module: GraphModule, inputs: Sequence[Any], path: Path, device: s
 
 
 def marked(events: Sequence[dict[str, Any]], device: str) -> dict[str, float]:
-    """Times by node: what its mark spans on the device, without communication; a mark may have several spans.
+    """Times by node: of the kernels, copies and fills of its marks without communication; on a CPU of the marks.
 
-    A pause before a span in which nothing is communicated counts for it: kernels of other ranks had the device then.
+    Marks of one lane do not overlap. A kernel belongs to the mark in which it begins.
     """
     kind = "gpu_user_annotation" if device == "cuda" else "user_annotation"
-    kernels = [event for event in events if event.get("cat") == "kernel" and is_communication(event)]
-    lanes = {event.get("tid") for event in kernels}
-    talking = union((event["ts"], event["ts"] + event["dur"]) for event in kernels)
+    marks = [event for event in events if event.get("cat") == kind and str(event.get("name", "")).startswith(NODE)]
     times: dict[str, float] = {}
-    last = None
-    for event in sorted(events, key=lambda event: event["ts"]):
-        name = str(event.get("name", ""))
-        if event.get("cat") != kind or not name.startswith(NODE) or event.get("tid") in lanes:
-            continue
-        start, end = event["ts"], event["ts"] + event["dur"]
-        if device == "cuda" and last is not None and start > last and not _overlaps(talking, last, start):
-            start = last
-        name, last = name.removeprefix(NODE), end if last is None else max(last, end)
-        times[name] = times.get(name, 0.0) + end - start
+    if device != "cuda":
+        for mark in marks:
+            name = mark["name"].removeprefix(NODE)
+            times[name] = times.get(name, 0.0) + mark["dur"]
+        return times
+    lanes: dict[Any, list[dict[str, Any]]] = {}
+    for mark in sorted(marks, key=lambda mark: mark["ts"]):
+        lanes.setdefault(mark.get("tid"), []).append(mark)
+    for event in events:
+        if event.get("cat") in ON_DEVICE and not is_communication(event):
+            lane = lanes.get(event.get("tid"), [])
+            place = bisect_right(lane, event["ts"], key=lambda mark: mark["ts"]) - 1
+            if place >= 0 and event["ts"] < lane[place]["ts"] + lane[place]["dur"]:
+                name = lane[place]["name"].removeprefix(NODE)
+                times[name] = times.get(name, 0.0) + event["dur"]
     return times
-
-
-def _overlaps(joined: Sequence[Interval], start: float, end: float) -> bool:
-    """Whether any of these intervals, in order and apart, lies partly between."""
-    place = bisect_left(joined, end, key=lambda interval: interval[0])
-    return place > 0 and joined[place - 1][1] > start

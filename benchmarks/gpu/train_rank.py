@@ -18,6 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from train_calibrate import calibrate
 from train_profile import communication_of, events_of, record
-from train_variants import Variant, make_variant
+from train_stuck import tell_if_stuck
+from train_variants import INSTEAD, Variant, make_variant
 
 from weft import zoo
 from weft.zoo.parallel.strategies import strategy_of
@@ -103,7 +105,8 @@ class Rank:
         norm = sum(float(b.float().square().sum()) for _, b in pairs[1:])
         worst = self.max([loss, (off / norm) ** 0.5])
         close = worst[0] <= MAX_LOSS_ERROR and worst[1] <= MAX_GRADIENT_ERROR
-        return {"loss_error": worst[0], "gradient_error": worst[1], "values_agree": close}
+        errors = [error if isfinite(error) else None for error in worst]
+        return {"loss_error": errors[0], "gradient_error": errors[1], "values_agree": close}
 
     def max(self, numbers: list[float]) -> list[float]:
         """The largest over the ranks."""
@@ -159,13 +162,14 @@ def run_variants(job: dict[str, Any], rank: int, write: Callable[[dict[str, Any]
     """Check, time and profile every variant; several of them a second time in turn, since the machine drifts."""
     held = Rank(job, rank)
     ready: dict[str, tuple[Variant, dict[str, Any], list[float]]] = {}
-    for name in job["variants"]:
+    names = list(job["variants"])
+    for name in names:
         try:
             row = _first(held, name, ready)
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}"[:SHOWN]}
             traceback.print_exc()
-            torch.compiler.reset()
+            names += [INSTEAD[name]] if name in INSTEAD else []
         write({"variant": name, **row})
         gc.collect()
         if held.device.type == "cuda":
@@ -199,6 +203,8 @@ def start(job: dict[str, Any], rank: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
     if job["device"] == "cuda":
         os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        os.environ["TORCH_NCCL_HIGH_PRIORITY"] = "1"  # else a collective queues behind the products of the other ranks
+        torch._dynamo.config.recompile_limit = 32  # one function, compiled in many ways
         torch.cuda.set_device(0)
         torch.backends.cuda.enable_cudnn_sdp(False)  # one kernel of attention for all variants
         torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -211,6 +217,7 @@ def start(job: dict[str, Any], rank: int) -> None:
 def main() -> None:
     job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     start(job, rank)
+    tell_if_stuck(job["limit_s"] - 10)
 
     def write(row: dict[str, Any]) -> None:
         if rank == 0:

@@ -60,8 +60,12 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _off(row.get("predicted_measured_ms"), row["step_ms"]),
         f"{before_after[0]} to {before_after[1]}" if before_after else "",
         f"{row['peak_gib']:.1f}" if row.get("peak_gib") is not None else "",
-        f"{'agree' if row['values_agree'] else 'DIFFER'} ({row['gradient_error']:.0e})",
+        f"{'agree' if row['values_agree'] else 'DIFFER'} ({_error(row['gradient_error'])})",
     )
+
+
+def _error(number: float | None) -> str:
+    return "not a number" if number is None else f"{number:.0e}"
 
 
 def _ms(number: float | None) -> str:
@@ -90,7 +94,8 @@ def document(found: dict[str, Any]) -> str:
         lines.append(
             f"Measured cluster of {cluster['ranks']} ranks, each: {peaks or 'no peak'}, {memory}, "
             f"{cluster['launch_gap_us']:.1f} us between kernels, compute "
-            f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective."
+            f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "
+            f"{cluster['collective_slowdown'] * 100:.0f} % slower beside compute."
         )
     return "\n".join(lines)
 

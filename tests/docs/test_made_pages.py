@@ -90,8 +90,28 @@ def test_the_picture_of_steps_on_a_gpu_is_that_of_the_table(monkeypatch: pytest.
     rows = plot.rows_of((FOLDER / "gpu.md").read_text())
     assert len(rows) > 5
     assert (FOLDER / "images" / "gpu.svg").read_text() == plot.draw(rows), "train.py --docs FILE writes both"
-    off = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in rows if row["predicted_ms"]]
-    assert max(off) < 0.26, "README, limits.md, cost-model.md and simulation.md say: up to a quarter"
+    off = {tuple(row.values())[:3]: row["predicted_ms"] / row["step_ms"] - 1 for row in rows if row["predicted_ms"]}
+    two = [error for (_, ranks, variant), error in off.items() if ranks == "2" and variant.startswith("graph")]
+    assert (-0.045 < min(two), max(two) < 0.105, max(map(abs, off.values())) < 0.395) == (True,) * 3, (
+        "README, limits.md, cost-model.md and simulation.md say: -4 to +10 % for graphs on two ranks, up to 39 % elsewhere"
+    )
+
+
+def test_measured_steps_of_the_readme_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch):
+    """Each number of README's table of measured steps is that of a variant, and Weft's is the shortest."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks" / "gpu"))
+    rows = importlib.import_module("train_plot").rows_of((FOLDER / "gpu.md").read_text())
+    measured = {(row["parallel"], row["variant"]): row["step_ms"] for row in rows}
+    readme = (REPOSITORY / "README.md").read_text()
+    shown = re.findall(r"^\| ([A-Zx ]+), \d ranks \| (.+) \| ([\d.]+) \|$", readme, re.MULTILINE)
+    assert len(shown) == 4
+    for name, cells, ratio in shown:
+        parallel = name.lower().replace(" x ", "-")
+        of = [measured.get((parallel, v)) for v in ("eager", "torch's own", "inductor", "inductor overlap", "weft")]
+        told = [int(cell) if cell.strip().isdigit() else None for cell in cells.split("|")]
+        assert told == [ms and round(ms) for ms in of], name
+        assert of[4] == min(ms for (row, _), ms in measured.items() if row == parallel), name
+        assert float(ratio) == round((of[4] or 0) / (of[2] or 1), 2), name
 
 
 def test_figures_of_the_readme_are_those_of_the_docs():

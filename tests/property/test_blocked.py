@@ -51,6 +51,7 @@ def frozen(program: Program, trace: Trace) -> Program:
         queues=tuple(Queue(queue.group, number) for number, queue in enumerate(program.queues)),
         links=tuple(queue.group for queue in program.queues),
         slowdown_ppm=0,
+        collective_slowdown_ppm=0,
     )
 
 

@@ -27,7 +27,8 @@ CLUSTER = Cluster("test", 2, 2, (NEAR, FAR), DEVICE)
 def random_graph(rng: Random) -> Program:
     """The program of a random graph on a small cluster, with or without slowdown."""
     module = weft.parse(random_listing(rng))
-    device = replace(DEVICE, overlap_slowdown=rng.choice([0.0, 0.19]), launch_gap_us=rng.choice([0.0, 0.05]))
+    slow, talk, gap = (rng.choice([0.0, share]) for share in (0.19, 0.15, 0.05))
+    device = replace(DEVICE, overlap_slowdown=slow, collective_slowdown=talk, launch_gap_us=gap)
     return program_of(module, read_groups(module), replace(CLUSTER, device=device))
 
 
@@ -62,7 +63,7 @@ def longest_path(made: Program) -> int:
 def test_a_step_lies_between_the_longest_path_and_the_sum_of_all(seed: int):
     made, order = either(seed)
     num_launches = sum(sort is Sort.LAUNCH for sort in made.sorts)
-    rounding = num_launches * 2 + len(order) * (made.slowdown_ppm > 0)
+    rounding = num_launches * 2 + 2 * len(order) * (made.slowdown_ppm > 0 or made.collective_slowdown_ppm > 0)
     serial = sum(made.duration_ns) + made.launch_gap_ns * len(order) + rounding
     for found in (simulate(made), simulate(made, order)):
         assert longest_path(made) <= found.step_ns <= serial
@@ -122,7 +123,7 @@ def test_the_critical_path_has_no_hole_but_gaps(seed: int):
 @given(SEEDS)
 def test_more_bandwidth_never_slows_an_order_without_shared_links_and_slowdown(seed: int):
     made, order = either(seed)
-    made = replace(unshared(made), slowdown_ppm=0)
+    made = replace(unshared(made), slowdown_ppm=0, collective_slowdown_ppm=0)
     rng = Random(seed)
     faster = [
         rng.randint(ns // 2, ns) if queue >= 0 else ns for ns, queue in zip(made.duration_ns, made.queue, strict=True)
@@ -134,7 +135,7 @@ def test_more_bandwidth_never_slows_an_order_without_shared_links_and_slowdown(s
 @given(SEEDS)
 def test_without_shared_links_and_slowdown_two_maxima_say_it_all(seed: int):
     made, order = either(seed)
-    made = replace(unshared(made), slowdown_ppm=0, launch_gap_ns=0, kernel=())
+    made = replace(unshared(made), slowdown_ppm=0, collective_slowdown_ppm=0, launch_gap_ns=0, kernel=())
     stream, free, end = 0, [0] * len(made.queues), dict[int, int]()
     for op in order:
         if made.sorts[op] is Sort.LAUNCH:

@@ -53,6 +53,8 @@ def _device(device: Device) -> Iterator[str]:
         yield f"launch_gap_us = {device.launch_gap_us:.4g}"
     if device.overlap_slowdown:
         yield f"overlap_slowdown = {device.overlap_slowdown:.4g}"
+    if device.collective_slowdown:
+        yield f"collective_slowdown = {device.collective_slowdown:.4g}"
     if device.memory_gbps is not None:
         yield f"memory_gbps = {device.memory_gbps:.6g}  # what large copies and additions reached"
 

@@ -23,6 +23,7 @@
     memory_bytes = 80_000_000_000
     launch_gap_us = 2.0         # between two kernels; 0 where it is left out
     overlap_slowdown = 0.2      # compute takes so much longer beside a collective; 0 where it is left out
+    collective_slowdown = 0.1   # a collective takes so much longer beside compute; 0 where it is left out
     matmul_efficiency = 0.7     # the share of the peak that large products reach
     fuses = false               # no compiler fuses chains of pointwise operators; true where it is left out
 
@@ -143,6 +144,7 @@ class DeviceTable(_Table):
     memory_bytes: Annotated[int, Field(ge=1)] | None = None
     launch_gap_us: Microseconds = 0.0
     overlap_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
+    collective_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
     fuses: bool = True
     shared: bool = False
@@ -302,6 +304,7 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         None if table.memory_bytes is None else table.memory_bytes // num_sharing,
         table.launch_gap_us,
         table.overlap_slowdown,
+        table.collective_slowdown,
         table.matmul_efficiency,
         table.fuses,
     )

@@ -41,6 +41,8 @@ class Device:
     """Between two kernels on the compute stream."""
     overlap_slowdown: float = 0.0
     """The share by which compute slows while a collective runs."""
+    collective_slowdown: float = 0.0
+    """The share by which a collective slows while compute runs."""
     matmul_efficiency: float = MATMUL_EFFICIENCY
     """The share of the peak that large products reach."""
     fuses: bool = True

@@ -343,9 +343,10 @@ class Execution:
         return bucket
 
     def _duration(self, bucket: list[int]) -> int:
-        if len(bucket) == 1 or self.merging is None:
-            return self.jobs.duration[bucket[0]]
-        return self.merging.duration(bucket)
+        """On the wire, taking it that compute runs beside it all the time."""
+        merging = None if len(bucket) == 1 else self.merging
+        alone = self.jobs.duration[bucket[0]] if merging is None else merging.duration(bucket)
+        return alone * (MILLION + self.jobs.program.collective_slowdown_ppm) // MILLION
 
     def _may_be_one(self, bucket: list[int], use: int) -> bool:
         """Whether gathers come in time for a use, and have room, as one."""

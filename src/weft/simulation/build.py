@@ -115,6 +115,7 @@ class _Builder:
             drains=tuple(self.drains),
             launch_gap_ns=round(device.launch_gap_us * 1000),
             slowdown_ppm=round(device.overlap_slowdown * 1_000_000),
+            collective_slowdown_ppm=round(device.collective_slowdown * 1_000_000),
             allocates=tuple(self.allocates),
             uses=tuple(self.uses),
             kept=frozenset(self.given.union(*self.untaken.values())),

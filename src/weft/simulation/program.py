@@ -58,6 +58,8 @@ class Program:
     """Between two kernels on the compute stream."""
     slowdown_ppm: int = 0
     """By how many millionths compute slows while a collective runs."""
+    collective_slowdown_ppm: int = 0
+    """By how many millionths collectives slow while compute runs."""
     allocates: tuple[tuple[tuple[int, int], ...], ...] = ()
     """For each operation the (storage, bytes) that come to life with it; storages of inputs with their inputs."""
     uses: tuple[tuple[int, ...], ...] = ()

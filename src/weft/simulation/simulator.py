@@ -6,8 +6,9 @@ drains. A wait holds the stream until its collectives have ended; a gap that pas
 
 A launch puts its collective on the queue of its group when the stream reaches it: all compute before it is done then.
 The first of each queue runs. The k that run on one link progress at 1 / k of their speed alone, latency included.
-Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs. The step ends with the last of all,
-as if the end of the graph waited for what is still under way.
+Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 + their own
+slowdown) of theirs while compute runs. The step ends with the last of all, as if the end of the graph waited for what
+is still under way.
 
 Rounding: progress is counted in units so fine that every speed is a whole number of them per nanosecond. An end is the
 first whole nanosecond at which nothing is left; only ends are rounded, never what is left of the others.
@@ -162,7 +163,11 @@ class _Wires:
         self.program = program
         self.link = [queue.link for queue in program.queues]
         self.unit = lcm(*range(1, max(Counter(self.link).values(), default=1) + 1))
-        """Work of one nanosecond alone: divisible by however many share a link."""
+        """Divisible by however many share a link."""
+        slowdown = program.collective_slowdown_ppm
+        self.alone, self.beside = (MILLION + slowdown, MILLION) if slowdown else (1, 1)
+        """Speeds while nothing is computed, and beside compute: a nanosecond alone is `unit * alone` of work."""
+        self.speed = self.alone
         self.now = 0
         self.num_running = 0
         self.waiting: list[deque[int]] = [deque() for _ in program.queues]
@@ -198,7 +203,7 @@ class _Wires:
 
     def next_end(self) -> int:
         """When the next of those that run ends, if nothing is launched before."""
-        left, unit, least = self.left, self.unit, 1 << 62
+        left, unit, least = self.left, self.unit * self.speed, 1 << 62
         for active in self.active:
             for queue in active:
                 least = min(least, -(-left[queue] * len(active) // unit))
@@ -224,7 +229,7 @@ class _Wires:
             op = waiting[0]
             self.start[op] = self.now
             if self.program.duration_ns[op] > 0:
-                self.left[queue] = self.program.duration_ns[op] * self.unit
+                self.left[queue] = self.program.duration_ns[op] * self.unit * self.alone
                 self.active[self.link[queue]].append(queue)
                 self.num_running += 1
                 return
@@ -237,7 +242,7 @@ class _Wires:
         passed = time - self.now
         for active in self.active:
             if active:
-                done = passed * (self.unit // len(active))
+                done = passed * (self.unit // len(active)) * self.speed
                 for queue in active:
                     self.left[queue] -= done
         self.now = time
@@ -296,19 +301,25 @@ class _Stream:
     def _compute(self, duration: int, now: int) -> int:
         """When compute that starts now ends."""
         slowdown, wires = self.program.slowdown_ppm, self.wires
-        if not slowdown:
+        if not slowdown and wires.beside == wires.alone:
             return now + duration
         wires.advance(now)
-        left = duration * (MILLION + slowdown)
+        wires.speed = wires.beside
+        left, speed = duration * (MILLION + slowdown), MILLION
         while wires.num_running:
             event = wires.next_end()
             done = (event - now) * MILLION
             if done >= left:
-                return now - (-left // MILLION)
+                break
             left -= done
             now = event
             wires.step(event)
-        return now - (-left // (MILLION + slowdown))
+        else:
+            speed += slowdown
+        end = now - (-left // speed)
+        wires.advance(end)
+        wires.speed = wires.alone
+        return end
 
     def _wait(self, op: int, now: int) -> tuple[int, int]:
         """Until when a wait holds the stream, and the launch that ends last."""

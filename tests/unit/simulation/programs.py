@@ -44,6 +44,7 @@ def program(
     links: Mapping[str, str] | None = None,
     gap_ns: int = 0,
     slowdown_ppm: int = 0,
+    collective_slowdown_ppm: int = 0,
     kept: str = "",
     given: str = "",
 ) -> Program:
@@ -65,6 +66,7 @@ def program(
         drains=tuple(op.drains for op in ops),
         launch_gap_ns=gap_ns,
         slowdown_ppm=slowdown_ppm,
+        collective_slowdown_ppm=collective_slowdown_ppm,
         allocates=tuple(tuple((storages.index(s), size) for s, size in (op.makes or {}).items()) for op in ops),
         uses=tuple(tuple(storages.index(s) for s in op.uses) for op in ops),
         kept=frozenset(storages.index(s) for s in (*kept.split(), *given.split())),
