@@ -92,9 +92,8 @@ def test_the_picture_of_steps_on_a_gpu_is_that_of_the_table(monkeypatch: pytest.
     assert (FOLDER / "images" / "gpu.svg").read_text() == plot.draw(rows), "train.py --docs FILE writes both"
     off = {tuple(row.values())[:3]: row["predicted_ms"] / row["step_ms"] - 1 for row in rows if row["predicted_ms"]}
     two = [error for (_, ranks, variant), error in off.items() if ranks == "2" and variant.startswith("graph")]
-    assert (-0.045 < min(two), max(two) < 0.105, max(map(abs, off.values())) < 0.395) == (True,) * 3, (
-        "README, limits.md, cost-model.md and simulation.md say: -4 to +10 % for graphs on two ranks, up to 39 % elsewhere"
-    )
+    told = "README, limits, cost-model and simulation.md say: -4 to +10 % for graphs on two ranks, up to 39 % elsewhere"
+    assert (min(two) > -0.045, max(two) < 0.105, max(map(abs, off.values())) < 0.395) == (True,) * 3, told
 
 
 def test_measured_steps_of_the_readme_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch):

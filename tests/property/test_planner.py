@@ -69,6 +69,7 @@ def random_cluster(rng: Random) -> Cluster:
         memory_gbps=rng.choice((0.1, 0.5)),
         launch_gap_us=rng.choice((0.0, 0.0, 0.2)),
         overlap_slowdown=rng.choice((0.0, 0.0, 0.189, 1.0)),
+        collective_slowdown=rng.choice((0.0, 0.0, 0.15, 1.0)),
         matmul_efficiency=1.0,
     )
     return Cluster("slow", 2, 2, levels, device) if len(levels) == 2 else Cluster("slow", 1, 4, levels, device)
