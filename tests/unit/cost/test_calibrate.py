@@ -33,6 +33,7 @@ from weft.cost.calibrated_file import MAX_POINTS, cluster_text
 from weft.cost.chrome_trace import merge_traces, read_chrome_trace
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import read
+from weft.cost.device import Device
 from weft.cost.json_stream import CHUNK
 from weft.cost.nccl_tests import read_nccl_tests
 from weft.cost.prices import price
@@ -218,6 +219,12 @@ def test_a_level_that_was_not_measured_is_priced_as_the_other(ranks: tuple[int, 
     assert [(level.name, level.num_ranks) for level in cluster.levels] == [(measured, 8)]
     for group in (Group("inside", 2), Group("across", 2, 4)):
         assert cluster.collective_us(Kind.ALL_REDUCE, group, 10**6) == pytest.approx(1010)
+
+
+def test_what_is_known_of_a_device_is_written_down():
+    device = Device("ours", (("bf16", 300.0),), 2000.0, None, 1.5, 0.25, 0.125, matmul_efficiency=1.0)
+    samples = [Sample(Kind.ALL_REDUCE, 2, size, 10 + size / 1e3) for size in (1000, 10**6)]
+    assert read("c.toml", cluster_text(fit(samples, device=device)).encode()).device == device
 
 
 def test_a_long_table_is_thinned_with_its_ends_kept():

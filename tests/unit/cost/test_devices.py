@@ -33,6 +33,7 @@ memory_gbps = 2000.0
 memory_bytes = 80_000_000_000
 launch_gap_us = 2.5
 overlap_slowdown = 0.2
+collective_slowdown = 0.1
 matmul_efficiency = 0.5
 """
 TABLES = """
@@ -60,7 +61,7 @@ def refusal(text: str) -> list[str]:
 def test_a_file_describes_a_device():
     device = read("box.toml", (LINKS + DEVICE).encode()).device
     assert device == Device(
-        "some GPU", (("bf16", 1000.0), ("f32", 60.0)), 2000.0, 80_000_000_000, 2.5, 0.2, matmul_efficiency=0.5
+        "some GPU", (("bf16", 1000.0), ("f32", 60.0)), 2000.0, 80_000_000_000, 2.5, 0.2, 0.1, matmul_efficiency=0.5
     )
 
 
@@ -73,7 +74,8 @@ def test_a_device_fuses_unless_its_file_says_otherwise():
 def test_a_file_without_a_device_says_nothing_of_compute():
     device = read("box.toml", LINKS.encode()).device
     assert device == UNDESCRIBED
-    assert (device.launch_gap_us, device.overlap_slowdown, device.matmul_efficiency) == (0.0, 0.0, MATMUL_EFFICIENCY)
+    assert (device.launch_gap_us, device.overlap_slowdown, device.collective_slowdown) == (0.0, 0.0, 0.0)
+    assert device.matmul_efficiency == MATMUL_EFFICIENCY
     assert device.product_ns(10**12, torch.bfloat16) is None
     assert device.traffic_ns(10**9) is None
 
@@ -108,7 +110,12 @@ def test_a_file_holds_measured_tables():
 
 def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
     text = DEVICE.replace("f32 = 60", "fp32 = 60").replace("launch_gap_us = 2.5", "launch_gap = 2.5")
-    text = text.replace("0.2", "-0.2").replace("0.5", "1.5").replace("memory_gbps = 2000.0", "memory_gbps = 0")
+    text = (
+        text.replace("0.2", "-0.2")
+        .replace("0.1", "-0.1")
+        .replace("0.5", "1.5")
+        .replace("memory_gbps = 2000.0", "memory_gbps = 0")
+    )
     tables = TABLES.replace("1000, 4000", "1000, 0").replace('"all_reduce"', '"all_reduces"').replace("[5]", "[]")
     nccl = "[nccl]\nnum_channels = 16\nll_gbps = [1.0, 2.0]\nring_ll128_gbps = [1.0, 2.0, 3.0]\nrails = true\n"
     assert refusal(LINKS + text + nccl + tables) == [
@@ -116,6 +123,7 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
         "    device.peak_tflops.fp32: no key is called 'fp32'; did you mean 'f32'?",
         "    device.memory_gbps: expected greater than 0, found 0",
         "    device.overlap_slowdown: expected greater than or equal to 0, found -0.2",
+        "    device.collective_slowdown: expected greater than or equal to 0, found -0.1",
         "    device.matmul_efficiency: expected less than or equal to 1, found 1.5",
         "    device.launch_gap: no key is called 'launch_gap'; did you mean 'launch_gap_us'?",
         "    nccl.ll_gbps: List should have at least 3 items after validation, not 2, found [1.0, 2.0]",
@@ -149,8 +157,9 @@ def test_the_digest_tells_devices_and_tables_apart():
     others = [
         replace(box, device=UNDESCRIBED),
         replace(box, device=replace(box.device, overlap_slowdown=0.3)),
+        replace(box, device=replace(box.device, collective_slowdown=0.3)),
         replace(box, tables=()),
         replace(box, nccl=Cluster.load("h100-8").nccl),
     ]
-    assert len({cluster.digest for cluster in (box, *others)}) == 5
+    assert len({cluster.digest for cluster in (box, *others)}) == 6
     assert hash(box) == hash(read("other.toml", (LINKS + DEVICE + TABLES).encode()))

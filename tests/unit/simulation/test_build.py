@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import weft
@@ -61,7 +63,13 @@ def test_nodes_have_sorts_times_queues_and_links():
     assert [(queue.group, made.links[queue.link]) for queue in made.queues] == [("dp", "rack"), ("tp", "node")]
     assert made.queue == (-1, -1, -1, 0, 1, -1, -1, -1)
     assert waits(made) == {"u": ["g"], "w": ["t"]}
-    assert (made.launch_gap_ns, made.slowdown_ppm) == (500, 250_000)
+    assert (made.launch_gap_ns, made.slowdown_ppm, made.collective_slowdown_ppm) == (500, 250_000, 0)
+
+
+def test_a_device_says_how_much_collectives_slow_beside_compute():
+    cluster = replace(CLUSTER, device=replace(DEVICE, collective_slowdown=0.125))
+    module = weft.parse("def graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n")
+    assert sequence_of([(module, read_groups(module))], cluster).collective_slowdown_ppm == 125_000
 
 
 def test_a_second_wait_waits_for_the_same_and_never_stands_before_the_launch():
