@@ -25,7 +25,7 @@ from weft.simulation.drags import Drag, Drags
 from weft.simulation.heads import Heads, find_heads
 from weft.simulation.program import Program
 from weft.simulation.simulator import run
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, drag_cost, overlap_cost, tasks_of
 
 NUM_PROGRAMS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
 NUM_ORDERS = 12
@@ -36,7 +36,7 @@ def some_program(seed: int, is_plain: bool) -> tuple[Random, Program]:
     return rng, random_program(rng, 12, is_plain) if seed % 3 == 0 else random_gradients(rng, 3, is_plain)
 
 
-CLOCKS = (Clock.WALL, Clock.WORK)
+CLOCKS = (Clock.WALL, Clock.WORK, Clock.WIRE)
 
 
 def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tuple[Tasks, Heads, Heads, Drag]]:
@@ -62,7 +62,8 @@ def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tupl
 def cost(program: Program, merging: Merging, clock: Clock) -> int:
     """What is added to the cuts by a clock."""
     busy = busiest(program, tasks_of(program, merging)).value
-    return overlap_cost(program, busy) if clock is Clock.WORK else 0
+    costs = {Clock.WORK: overlap_cost(program, busy), Clock.WIRE: drag_cost(program)}
+    return costs.get(clock, 0)
 
 
 def most(program: Program, merging: Merging) -> int:
@@ -114,20 +115,22 @@ def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused
     refused = 0
     for seed in range(NUM_PROGRAMS):
         rng, program = some_program(seed, is_plain=False)
-        clock = CLOCKS[seed % 2]
+        clock = CLOCKS[seed % 3]
         found = list(all_drags(program, merging, clock))
         step_ns = shortest(rng, program)
         overlaps = [None, proof(program, tasks_of(program, merging), busiest(program, tasks_of(program, merging)))]
         for tasks, heads, tails, drag in rng.sample(found, min(4, len(found))):
             candidate = replace(of_drag(program, tasks, drag, heads, tails), clock=clock)
             value = max(0, drag.value + cost(program, merging, clock) - program.launch_gap_ns)
-            made = certificate_of(value, merging, tasks.chains, proof(program, tasks, candidate), overlaps[seed % 2])
+            proved = proof(program, tasks, candidate), overlaps[clock is Clock.WORK]
+            made = certificate_of(value, merging, tasks.chains, clock, *proved)
             certificate = json.loads(json.dumps(made))
             assert check(program, certificate) >= value, f"seed {seed}"
             for _ in range(5):
                 changed: dict[str, Any] = copy.deepcopy(certificate)
                 change(rng, changed["claim"])
                 changed["overlap"] = rng.choice(overlaps)
+                changed["clock"] = rng.choice((*CLOCKS, "sun"))
                 try:
                     assert check(program, changed | {"bound_ns": 0}) <= step_ns, f"seed {seed}: {changed}"
                 except VerificationError:

@@ -18,7 +18,8 @@ that `check_bound` recomputes from the program alone.
 
 Where overlap slows compute, all of these but the last are found by two other clocks too (`tasks`): in the time that
 compute takes by itself, where collectives are shorter, and in the time that some link is busy, which says what overlap
-costs at least. These two add up.
+costs at least. These two add up. Where compute slows collectives, they are found by a fourth clock, in the time that
+collectives take by themselves, where compute is shorter; a share of all compute is added.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.held import memory_forced
 from weft.simulation.machines import OneMachine, machines_of, one_machine
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, drag_cost, overlap_cost, tasks_of, timed
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Candidate:
     """By node, the head that it needs."""
     tail_levels: dict[int, int]
     clock: Clock = Clock.WALL
-    """By work: with what overlap costs."""
+    """By work or wire: with what overlap costs."""
 
 
 def lower_bound(program: Program, merging: Merging | None = None, *, memory_limit_bytes: int | None = None) -> Bound:
@@ -94,7 +95,9 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
         found = candidates(program, tasks)
         busy = busiest(program, tasks) if program.slowdown_ppm else None
         if busy and (cost := overlap_cost(program, busy.value)):
-            found += slowed(program, tasks, cost)
+            found += slowed(program, tasks, Clock.WORK, cost)
+        if cost := drag_cost(program):
+            found += slowed(program, tasks, Clock.WIRE, cost)
         if memory_limit_bytes is not None:
             found += of_memory(program, tasks, merging, memory_limit_bytes)
         best = max(found, key=lambda candidate: candidate.value)
@@ -107,7 +110,7 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
             bound_ns,
             best.name,
             best.rests_on,
-            certificate_of(bound_ns, merging, tasks.chains, proof(program, tasks, best), overlap),
+            certificate_of(bound_ns, merging, tasks.chains, best.clock, proof(program, tasks, best), overlap),
             values,
             LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
         )
@@ -126,11 +129,11 @@ def busiest(program: Program, tasks: Tasks) -> Candidate:
     return replace(max(found, key=lambda candidate: candidate.value), clock=Clock.BUSY)
 
 
-def slowed(program: Program, tasks: Tasks, cost: int) -> list[Candidate]:
-    """The bounds in the time that compute takes by itself, with what overlap costs."""
+def slowed(program: Program, tasks: Tasks, clock: Clock, cost: int) -> list[Candidate]:
+    """The bounds in the time that compute, or collectives, take by themselves, with what overlap costs."""
     return [
-        replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", clock=Clock.WORK)
-        for each in candidates(program, timed(program, tasks, Clock.WORK))
+        replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", clock=clock)
+        for each in candidates(program, timed(program, tasks, clock))
     ]
 
 

@@ -6,8 +6,9 @@ resource 0 is the compute stream, `k + 1` is link `k`.
     merging    allowed | excluded
     chains     where merging is allowed, collectives of one queue that depend on each other, in order: none of these
                are in one bucket
-    overlap    null, or the proof of how long some link is busy at least: its `heads`, `tails` and `claim`. Those beside
-               it are then in the time that compute takes by itself, and what overlap costs is added (`tasks`)
+    clock      wall | work | wire: by which time (`tasks`). By work and by wire what overlap costs is added
+    overlap    where the clock is work, the proof of how long some link is busy at least: its `heads`, `tails` and
+               `claim`; else null
     heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in order
     tails      the same with time running backwards
     claim      kind task:     head + duration + tail of a `node`; null: nothing takes time
@@ -30,11 +31,11 @@ A certificate holds no number that is believed. Sets and thresholds only say whe
 from __future__ import annotations
 
 from weft.simulation.heads import Heads, arguments_for
-from weft.simulation.tasks import Merging, Tasks
+from weft.simulation.tasks import Clock, Merging, Tasks
 
 Certificate = dict[str, object]
 
-FORMAT = "weft-bound-3"
+FORMAT = "weft-bound-4"
 
 Rests = tuple[Tasks, Heads, dict[int, int]]
 """One direction of time, its heads, and the levels that the heads of some nodes must reach."""
@@ -69,12 +70,13 @@ def certificate_of(
     bound_ns: int,
     merging: Merging,
     chains: list[list[int]],
+    clock: Clock,
     proof: dict[str, object],
     overlap: dict[str, object] | None = None,
 ) -> Certificate:
     """A proof, and what it needs to know of merging and of overlap."""
     named = {"format": FORMAT, "bound_ns": bound_ns, "merging": merging.value, "chains": chains}
-    return named | {"overlap": overlap} | proof
+    return named | {"clock": clock.value, "overlap": overlap} | proof
 
 
 def sets_of(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[list[int]]:

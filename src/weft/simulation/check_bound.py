@@ -18,17 +18,24 @@ from weft.errors import VerificationError, compose
 from weft.simulation.program import Program, Sort
 
 MILLION = 1_000_000
+CLOCKS = ("wall", "work", "wire")
+"""By which a bound may be. The step is no shorter by any."""
 
 
 def check(program: Program, certificate: dict[str, Any]) -> int:
     """The bound that a certificate proves, in nanoseconds."""
     try:
         chains = certificate["chains"] if certificate["merging"] == "allowed" else None
-        overlap = certificate["overlap"]
-        value = Proof(program, chains, "wall" if overlap is None else "work").proved(certificate)
-        if overlap is not None:
+        clock, overlap = str(certificate["clock"]), certificate["overlap"]
+        if clock not in CLOCKS:
+            raise ValueError(f"no clock is called {clock!r}")
+        value = Proof(program, chains, clock).proved(certificate)
+        if clock == "work" and overlap is not None:
             busy = Proof(program, chains, "busy").proved(overlap)
             value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
+        elif clock == "wire":
+            compute = sum(program.duration_ns[op] for op, sort in enumerate(program.sorts) if sort is Sort.COMPUTE)
+            value += compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
         value = max(0, value - program.launch_gap_ns)
         claimed = int(certificate["bound_ns"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -55,7 +62,8 @@ class Proof:
             if any(pred not in self.preds for pred in self.preds[op]):
                 raise ValueError(f"operation {op} needs a later one")
             if sort is Sort.COMPUTE and program.duration_ns[op] and clock != "busy":
-                self.resource[op], self.duration[op] = 0, program.duration_ns[op] + self.gap * (op not in self.part_of)
+                own = self.computing(program.duration_ns[op])
+                self.resource[op], self.duration[op] = 0, own + self.gap * (op not in self.part_of)
             elif sort is Sort.LAUNCH:
                 self.preds[op + num] = self.preds[op]
                 self.order.append(op + num)
@@ -97,6 +105,10 @@ class Proof:
     def lasting(self, time: int) -> int:
         """What a time is at least by the clock: that of work is slower beside collectives."""
         return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.clock == "work" else time
+
+    def computing(self, time: int) -> int:
+        """What a time of compute is at least by the clock: that of wires is slower beside compute."""
+        return time * MILLION // (MILLION + self.program.collective_slowdown_ppm) if self.clock == "wire" else time
 
     def proved(self, proof: dict[str, Any]) -> int:
         """The value of a claim, with the sets that it comes with."""

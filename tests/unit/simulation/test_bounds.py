@@ -139,6 +139,25 @@ def test_overlap_slows_compute_for_as_long_as_collectives_run_at_least():
     assert lower_bound(given).bound_ns == 100 + 12 // 3 == simulate(given).step_ns
 
 
+def test_collectives_slow_for_as_long_as_all_compute_takes_at_least():
+    given = program("g: launch 100 on 0\na: compute 50", collective_slowdown_ppm=1_000_000)
+    bound = lower_bound(given)
+    assert bound.bound_ns == 100 + 50 // 2 == simulate(given).step_ns
+    assert (bound.certificate["clock"], check(given, bound.certificate)) == ("wire", 125)
+    with pytest.raises(VerificationError, match="claims 125 ns and proves 100 ns"):
+        check(given, bound.certificate | {"clock": "wall"})
+    with pytest.raises(VerificationError, match="no clock is called 'sun'"):
+        check(given, bound.certificate | {"clock": "sun"})
+
+
+def test_a_path_through_slowed_collectives_is_longer_by_compute_beside_it():
+    # g, then a behind it, then h: 40 + 20 + 40. Beside g there is room for b, which slows it.
+    text = "g: launch 40 on 0\nw: wait g\na: compute 20 w\nh: launch 40 on 0 a\nb: compute 30"
+    given = program(text, collective_slowdown_ppm=1_000_000)
+    assert lower_bound(given).bound_ns == (40 + 20 // 2 + 40) + (20 + 30) // 2 == 115
+    assert simulate(given, [0, 4, 1, 2, 3]).step_ns == 115
+
+
 def test_collectives_that_depend_on_each_other_keep_their_latencies():
     chain = "g: launch 10/4 on 0\nv: wait g\na: compute 1 v\nh: launch 10/4 on 0 a\nw: wait h\nb: compute 1 w"
     given = program(f"{chain}\nx: launch 10/4 on 0\ny: launch 10/4 on 0")
