@@ -185,6 +185,7 @@ class Writer:
             drains=(False,) * len(self.rows),
             launch_gap_ns=self.program.launch_gap_ns,
             slowdown_ppm=self.program.slowdown_ppm,
+            collective_slowdown_ppm=self.program.collective_slowdown_ppm,
             allocates=nothing,
             uses=nothing,
         )

@@ -25,7 +25,7 @@ from weft.simulation.drags import Drag, Drags
 from weft.simulation.heads import Heads, find_heads
 from weft.simulation.program import Program
 from weft.simulation.simulator import run
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, drag_cost, overlap_cost, tasks_of
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, wire_cost
 
 NUM_PROGRAMS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
 NUM_ORDERS = 12
@@ -62,7 +62,7 @@ def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tupl
 def cost(program: Program, merging: Merging, clock: Clock) -> int:
     """What is added to the cuts by a clock."""
     busy = busiest(program, tasks_of(program, merging)).value
-    costs = {Clock.WORK: overlap_cost(program, busy), Clock.WIRE: drag_cost(program)}
+    costs = {Clock.WORK: overlap_cost(program, busy), Clock.WIRE: wire_cost(program)}
     return costs.get(clock, 0)
 
 

@@ -2,7 +2,7 @@
 
 A collective that the stream stands still for is told by the first of these that accounts for half of that time:
 
-    link         others share its link, so that it takes longer than alone
+    link         others share its link, so that it takes longer than beside compute alone
     memory       what it needs is there and its queue is free, but there is no room for what it holds
     order        the same with room, but no better order was found that launches it earlier
     queue        what it needs is there, but others of its group go first
@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from weft.planning.plan import Decision, Reason, bucket_names
 from weft.planning.search import Outcome
 from weft.simulation.program import Program, Sort
+from weft.simulation.simulator import MILLION, compute_spans
+from weft.simulation.timeline import Coverage
 
 NS_PER_US = 1000
 USES_SEEN = 50
@@ -49,6 +51,7 @@ class _Teller:
             for pred in preds:
                 self.succs[pred].append(op)
         self.room = _Room(outcome.memory, outcome.limit_bytes)
+        self.compute = Coverage(compute_spans(program, outcome.trace))
 
     def bucket(self, bucket: Sequence[int]) -> Decision:
         names = tuple(self.program.names[op] for op in bucket)
@@ -85,7 +88,7 @@ class _Teller:
         """The reason, in words, what lifting it would gain, and the node that stands in the way."""
         program, trace, names, op = self.program, self.trace, self.program.names, bucket[0]
         start = trace.start_ns[op]
-        longer = trace.end_ns[op] - start - self.outcome.duration_ns[op]
+        longer = trace.end_ns[op] - start - self.outcome.duration_ns[op] - self._slowed(start, trace.end_ns[op])
         if 2 * longer >= exposed:
             link = program.links[program.queues[program.queue[op]].link]
             return Reason.EXPOSED_BY_LINK, f"others share {link} with it", min(exposed, longer), None
@@ -108,6 +111,11 @@ class _Teller:
         blocking = last if last is not None else use
         why = " and ".join([*needs, *needed])
         return Reason.EXPOSED_BY_DEPENDENCY, why, exposed, names[blocking] if blocking is not None else None
+
+    def _slowed(self, start: int, end: int) -> int:
+        """By how much compute beside it makes a collective longer that runs from start to end."""
+        slowdown = self.program.collective_slowdown_ppm
+        return self.compute.of(start, end)[0] * slowdown // (MILLION + slowdown) if slowdown else 0
 
     def _ready(self, launch: int) -> tuple[int, int | None]:
         """When all that a launch needs is there, and what comes last of it; None where that is only preparation."""

@@ -3,7 +3,8 @@
 Contract: jobs are run and launched one by one; `now` is when the stream is free. A launch is committed to its queue
 only when the queue would run empty otherwise. Gathers go by their first use; reductions that nothing waits for go first
 where all gathers still come in time; launches that are ready beside each other may go as one. Times are those of the
-model, but that queues on one link do not slow each other here: the simulator's verdict on the whole order counts.
+model, but that queues on one link do not slow each other here, and that collectives are always as slow as they are
+beside compute: the simulator's verdict on the whole order counts.
 """
 
 from __future__ import annotations
@@ -358,10 +359,10 @@ class Execution:
     def _is_late(self, bucket: list[int]) -> bool:
         """Whether a gather would come too late if reductions went before it."""
         duration, elapsed, queue = self.jobs.duration, self.shape.elapsed, self.jobs.queue[bucket[0]]
-        here = elapsed[self.front]
+        slowed, here = MILLION + self.jobs.program.collective_slowdown_ppm, elapsed[self.front]
         end = max(self.now, self.busy[queue]) + self._duration(bucket)
         for use, gather in self.gathers[queue][:GATHERS_SEEN]:
-            end += duration[gather]
+            end += duration[gather] * slowed // MILLION
             if end > self.now + elapsed[use] - here:
                 return True
         return False

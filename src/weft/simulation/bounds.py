@@ -43,7 +43,7 @@ from weft.simulation.heads import Heads, find_heads, path_heads
 from weft.simulation.held import memory_forced
 from weft.simulation.machines import OneMachine, machines_of, one_machine
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, drag_cost, overlap_cost, tasks_of, timed
+from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed, wire_cost
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
         busy = busiest(program, tasks) if program.slowdown_ppm else None
         if busy and (cost := overlap_cost(program, busy.value)):
             found += slowed(program, tasks, Clock.WORK, cost)
-        if cost := drag_cost(program):
+        if cost := wire_cost(program):
             found += slowed(program, tasks, Clock.WIRE, cost)
         if memory_limit_bytes is not None:
             found += of_memory(program, tasks, merging, memory_limit_bytes)

@@ -58,7 +58,7 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
     with collector_paused():
         trace = run(program, order)
         peak, memory = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)
-        compute = _compute_spans(program, trace)
+        compute = compute_spans(program, trace)
         return Timeline(
             compute=compute,
             collectives=_collective_spans(program, trace, Coverage(compute)),
@@ -79,7 +79,8 @@ def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool 
     return _Stream(program).run(order)
 
 
-def _compute_spans(program: Program, trace: Trace) -> tuple[Span, ...]:
+def compute_spans(program: Program, trace: Trace) -> tuple[Span, ...]:
+    """In their order."""
     names, sorts, durations, start, end = (
         program.names,
         program.sorts,
@@ -202,7 +203,7 @@ class _Wires:
         return self.end[op]
 
     def next_end(self) -> int:
-        """When the next of those that run ends, if nothing is launched before."""
+        """When the next of those that run ends, if nothing is launched before and compute goes on as it does now."""
         left, unit, least = self.left, self.unit * self.speed, 1 << 62
         for active in self.active:
             for queue in active:

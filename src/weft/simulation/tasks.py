@@ -19,7 +19,7 @@ some link is busy: compute takes no time there. The step is the time of the one 
 
 Where compute slows collectives, the same holds by a clock that runs slower beside compute, by as much as they do:
 `WIRE`. Collectives take their own time there, compute at least that much less, and the step is longer by a share of all
-compute, `drag_cost`.
+compute, `wire_cost`.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ def tasks_of(program: Program, merging: Merging, clock: Clock = Clock.WALL) -> T
 def timed(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
     """Tasks with what they take by a clock; given by any."""
     slowdown_ppm = program.slowdown_ppm if clock is Clock.WORK else 0
-    drag_ppm = program.collective_slowdown_ppm if clock is Clock.WIRE else 0
+    wire_ppm = program.collective_slowdown_ppm if clock is Clock.WIRE else 0
     gap = 0 if clock is Clock.BUSY else shrunk(program.launch_gap_ns, slowdown_ppm)
     num_ops = len(program.sorts)
     duration, latency = [0] * (2 * num_ops), [0] * (2 * num_ops)
     gaps = gaps_behind_launches(program, tasks)
     for op, sort in enumerate(program.sorts):
         if sort is Sort.COMPUTE and program.duration_ns[op] and clock is not Clock.BUSY:
-            duration[op] = shrunk(program.duration_ns[op], drag_ppm) + (gap if tasks.kernel[op] == NO_KERNEL else 0)
+            duration[op] = shrunk(program.duration_ns[op], wire_ppm) + (gap if tasks.kernel[op] == NO_KERNEL else 0)
         elif sort is Sort.LAUNCH:
             saved = program.latency_ns[op] if tasks.chains else 0
             latency[op + num_ops] = shrunk(saved, slowdown_ppm)
@@ -194,7 +194,7 @@ def overlap_cost(program: Program, busy: int) -> int:
     return busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
 
 
-def drag_cost(program: Program) -> int:
+def wire_cost(program: Program) -> int:
     """What a step takes beyond the time of its wires: collectives are slowed while all of its compute runs."""
     compute = sum(ns for ns, sort in zip(program.duration_ns, program.sorts, strict=True) if sort is Sort.COMPUTE)
     return compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)

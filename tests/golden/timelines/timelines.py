@@ -24,7 +24,7 @@ OP = re.compile(
     r"(?P<sort>\w+) (?P<name>.*?)(?: in (?P<kernel>\w+))?(?: makes (?P<makes>[\w= ]+?))?(?: uses (?P<uses>.+))?"
 )
 SpanT = TypeVar("SpanT", bound=Span)
-SETTINGS = ("gap", "slowdown", "drag", "link", "given", "kept")
+SETTINGS = ("gap", "slowdown", "wire-slowdown", "link", "given", "kept")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def read_program(text: str) -> Program:
         links=dict.fromkeys(queues.split(), link),
         gap_ns=int(settings.get("gap", 0)),
         slowdown_ppm=round(float(settings.get("slowdown", "0 %").removesuffix("%")) * 10_000),
-        collective_slowdown_ppm=round(float(settings.get("drag", "0 %").removesuffix("%")) * 10_000),
+        collective_slowdown_ppm=round(float(settings.get("wire-slowdown", "0 %").removesuffix("%")) * 10_000),
         given=settings.get("given", ""),
         kept=settings.get("kept", ""),
     )

@@ -42,6 +42,14 @@ SHARED = (
 )
 
 
+def test_what_compute_slows_is_not_put_down_to_the_link():
+    # 45 of g are done beside c, which takes 90; the other 5 are exposed, and nobody shares its link.
+    ops = (launch("g", 50_000, "dp"), compute("c", 90_000), wait("g"), compute("u", 10_000, "c wait_g"), END)
+    step, found = planned(program(*ops, collective_slowdown_ppm=1_000_000))
+    decision = only(found)
+    assert (step, decision.reason, decision.exposed_us) == (105_000, Reason.EXPOSED_BY_DEPENDENCY, 5.0)
+
+
 def test_a_shared_link_holds_back_and_one_of_its_own_gains_no_more_than_is_told():
     step, found = planned(program(*SHARED, links={"dp": "nic", "tp": "nic"}))
     decision = only(found)  # both end at 200 us: the stream stands still for one of them
