@@ -38,18 +38,11 @@ def test_a_small_demo_prints_the_same_rows(tmp_path: Path):
     assert (tmp_path / "report.html").is_file()
 
 
-def test_explain_prints_lines_like_those_that_the_planner_page_shows():
-    source = "zoo:llama-8b/tp?layers=1&ranks=8"
+def test_explain_prints_what_the_planner_page_shows():
+    source = "zoo:llama-8b/tp?layers=4&ranks=8"
     done = CliRunner().invoke(app, ["explain", source, "--cluster", "h100-8"])
     assert done.exit_code == 0, done.output
     block = shown("docs/planning.md", "all_gather_into_tensor: all_gather of")
-    found = masked(done.output)
-    lines = [line for line in re.sub(r";\n\s+", "; ", block.text).split("\n") if line.strip() not in ("", "...")]
+    lines = [line for line in re.sub(r"\n {4,}", " ", block.text).split("\n") if line.strip() not in ("", "...")]
     assert len(lines) > 5
-    assert [line for line in lines if masked(line) not in found] == []
-
-
-def masked(text: str) -> str:
-    """A text with a sign for each number: those of a small model are others; what they stand for is the same."""
-    text = re.sub(r"\d[\d.,]*( [mu]s)?", "#", text)
-    return re.sub(r" +", " ", text)
+    assert [line for line in lines if line.rstrip() not in done.output] == []
