@@ -3,7 +3,7 @@
 # %% [markdown]
 # # Tutorial
 #
-# From a model to an optimized training step in eight short pieces: capture, read the listing, bucket, simulate, plan,
+# From a model to an optimized training step in eight short pieces: capture, read the listing, simulate, bucket, plan,
 # explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file, with
 # the `python` of `.venv/bin`, which `make setup` fills:
 #
