@@ -18,6 +18,7 @@ from weft.graph.groups import read_groups
 from weft.planning.plan import Evidence
 from weft.report.explain import explain
 from weft.report.html import ReportPage
+from weft.report.notes import notes_on
 from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
@@ -39,6 +40,11 @@ class Comparison:
     tokens_per_step: int | None = None
     """Of all ranks together. None: as the module says, if it does."""
     _runs: tuple[SimulatedRun, SimulatedRun] | None = field(default=None, repr=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the cluster leaves out."""
+        return tuple(notes_on(self.cluster))
 
     def runs(self, report: Report) -> tuple[SimulatedRun, SimulatedRun]:
         """Both graphs simulated."""

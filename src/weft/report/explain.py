@@ -61,7 +61,9 @@ class ReasonTotal:
 
     reason: Reason
     num_collectives: int
+    """About which a decision has this reason."""
     num_decisions: int
+    """Each counted once, however many collectives it is about."""
     exposed_us: float = 0.0
     """For how long these are still exposed, each bucket counted once."""
     gain_us: float = 0.0
@@ -108,7 +110,7 @@ def explain(module: GraphModule, report: Report, evidence: Evidence | None = Non
     records = tuple(_record(each, table, chosen) for each, chosen in zip(found, decisions, strict=True))
     return Explanation(
         records,
-        tuple(total for reason in Reason if (total := _total(reason, records)).num_decisions),
+        tuple(total for reason in Reason if (total := _total(reason, records, decisions)).num_decisions),
         tuple(record.name for record in records if not record.outcomes),
         None if evidence is None else _verdict(evidence),
     )
@@ -160,8 +162,10 @@ def _record(collective: Collective, table: GroupTable, decisions: list[Decision]
     )
 
 
-def _total(reason: Reason, records: tuple[CollectiveRecord, ...]) -> ReasonTotal:
-    counts = [sum(outcome.reason is reason for outcome in record.outcomes) for record in records]
+def _total(reason: Reason, records: tuple[CollectiveRecord, ...], decisions: list[list[Decision]]) -> ReasonTotal:
+    num_collectives = sum(any(outcome.reason is reason for outcome in record.outcomes) for record in records)
+    # By identity: a pass that runs twice may decide the same twice.
+    num_decisions = len({id(decision) for chosen in decisions for decision in chosen if decision.reason is reason})
     once = dict.fromkeys(outcome for record in records for outcome in record.outcomes if outcome.reason is reason)
     exposed, gain = sum(each.exposed_us for each in once), sum(each.gain_us for each in once)
-    return ReasonTotal(reason, sum(count > 0 for count in counts), sum(counts), exposed, gain)
+    return ReasonTotal(reason, num_collectives, num_decisions, exposed, gain)

@@ -14,7 +14,7 @@ from rich.padding import Padding
 
 from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
-from weft.planning.plan import Decision
+from weft.planning.plan import Decision, Reason
 from weft.report.plain_text import plain
 from weft.report.streams import StreamRecord
 from weft.version import VERSION
@@ -22,8 +22,12 @@ from weft.version import VERSION
 if TYPE_CHECKING:
     from weft.report.comparison import Comparison
 
-MAX_LINES = 20
-"""Decisions of each sort that the text shows; all of them are in the data."""
+MAX_EXPOSED = 20
+"""Decisions about exposed collectives that the text shows; all of them are in the data."""
+MAX_ALIKE = 3
+"""Decisions of one pass with one reason that the text shows each; of more it shows the first and their number."""
+HINT = """\
+of each collective: `weft explain SOURCE`; every decision: --json, or in Python report.applied and report.declined"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Report:
         data = asdict(replace(self, comparison=None))
         asked = self.comparison if simulate else None
         data["simulated"] = None if asked is None else asdict(asked.summary(self))
+        data["notes"] = list(self.notes)
         del data["comparison"]
         return json.dumps(data, indent=1, sort_keys=True)
 
@@ -92,6 +97,16 @@ class Report:
     def refusals(self) -> tuple[Decision, ...]:
         """The declined decisions for which a rewrite was possible in kind."""
         return tuple(d for d in self.declined if d.reason.is_refusal)
+
+    @property
+    def exposed(self) -> tuple[Decision, ...]:
+        """What is said of collectives that are still exposed, the longest first."""
+        return tuple(sorted((d for d in self.declined if d.exposed_us > 0), key=lambda d: -d.exposed_us))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the cluster leaves out, and what the times therefore lack."""
+        return () if self.comparison is None else self.comparison.notes
 
     def summary_lines(self) -> list[str]:
         """What a simulation says of both graphs, as a table; their sizes where no cluster was given."""
@@ -124,20 +139,43 @@ class Report:
 
     def _details(self) -> list[str]:
         """What follows the summary."""
+        shown = [
+            *_longest(self.exposed),
+            *_alike("-", [d for d in self.refusals if d.exposed_us <= 0]),
+            *_alike("+", self.applied),
+        ]
         return [
+            *(f"note: {note}" for note in self.notes),
             "",
             *self.pass_lines(),
             "",
             *(f"{stream}" for stream in self.streams),
-            *_shortened([f"+ {d.pass_name}: {d.sentence}" for d in self.applied], "applied"),
-            *_shortened([f"- {d.pass_name}: {d.sentence} ({d.reason.value})" for d in self.refusals], "declined"),
+            *shown,
+            *([HINT] if any(line.startswith(" ") for line in shown) else []),
             *(f"checked: {witness}" for witness in self.witnesses),
         ]
 
 
-def _shortened(lines: list[str], where: str) -> list[str]:
-    rest = len(lines) - MAX_LINES
-    return lines if rest <= 0 else [*lines[:MAX_LINES], f"  ... and {rest} more in report.{where}"]
+def _line(sign: str, decision: Decision) -> str:
+    reason = "" if decision.applied else f" ({decision.reason.value})"
+    return f"{sign} {decision.pass_name}: {decision.sentence}{reason}"
+
+
+def _longest(exposed: Sequence[Decision]) -> list[str]:
+    lines, rest = [_line("=", d) for d in exposed[:MAX_EXPOSED]], exposed[MAX_EXPOSED:]
+    return [*lines, f"  ... and {len(rest)} more that are exposed, for less time each"] if rest else lines
+
+
+def _alike(sign: str, decisions: Iterable[Decision]) -> list[str]:
+    """Decisions by pass and reason, in the order in which each first comes."""
+    groups: dict[tuple[str, Reason], list[str]] = {}
+    for decision in decisions:
+        groups.setdefault((decision.pass_name, decision.reason), []).append(_line(sign, decision))
+    lines: list[str] = []
+    for (name, reason), found in groups.items():
+        rest = len(found) - 1
+        lines += found if len(found) <= MAX_ALIKE else [found[0], f"  ... and {rest} more {reason.value} by {name}"]
+    return lines
 
 
 def record_passes(log: Iterable[LogEntry]) -> tuple[PassRecord, ...]:

@@ -93,8 +93,14 @@ def test_totals_count_collectives_and_decisions_by_reason(module: GraphModule):
     )
     assert [(t.reason, t.num_collectives, t.num_decisions) for t in found.totals] == [
         (Reason.APPLIED, 1, 1),
-        (Reason.ESCAPES, 2, 3),
+        (Reason.ESCAPES, 2, 2),
     ]
+
+
+def test_what_a_pass_that_runs_twice_decides_twice_counts_twice(module: GraphModule):
+    twice = [Decision("sink-waits", Reason.ALREADY_DONE, "", ("w",)) for _ in range(2)]
+    (total,) = explain(module, report(*twice)).totals
+    assert (total.num_collectives, total.num_decisions) == (1, 2)
 
 
 def test_the_text_tells_every_collective_and_the_totals(module: GraphModule):
@@ -141,7 +147,7 @@ def test_what_is_exposed_is_summed_by_reason_a_bucket_once(module: GraphModule):
         "reason                 collectives  decisions  exposed  lifting gains at most",
         "already-done           1            1",
         "exposed-by-dependency  1            1          1.50 ms  1.50 ms",
-        "exposed-by-queue       2            2          70.0 us  20.0 us",
+        "exposed-by-queue       2            1          70.0 us  20.0 us",
     ]
 
 

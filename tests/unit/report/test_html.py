@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from weft.errors import ReportError
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage, embed, headline
@@ -121,6 +122,15 @@ def test_the_headline_reasons_and_witnesses_need_no_script():
     assert any("simulated on h100-8" in text for text in texts)
 
 
+def test_counts_say_whether_they_are_of_collectives_or_of_decisions():
+    texts = [" ".join(text.split()) for text in Tags(page().render()).texts]
+    label = texts.index("of the graph before, by what was decided about them")
+    assert [text for text in texts[:label] if text][-1] == "Collectives"
+    assert [text for text in texts[label:] if text][1] == "1 applied"
+    assert "decisions applied" in texts
+    assert "decisions declined, by reason" in texts
+
+
 def test_each_pass_is_a_row_with_what_it_applied_what_it_declined_and_its_time():
     found = re.search(r'<table class="list passes">.*?<tbody>(.*?)</tbody>', page().render(), re.DOTALL)
     assert found
@@ -189,6 +199,15 @@ def test_the_file_is_the_page_and_half_characters_do_not_stop_it(tmp_path: Path)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page().render()
     page(title="half \ud800").save_html(str(tmp_path / "half.html"))
     assert "<h1>half ?</h1>" in (tmp_path / "half.html").read_text(encoding="utf-8")
+
+
+def test_a_page_is_not_saved_where_there_is_no_folder(tmp_path: Path):
+    path = tmp_path / "missing" / "report.html"
+    with pytest.raises(ReportError) as error:
+        page().save_html(path)
+    assert str(error.value) == (
+        f"{path}: it cannot be written: No such file or directory\nmake the folder {path.parent} first"
+    )
 
 
 def test_a_run_without_records_bound_or_memory_is_shown_too():

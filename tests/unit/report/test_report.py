@@ -8,6 +8,7 @@ from rich.console import Console
 
 import weft
 from tests.unit.cli.conftest import LISTING
+from weft.planning.plan import Decision, Reason
 from weft.report.report import Report
 
 
@@ -44,3 +45,46 @@ def test_names_reach_no_terminal_as_commands():
 def test_without_a_cluster_the_sizes_are_shown():
     lines = shown(weft.optimize(weft.parse(LISTING), pipeline="none").report, force_terminal=True).splitlines()
     assert lines[:2] == ["nodes       8 -> 8", "collectives 1 -> 1"]
+
+
+def decided(applied: list[Decision], declined: list[Decision]) -> list[str]:
+    """What the text says behind the table of passes."""
+    made = weft.optimize(weft.parse(LISTING), pipeline="none", verify="off").report
+    return str(Report(made.before, made.after, (), tuple(applied), tuple(declined))).splitlines()[5:]
+
+
+def test_what_is_exposed_comes_first_and_reasons_that_repeat_are_told_once():
+    lines = decided(
+        [Decision("remove-noops", Reason.APPLIED, f"a stands for b{i}", ()) for i in range(25)],
+        [
+            *(Decision("dedupe", Reason.HOLDS_MEMORY, f"g{i} stays", ()) for i in range(29)),
+            Decision("dedupe", Reason.MUTATED, "h stays", ()),
+            Decision("schedule", Reason.EXPOSED_BY_QUEUE, "short", (), exposed_us=1.0),
+            Decision("schedule", Reason.EXPOSED_BY_DEPENDENCY, "long", (), exposed_us=2.0),
+            Decision("schedule", Reason.ALREADY_DONE, "no refusal", ()),
+        ],
+    )
+    assert lines == [
+        "= schedule: long (exposed-by-dependency)",
+        "= schedule: short (exposed-by-queue)",
+        "- dedupe: g0 stays (holds-memory)",
+        "  ... and 28 more holds-memory by dedupe",
+        "- dedupe: h stays (mutated)",
+        "+ remove-noops: a stands for b0",
+        "  ... and 24 more applied by remove-noops",
+        "of each collective: `weft explain SOURCE`; every decision: --json, "
+        "or in Python report.applied and report.declined",
+    ]
+
+
+def test_few_decisions_alike_are_told_each_and_need_no_hint():
+    applied = [Decision("remove-noops", Reason.APPLIED, f"a stands for b{i}", ()) for i in range(3)]
+    assert decided(applied, []) == [f"+ remove-noops: a stands for b{i}" for i in range(3)]
+
+
+def test_of_many_that_are_exposed_the_longest_are_shown():
+    exposed = [Decision("s", Reason.EXPOSED_BY_LINK, f"g{i}", (), exposed_us=float(i)) for i in range(1, 26)]
+    lines = decided([], exposed)
+    assert lines[:20] == [f"= s: g{i} (exposed-by-link)" for i in range(25, 5, -1)]
+    assert lines[20] == "  ... and 5 more that are exposed, for less time each"
+    assert lines[21].startswith("of each collective: `weft explain SOURCE`")
