@@ -5,7 +5,7 @@ Artifacts go to stdout, messages to stderr. Exit status 0: done; 1: refused, or 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,9 +18,10 @@ from weft.cli.optimize import optimize
 from weft.cli.passes import passes
 from weft.cli.simulate_command import simulate
 from weft.cli.sweep_command import sweep
-from weft.cli.usage import exit_status, show
+from weft.cli.usage import exit_status, show, with_units
 from weft.cli.verify_command import verify
-from weft.errors import WeftError
+from weft.errors import RefusedError, WeftError
+from weft.version import VERSION
 
 
 class Commands(TyperGroup):
@@ -31,7 +32,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except WeftError as error:
-            show(str(error), err=True)
+            show(with_units(str(error)) if isinstance(error, RefusedError) else str(error), err=True)
             raise typer.Exit(exit_status(error)) from None
 
 
@@ -44,6 +45,21 @@ app = typer.Typer(
 )
 for command in (demo, optimize, explain, simulate, verify, agree, sweep, passes, calibrate):
     app.command()(command)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"weft {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def main() -> None:

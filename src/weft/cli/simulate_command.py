@@ -19,36 +19,45 @@ Sources = Annotated[
     list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one behind the other.")
 ]
 ClusterOption = Annotated[
-    str, typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file.")
+    str | None,
+    typer.Option("--cluster", metavar="NAME|FILE", help="A preset, or a TOML file; h100-8x8 where none is given."),
 ]
 
 
 def simulate(
     sources: Sources,
-    cluster: ClusterOption = "h100-8x8",
+    cluster: ClusterOption = None,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
     """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
     usage.check_folder(output)
     with usage.progress("importing torch"):
+        from weft.cli.cluster_option import check_ranks, load_cluster
         from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
-        from weft.simulation.run import simulate_modules
+        from weft.report.notes import notes_on
+        from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 
-    described = Cluster.load(cluster)
+    described = load_cluster(cluster or DEFAULT_CLUSTER)
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
+    check_ranks(described, modules)
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(modules, described, bound=True)
-    text = json.dumps(_record(timeline, described.name), indent=1) if as_json else "\n".join(_lines(timeline))
+    notes = notes_on(described)
+    if as_json:
+        text = json.dumps(_record(timeline, described.name, notes), indent=1)
+    else:
+        assumed = [] if cluster is not None else [f"on {described.name}, for no --cluster is given", ""]
+        text = "\n".join([*assumed, *_lines(timeline), *(f"note: {note}" for note in notes)])
     usage.write(text + "\n", output)
 
 
-def _record(timeline: Timeline, cluster: str) -> dict[str, Any]:
+def _record(timeline: Timeline, cluster: str, notes: list[str]) -> dict[str, Any]:
     names = timeline.program.names if timeline.program is not None else ()
     return {
         "cluster": cluster,
+        "notes": notes,
         "step_us": timeline.step_us,
         "compute_us": timeline.compute_us,
         "communication_us": timeline.communication_us,

@@ -1,7 +1,7 @@
 """SOURCE: what a command works on, told by its content.
 
 Contract: nothing in a file is run. What names no file or model is a UsageError; a file that holds no graph is the error
-of its reader.
+of its reader, and names the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.fx import GraphModule
 
 from weft.cli.usage import UsageError
-from weft.errors import ReadError, compose
+from weft.errors import GraphError, ListingError, ReadError, compose
 from weft.frontends import archive
 from weft.frontends.printed_text import open_bytes
 from weft.frontends.runnable import read_runnable
@@ -36,6 +36,15 @@ def load_source(source: str) -> GraphModule:
         from weft.cli.zoo_source import load_zoo
 
         return load_zoo(source)
+    try:
+        return _load_path(source)
+    except (ListingError, GraphError, ReadError) as error:
+        if source in str(error):
+            raise
+        raise type(error)(f"{source}: {error}") from None
+
+
+def _load_path(source: str) -> GraphModule:
     path, chosen = Path(source), GRAPH_OF_LOG.fullmatch(source)
     if path.is_dir():
         return _choose(path, None)

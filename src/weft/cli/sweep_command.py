@@ -72,6 +72,10 @@ def sweep(
     A cell that fails is a row with its error, and the exit status is 1. A limit that none meets tells what would fit.
     """
     usage.check_files((output, plot))
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise usage.UsageError(
+            compose(str(plot), "plots are drawn as SVG", do=f"write --plot {plot.with_suffix('.svg')}")
+        )
     if merge:
         given = {
             "--cluster": cluster,
@@ -159,13 +163,13 @@ def _run(
         raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
     axes.check()
     with usage.progress("importing torch"):
+        from weft.cli.cluster_option import load_cluster
         from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
         from weft.report.sweep import sweep as run
 
     for name in axes.clusters:
-        Cluster.load(name)
+        load_cluster(name)
     for spec in axes.pipelines:
         Pipeline.parse(spec)
     with usage.progress(f"reading {sources[0]}"):

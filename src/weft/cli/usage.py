@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from weft.errors import ClusterError, PipelineError, WeftError, compose
+from weft.errors import ClusterError, PipelineError, ReportError, WeftError, compose
 
 
 class UsageError(WeftError):
@@ -73,16 +73,21 @@ EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to look
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BYTES = re.compile(r"\b([0-9]{4,}) bytes\b")
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes: a number with a unit, powers of 1024 for GiB and of 1000 for GB; without a unit bytes."""
+    """Bytes: a number with a unit, powers of 1024 for GiB and of 1000 for GB; without a unit bytes.
+
+    Decimals of a unit are rounded down to bytes: 9.31GiB is what reports show.
+    """
     found = SIZE.fullmatch(text.strip()[:100])
     unit = (found[2] or "B").upper() if found is not None else ""
     power = "BKMGTP".find(unit[:1])
     size = Decimal(found[1]) * (1024 if "I" in unit else 1000) ** power if found is not None else Decimal(0)
-    if size < 1 or size != int(size):
+    if size < 1 or (power <= 0 and size != int(size)):
         what = f"{text!r} is no size" if found is None else f"{text!r} is no whole number of bytes above 0"
         raise UsageError(compose(option, what, do="write 24GiB, 24GB or a number of bytes"))
     return int(size)
@@ -91,6 +96,17 @@ def parse_size(text: str, option: str) -> int:
 def parse_optional_size(text: str | None, option: str) -> int | None:
     """The same, or None where nothing is given."""
     return None if text is None else parse_size(text, option)
+
+
+def with_units(text: str) -> str:
+    """A message with each long number of bytes in a unit besides, rounded up: who allows that allows enough."""
+    return BYTES.sub(lambda found: f"{found[0]} ({_rounded_up(int(found[1]))})", text)
+
+
+def _rounded_up(num_bytes: int) -> str:
+    unit = min((num_bytes.bit_length() - 1) // 10, len(UNITS) - 1)
+    hundredths = -(-num_bytes * 100 >> 10 * unit)
+    return f"{Decimal(hundredths) / 100:f} {UNITS[unit]}"
 
 
 def exit_status(error: WeftError) -> int:
@@ -130,6 +146,8 @@ def writing(path: Path) -> Generator[None, None, None]:
         yield
     except OSError as error:
         raise UsageError(compose(str(path), f"it cannot be written: {error.strerror}")) from None
+    except ReportError as error:
+        raise UsageError(str(error)) from None
 
 
 def show(text: str, *, err: bool = False) -> None:

@@ -92,12 +92,13 @@ def test_every_fault_is_told_and_nothing_is_written(weft: Weft, tables: Path, tm
 
 
 def test_files_that_do_not_exist_are_a_matter_of_usage(weft: Weft, tables: Path, tmp_path: Path):
-    done = weft("calibrate", tables, tmp_path / "x", tmp_path / "y")
+    (tmp_path / "folder").mkdir()
+    done = weft("calibrate", tables, tmp_path / "x", tmp_path / "folder")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.replace(f"{tmp_path}/", "").splitlines() == [
         "calibrate: nothing can be fitted",
         "    x: there is no such file",
-        "    y: there is no such file",
+        "    folder: it is a folder",
     ]
 
 

@@ -15,6 +15,7 @@ from typer.testing import Result
 from tests.unit.cli.conftest import LISTING, OPTIMIZED
 from weft.cli.usage import progress, progress_bar, write
 from weft.planning.plan import Plan
+from weft.version import VERSION
 
 Weft = Callable[..., Result]
 
@@ -31,6 +32,11 @@ def test_help_answers_without_torch(command: list[str]):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0 True False\n"
+
+
+def test_the_version_is_printed(weft: Weft):
+    done = weft("--version")
+    assert (done.exit_code, done.stdout) == (0, f"weft {VERSION}\n")
 
 
 def test_without_a_command_help_is_shown(weft: Weft):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
-from weft.cli.usage import UsageError, parse_size
+from weft.cli.usage import UsageError, parse_size, with_units
 
 Weft = Callable[..., Result]
 
@@ -23,6 +24,8 @@ Weft = Callable[..., Result]
         ("20 GB", 20 * 10**9),
         ("1.5KiB", 1536),
         ("2.001kB", 2001),
+        ("1.0001KiB", 1024),
+        ("9.31GiB", 9996536381),
         ("3TiB", 3 << 40),
         ("1PB", 10**15),
     ],
@@ -39,10 +42,22 @@ def test_what_is_no_size_is_refused(text: str):
     assert str(caught.value) == f"--memory-limit: {text!r} is no size\n{do}"
 
 
-@pytest.mark.parametrize("text", ["0", "0GiB", "1.5", "1.0001KiB"])
+@pytest.mark.parametrize("text", ["0", "0GiB", "1.5", "1.5B", "0.0001KiB"])
 def test_a_size_is_a_whole_number_of_bytes(text: str):
     with pytest.raises(UsageError, match=f"--memory-limit: '{text}' is no whole number of bytes above 0"):
         parse_size(text, "--memory-limit")
+
+
+@pytest.mark.parametrize("num_bytes", [1024, 1025, 9_996_536_382, 10**16, (1 << 30) - 1])
+def test_a_limit_that_is_told_with_a_unit_is_enough(num_bytes: int):
+    told = with_units(f"allow {num_bytes} bytes")
+    found = re.fullmatch(rf"allow {num_bytes} bytes \((.+)\)", told)
+    assert found
+    assert num_bytes <= parse_size(found[1], "--memory-limit") < num_bytes * 1.011
+
+
+def test_few_bytes_need_no_unit():
+    assert with_units("allow 288 bytes") == "allow 288 bytes"
 
 
 @pytest.mark.parametrize("command", ["optimize", "explain"])
@@ -75,5 +90,6 @@ def test_the_effort_is_one_of_three(weft: Weft, listing: Path):
 def test_the_demo_keeps_to_a_limit(weft: Weft, tmp_path: Path):
     done = weft("demo", "--layers", 1, "--output", tmp_path, "--effort", "fast", "--memory-limit", "1MiB")
     assert done.exit_code == 1
-    assert "no order was found that fits in 1048576 bytes; the least that one needs is" in done.stderr
+    assert "no order was found that fits in 1048576 bytes (1 MiB); the least that one needs is" in done.stderr
+    assert re.search(r"\nallow [0-9]+ bytes \([0-9.]+ GiB\)\n", done.stderr)
     assert not (tmp_path / "report.html").exists()

@@ -167,6 +167,10 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
             "no/plot.svg: its folder does not exist\ngive a file in a folder that exists\n",
         ),
         (
+            ["g.txt", "--cluster", "h100-8", "--plot", "steps.pdf"],
+            "steps.pdf: plots are drawn as SVG\nwrite --plot steps.svg\n",
+        ),
+        (
             ["a.jsonl", "--merge", "--bucket-bytes", "1", "--effort", "best"],
             "sweep: --merge runs nothing, and --bucket-bytes and --effort are given\n"
             "leave --bucket-bytes and --effort off\n",

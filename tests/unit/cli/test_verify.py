@@ -140,6 +140,16 @@ def test_ranks_that_cannot_be_end_with_2(weft: Weft, listing: Path, optimized: P
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
 
 
+def test_a_fault_of_a_listing_names_the_file(weft: Weft, listing: Path, tmp_path: Path):
+    typo = tmp_path / "typo.txt"
+    typo.write_text(listing.read_text().replace("relu", "rellu"))
+    for sides in ((listing, typo), (typo, listing)):
+        done = weft("verify", *sides, "--proof")
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"{typo}: listing line 7: ")
+        assert str(listing) not in done.stderr
+
+
 def test_a_source_that_is_not_there_ends_with_2(weft: Weft, listing: Path):
     done = weft("verify", listing, "missing.txt")
     assert done.exit_code == 2

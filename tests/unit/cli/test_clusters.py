@@ -1,0 +1,100 @@
+"""`--cluster`: folders, too few ranks, a cluster that is not given, and one that does not describe compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Weft = Callable[..., Result]
+
+LINKS = """name = "pair"
+num_nodes = 1
+ranks_per_node = 2
+
+[[levels]]
+name = "wire"
+spans = "node"
+latency_us = 10.0
+bandwidth_gbps = 0.1
+"""
+NOTE = "cluster pair has no peak_tflops and no memory_gbps in [device]: compute takes no time"
+
+
+@pytest.mark.parametrize("command", ["optimize", "explain", "simulate", "sweep"])
+def test_a_folder_is_said_to_be_one(weft: Weft, listing: Path, tmp_path: Path, command: str):
+    done = weft(command, listing, "--cluster", tmp_path)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"cluster {tmp_path}: it is a folder\ngive a TOML file, or a preset: h100-8x8\n"
+
+
+def test_a_folder_with_the_name_of_a_preset_hides_nothing(
+    weft: Weft, listing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "h100-8").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert weft("simulate", listing, "--cluster", "h100-8").exit_code == 0
+    assert weft("simulate", listing, "--cluster", "mine").stderr.startswith("cluster mine: it is a folder\n")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "num_ranks", "do"),
+    [
+        ("h100-8", 64, "use h100-8x8, or a graph for at most 8 ranks"),
+        ("loopback-1x2", 4, "use loopback-1x4, or a graph for at most 2 ranks"),
+        ("loopback-1x2", 64, "use another cluster such as h100-8x8, or a graph for at most 2 ranks"),
+    ],
+)
+@pytest.mark.parametrize("command", ["optimize", "simulate"])
+def test_too_few_ranks_are_told_with_a_cluster_that_has_them(
+    weft: Weft, listing: Path, command: str, cluster: str, num_ranks: int, do: str
+):
+    listing.write_text(
+        f"group('dp', size={num_ranks})\n\ndef graph(x: f32[4]):\n"
+        "    g = all_reduce(x, 'sum', 'dp')\n    w = wait(g)\n    return [w]\n"
+    )
+    done = weft(command, listing, "--cluster", cluster)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1:] == [do]
+    assert f"group 'dp' needs {num_ranks}" in done.stderr
+
+
+def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
+    assert weft("simulate", listing).stdout.startswith("on h100-8x8, for no --cluster is given\n\nstep ")
+    assert weft("simulate", listing, "--cluster", "h100-8x8").stdout.startswith("step ")
+
+
+@pytest.mark.parametrize(
+    ("device", "note"),
+    [
+        ("", NOTE),
+        (
+            "memory_gbps = 1.0",
+            "cluster pair has no peak_tflops in [device]: products take the time of their bytes alone",
+        ),
+        (
+            "peak_tflops = { f32 = 1.0 }",
+            "cluster pair has no memory_gbps in [device]: compute other than products takes no time",
+        ),
+        ("peak_tflops = { f32 = 1.0 }\nmemory_gbps = 1.0", None),
+    ],
+)
+def test_what_a_cluster_leaves_out_of_compute_is_said(
+    weft: Weft, tmp_path: Path, listing: Path, device: str, note: str | None
+):
+    file = tmp_path / "pair.toml"
+    file.write_text(f"{LINKS}\n[device]\n{device}\n" if device else LINKS)
+    given = (listing, "--cluster", file)
+    texts = weft("optimize", *given).stderr, weft("simulate", *given).stdout
+    for text in texts:
+        assert [line for line in text.splitlines() if line.startswith("note: ")] == ([f"note: {note}"] if note else [])
+    records = (
+        json.loads(weft("optimize", *given, "--json").stdout)["report"],
+        json.loads(weft("simulate", *given, "--json").stdout),
+    )
+    for record in records:
+        assert record["notes"] == ([note] if note else [])
