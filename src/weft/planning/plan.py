@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from weft.errors import PlanError, compose
+from weft.errors import PlanError, WeftError, compose
 
 FORMAT = 1
 
@@ -308,8 +308,8 @@ class Plan:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file."""
-        Path(path).write_text(self.to_json() + "\n")
+        """Write the plan to a file, in a folder that exists."""
+        save_text(path, self.to_json() + "\n", PlanError)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -331,10 +331,22 @@ class Plan:
     def load(cls, path: str | Path) -> Self:
         """Read a plan from a file."""
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(compose("plan", f"{path} cannot be read: {error}")) from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            do = "give a file that plan.save wrote"
+            raise PlanError(compose("plan", f"{path} cannot be read: {why}", do=do)) from None
         return cls.from_json(text)
+
+
+def save_text(path: str | Path, text: str, fault: type[WeftError]) -> None:
+    """Write a file of a caller. Half characters, which no file can hold, become question marks."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        folder = Path(path).parent
+        do = "give the path of a file that can be written" if folder.is_dir() else f"make the folder {folder} first"
+        raise fault(compose(str(path), f"it cannot be written: {error.strerror}", do=do)) from None
 
 
 @functools.cache

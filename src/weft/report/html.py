@@ -19,7 +19,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from weft.planning.plan import Reason
+from weft.errors import ReportError
+from weft.planning.plan import Reason, save_text
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, Summary, duration_text
@@ -69,8 +70,8 @@ class ReportPage:
         )
 
     def save_html(self, path: str | Path) -> None:
-        """Write the page. Half characters, which no file can hold, become question marks."""
-        Path(path).write_text(self.render(), encoding="utf-8", errors="replace")
+        """Write the page."""
+        save_text(path, self.render(), ReportError)
 
     def data(self) -> dict[str, Any]:
         """What the script draws: times in nanoseconds, sizes in bytes."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.errors import ReportError
+from weft.planning.plan import save_text
 from weft.report.explain import CollectiveRecord
 from weft.report.summary import SimulatedRun
 from weft.simulation.timeline import NS_PER_US, CollectiveSpan, Span
@@ -34,7 +36,7 @@ Event = dict[str, Any]
 
 def save_trace(path: str | Path, before: SimulatedRun, after: SimulatedRun, *, cluster: str = "") -> None:
     """Write the trace of both runs as JSON."""
-    Path(path).write_text(json.dumps(trace(before, after, cluster=cluster), allow_nan=False), encoding="utf-8")
+    save_text(path, json.dumps(trace(before, after, cluster=cluster), allow_nan=False), ReportError)
 
 
 def trace(before: SimulatedRun, after: SimulatedRun, *, cluster: str = "") -> dict[str, Any]:

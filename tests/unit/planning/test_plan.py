@@ -156,19 +156,34 @@ def test_each_action_is_read_as_its_kind():
     assert [type(action) for action in step.actions] == [Move, Move, Replace, Erase]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
-    path = tmp_path / "missing.json"
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("missing", "No such file or directory"), ("folder", "Is a directory"), ("binary", "it is no text")],
+)
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path, name: str, why: str):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    path = tmp_path / name
     with pytest.raises(PlanError) as error:
         Plan.load(path)
-    assert str(error.value) == f"plan: {path} cannot be read: [Errno 2] No such file or directory: '{path}'"
+    assert str(error.value) == f"plan: {path} cannot be read: {why}\ngive a file that plan.save wrote"
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
-    path = tmp_path / "plan.json"
-    path.write_bytes(b"\xff\xfe\x00")
+def test_a_plan_is_not_saved_where_there_is_no_folder(tmp_path: Path):
+    path = tmp_path / "missing" / "plan.json"
     with pytest.raises(PlanError) as error:
-        Plan.load(path)
-    assert str(error.value).startswith(f"plan: {path} cannot be read: 'utf-8' codec can't decode byte 0xff")
+        every_kind_of_action().save(path)
+    assert str(error.value) == (
+        f"{path}: it cannot be written: No such file or directory\nmake the folder {path.parent} first"
+    )
+
+
+def test_a_plan_is_not_saved_as_a_folder(tmp_path: Path):
+    with pytest.raises(PlanError) as error:
+        every_kind_of_action().save(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: it cannot be written: Is a directory\ngive the path of a file that can be written"
+    )
 
 
 # Other graphs.
