@@ -8,13 +8,15 @@ from math import lcm, prod
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
-from weft.errors import VerificationError, compose
+from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, parse, render
+from weft.graph.text import digest, render
+from weft.graph.text import parse as read_listing
 from weft.passes.base import Context, Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.planning.plan import Plan
@@ -24,6 +26,17 @@ from weft.report.streams import record_streams
 from weft.report.work import check_tokens
 from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 from weft.simulation.timeline import Timeline
+from weft.verification.arguments import (
+    check_cluster,
+    check_groups,
+    check_mesh,
+    check_mesh_of,
+    check_module,
+    check_modules,
+    check_optimization,
+    check_ranks,
+    check_type,
+)
 from weft.verification.bisection import Fault, find_fault
 from weft.verification.comparison import Verdict, compare, example_inputs
 from weft.verification.equivalence import Proof, prove
@@ -60,15 +73,26 @@ def optimize(
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
 
-    `verify` chooses the witness: `structure` checks the invariants after every pass; `equivalence` also proves, without
-    data and at any size, that both graphs compute the same; `values` runs both on every rank of a virtual cluster.
-    `withheld` names groups whose launches stay apart, with the reason: `weft.verification.agreement.withheld` finds
-    them where ranks hold different graphs. `tokens_per_step`, of all ranks together, is for the report; what the zoo
-    captures says it itself.
+    `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one nothing is priced or compared.
+    `pipeline` names passes, stages and presets, separated by commas; `auto` chooses by the graph (`planning.md`).
+    `memory_limit_bytes` is the most that one rank may hold at once. `effort` is how long to look for a shorter step.
+    `strict` makes an error of what a pass found to do and the graph forbids. `groups` gives sizes or ranks of groups
+    that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
+    every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
+    runs both on every rank of a virtual cluster. `withheld` names groups whose launches stay apart, with the reason:
+    `weft.verification.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of all ranks
+    together, is for the report; what the zoo captures says it itself.
+
+    Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an argument that cannot be,
+    `RefusedError` where `strict` or the limit of memory is not kept, `VerificationError` where the witness fails.
     """
+    check_optimization("optimize", module, cluster, pipeline, memory_limit_bytes, effort, groups)
     if verify not in get_args(Witness):
         do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
         raise VerificationError(compose("optimize", f"no witness is called {verify!r}", do=do))
+    if tokens_per_step is not None:
+        do = "leave it out where it is not known"
+        check_type("optimize", "tokens_per_step", tokens_per_step, int, "a whole number", do=do, error=ReportError)
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
@@ -129,7 +153,16 @@ def _record(module: GraphModule, listing: str) -> GraphRecord:
 
 
 def apply(module: GraphModule, plan: Plan, *, groups: Groups | None = None) -> GraphModule:
-    """Apply a plan to a copy of the module; refused where the module is not the one that the plan was made for."""
+    """Apply a plan to a copy of the module.
+
+    `groups` gives sizes or ranks of groups that the graph does not state, as for `weft.optimize`. Raises `PlanError`
+    where the module is not the one that the plan was made for.
+    """
+    check_module("apply", module)
+    is_path = isinstance(plan, str | Path)
+    do = f"load it first: Plan.load({str(plan)!r})" if is_path else "pass result.plan, or what Plan.load returns"
+    check_type("apply", "plan", plan, Plan, "a Plan", do=do, error=PlanError)
+    check_groups("apply", groups)
     return replay(module, plan, groups=groups).module
 
 
@@ -147,12 +180,21 @@ def verify(
     """Run both sides on every rank and compare outputs and mutated inputs.
 
     Each side is one module for all ranks or one per rank. `mesh` gives the axes with their sizes, the last one
-    varying fastest; without it the groups of the modules tile `ranks` ranks. `inputs` holds the arguments of each
-    rank; they are made from the metadata of the inputs otherwise.
+    varying fastest, and names every group of the graph; without it the groups of the modules tile `ranks` ranks.
+    `backend` runs the ranks in this process, `virtual`, or each in a process of its own, `gloo`. `inputs` holds the
+    arguments of each rank; they are made from the metadata of the inputs, by `seed`, otherwise. `groups` gives sizes or
+    ranks of groups that the graph does not state.
+
+    Raises `GraphError` or `VerificationError` where the sides cannot run; that they differ is told by the verdict.
     """
+    check_modules("verify", before, name="before")
+    check_modules("verify", after, name="after")
+    check_ranks(ranks)
+    check_mesh(mesh)
+    check_groups("verify", groups)
     first = before if isinstance(before, GraphModule) else before[0]
     table = read_groups(first, groups)
-    num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(_span(group) for group in table)))
+    num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(group.span for group in table)))
     given = inputs if inputs is not None else example_inputs(first, num_ranks, seed=seed)
     sides = [_tables(side, num_ranks, mesh, groups) for side in (before, after)]
     if backend == "virtual":
@@ -189,8 +231,10 @@ def bisect(
     """Find the first pass of a pipeline that changes values or breaks a check; None where no pass does.
 
     `values` runs the graph on every rank of a virtual cluster before and after each pass; `equivalence` tries to prove
-    each change instead, without data and at any size, and takes what it cannot prove for a fault.
+    each change instead, without data and at any size, and takes what it cannot prove for a fault. The other arguments
+    are those of `weft.optimize`.
     """
+    check_optimization("bisect", module, cluster, pipeline, memory_limit_bytes, effort, groups)
     if verify not in ("values", "equivalence"):
         do = "use 'values' or 'equivalence'"
         raise VerificationError(compose("bisect", f"no witness is called {verify!r}", do=do))
@@ -220,6 +264,8 @@ def _tables(
 
 def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, groups: Groups | None) -> GroupTable:
     table = read_groups(module, groups)
+    if mesh is not None:
+        check_mesh_of(table, mesh, groups)
     known = dict(table.groups)
     stride = 1
     for axis, size in reversed(list((mesh or {}).items())):
@@ -238,11 +284,6 @@ def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, 
     return GroupTable(known, table.runtime)
 
 
-def _span(group: Group) -> int:
-    """How many ranks one tile of the group covers."""
-    return sum(map(len, group.ranks)) if group.ranks is not None else max(group.size * group.stride, 1)
-
-
 def simulate(
     modules: GraphModule | Sequence[GraphModule],
     cluster: str | Path | Cluster = DEFAULT_CLUSTER,
@@ -252,11 +293,29 @@ def simulate(
 ) -> Timeline:
     """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound.
 
-    `overrides` are times in microseconds by the name of a node, such as measured ones; they come before every estimate.
+    `cluster` is a preset, a TOML file or a `Cluster`. `groups` gives sizes or ranks of groups that the graph does not
+    state. `overrides` are times in microseconds by the name of a node, such as measured ones; they come before every
+    estimate. Raises `GraphError` where a graph cannot be simulated, `ClusterError` where the cluster cannot be read or
+    has too few ranks.
     """
+    check_modules("simulate", modules)
+    check_cluster("simulate", cluster)
+    check_groups("simulate", groups)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
 
 
 def listing(module: GraphModule) -> str:
     """The graph of a module as text; `weft.parse` reads it back."""
+    check_module("listing", module)
     return render(module)
+
+
+def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
+    """The graph module of a listing, as `weft.listing` writes it; no part of the text is run.
+
+    `constants` gives the values of constants too large to stand in it. Raises `ListingError`, with the line, where the
+    text is no listing.
+    """
+    do = "pass the text of a listing: weft.parse(Path('step.txt').read_text())"
+    check_type("parse", "text", text, str, "the text of a listing", do=do, error=ListingError)
+    return read_listing(text, constants)
