@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels
+from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.leaves import Faker, parts, plain
@@ -34,6 +34,7 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
 from weft.passes.pipeline import Pipeline
+from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"
@@ -72,13 +73,19 @@ def capture(
     rank: int = 0,
     about: Mapping[str, Any] | None = None,
 ) -> GraphModule:
-    """The graph of a training step on a mesh.
+    """The graph of a training step on a mesh, traced with fake tensors: nothing is computed or sent.
 
     A function of tensors is traced as it is; if it has an argument called `mesh`, it is given the device mesh. Of a
     `TrainingStep`, or a module that returns a loss, `part` is captured: `forward` (the loss, and what backward needs),
     `backward`, `joint` (loss and gradients), or `step` (joint, and the optimizer writes parameters and state in place).
-    `dynamic` makes dim 0 of the example inputs symbolic. `rank` is the rank that this process plays.
+    `example_inputs` are the arguments of one call on one rank. `mesh` gives axes and sizes, `{'dp': 8, 'tp': 4}`, the
+    last one varying fastest, or is a live `DeviceMesh`; a step without collectives needs none. `dynamic` makes dim 0 of
+    the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph: the zoo
+    puts the model and its tokens there.
+
+    Raises `CaptureError` where the step cannot be traced, or names a group that the mesh does not have.
     """
+    _check_arguments(step, example_inputs, mesh)
     asked = _what_is_asked(step, part)
     with collector_paused(), _world(mesh, rank) as live:
         mode = new_fake_mode()
@@ -98,6 +105,17 @@ def capture(
     module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **(about or {})}
     validate(Dag(module.graph))
     return module
+
+
+def _check_arguments(step: Any, example_inputs: Any, mesh: Any) -> None:
+    if not callable(step) and not isinstance(step, TrainingStep):
+        do = "pass a function of tensors, a module, or weft.TrainingStep(model, loss, optimizer='adamw')"
+        check_type("capture", "step", step, TrainingStep, "a function or a TrainingStep", do=do, error=CaptureError)
+    do = "give the arguments of one call: [inputs, targets]"
+    check_type("capture", "example_inputs", example_inputs, Sequence, "a list of arguments", do=do, error=CaptureError)
+    if mesh is not None:
+        said = "a mapping of axes or a DeviceMesh"
+        check_type("capture", "mesh", mesh, (Mapping, DeviceMesh), said, do=MESH_EXAMPLE, error=CaptureError)
 
 
 def _what_is_asked(step: Callable[..., Any] | TrainingStep, part: str) -> Callable[..., Any] | TrainingStep:
@@ -134,10 +152,22 @@ def _group_table(module: GraphModule, mesh: DeviceMesh | None) -> GroupTable:
     runtime: dict[str, str] = {}
     for name, group in found.groups.items():
         key = found.runtime.get(name, name)
+        if key not in axes and resolve_group(key) is None:
+            raise CaptureError(_unknown_group(key, mesh))
         spans_world = dist.is_initialized() and group.size == dist.get_world_size() and group.ranks is None
         group = axes.get(key) or (Group("world", group.size) if spans_world else group)
         named[group.name], runtime[group.name] = group, key
     return GroupTable(named, runtime)
+
+
+def _unknown_group(name: str, mesh: DeviceMesh | None) -> str:
+    if mesh is None:
+        found, do = "there is no mesh", f"give the axis and its size: mesh={{{name!r}: 8}}"
+    else:
+        axes = ", ".join(map(repr, mesh.mesh_dim_names or ())) or "without names"
+        found = f"the mesh has {'axis' if mesh.ndim == 1 else 'axes'} {axes}"
+        do = f"name an axis of the mesh in the step, or add {name!r} to the mesh"
+    return compose("capture", f"the step communicates in group {name!r}, {found}", do=do)
 
 
 def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
