@@ -313,8 +313,8 @@ def listing(module: GraphModule) -> str:
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
     """The graph module of a listing, as `weft.listing` writes it; no part of the text is run.
 
-    `constants` gives the values of constants too large to stand in it. Raises `ListingError`, with the line, where the
-    text is no listing.
+    `tutorial.md` shows how a listing looks. `constants` gives the values of constants too large to stand in it. Raises
+    `ListingError`, with the line, where the text is no listing.
     """
     do = "pass the text of a listing: weft.parse(Path('step.txt').read_text())"
     check_type("parse", "text", text, str, "the text of a listing", do=do, error=ListingError)

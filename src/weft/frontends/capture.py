@@ -81,7 +81,7 @@ def capture(
     `example_inputs` are the arguments of one call on one rank. `mesh` gives axes and sizes, `{'dp': 8, 'tp': 4}`, the
     last one varying fastest, or is a live `DeviceMesh`; a step without collectives needs none. `dynamic` makes dim 0 of
     the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph: the zoo
-    puts the model and its tokens there.
+    puts the model and its tokens there. `capture.md` tells which models can be captured.
 
     Raises `CaptureError` where the step cannot be traced, or names a group that the mesh does not have.
     """
