@@ -69,7 +69,9 @@ class _Reader(LiteralReader):
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and function is None:
                 self._declare(statement.value)
             elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
-                self.fail(statement, "expected a declaration or `def graph(...)`", "see the format in the docs")
+                self.fail(
+                    statement, "expected a declaration or `def graph(...)`", "print weft.listing of a graph to see one"
+                )
         if function is None:
             raise ListingError(compose("listing", "it has no `def graph(...)`", do="write the graph as a function"))
         module = self.function(function)

@@ -112,14 +112,14 @@ MESSAGES = {
         "listing line 1: expected a declaration or `def graph(...)`\n"
         "    def forward(x: f32[2]):\n"
         "    ^\n"
-        "see the format in the docs",
+        "print weft.listing of a graph to see one",
     ),
     "two graphs": (
         "def graph(x: f32[2]):\n    return [x]\ndef graph(x: f32[2]):\n    return [x]\n",
         "listing line 3: expected a declaration or `def graph(...)`\n"
         "    def graph(x: f32[2]):\n"
         "    ^\n"
-        "see the format in the docs",
+        "print weft.listing of a graph to see one",
     ),
     "a missing return": (
         "def graph(x: f32[2]):\n    r = relu(x)\n",
@@ -154,7 +154,7 @@ MESSAGES = {
         "listing line 3: expected a declaration or `def graph(...)`\n"
         "    group('dp', size=2)\n"
         "    ^\n"
-        "see the format in the docs",
+        "print weft.listing of a graph to see one",
     ),
     "a group without a size": (
         "group('dp')\ndef graph(x: f32[2]):\n    return [x]\n",

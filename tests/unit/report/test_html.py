@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from weft.errors import ReportError
 from weft.planning.plan import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage, embed, headline
@@ -199,15 +198,6 @@ def test_the_file_is_the_page_and_half_characters_do_not_stop_it(tmp_path: Path)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page().render()
     page(title="half \ud800").save_html(str(tmp_path / "half.html"))
     assert "<h1>half ?</h1>" in (tmp_path / "half.html").read_text(encoding="utf-8")
-
-
-def test_a_page_is_not_saved_where_there_is_no_folder(tmp_path: Path):
-    path = tmp_path / "missing" / "report.html"
-    with pytest.raises(ReportError) as error:
-        page().save_html(path)
-    assert str(error.value) == (
-        f"{path}: it cannot be written: No such file or directory\nmake the folder {path.parent} first"
-    )
 
 
 def test_a_run_without_records_bound_or_memory_is_shown_too():
