@@ -37,7 +37,7 @@ demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and aft
 test: $(STAMP) ## Run the tests (about ten minutes on two cores)
 	$(PYTEST) tests -m "not long" $(ARGS)
 
-test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training on real ranks, and the docs at full size
+test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training on real ranks, docs and benchmarks
 	$(BIN)/python -m pytest tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests

@@ -100,7 +100,7 @@ def test_pictures_are_well_formed_and_have_a_bar_for_each_contestant(beside: Any
     assert plot.seconds(found).count('<polyline class="line-weft"') == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_contestant_runs_on_a_step(beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = beside("bench")
     monkeypatch.setattr(bench, "capture", lambda scenario, layers: weft.parse(STEP))

@@ -177,7 +177,7 @@ def test_values_are_compared_with_eager_and_a_wrong_gradient_is_told(beside: Any
         held.check(variant(lambda: [torch.tensor(2.0)]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_flow_runs_on_gloo(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, str(GPU / "train.py"), "--device", "cpu", "--ranks", "2", "--tiny"]
