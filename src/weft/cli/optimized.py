@@ -55,17 +55,14 @@ def read_all(
     """The graph and what it is to be run through, the graph last since it takes longest to read."""
     limit = usage.parse_optional_size(memory_limit, "--memory-limit")
     with usage.progress("importing torch"):
-        from weft.cli.cluster_option import check_ranks, load_cluster
         from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
 
     passes = Pipeline.parse(pipeline)
-    described = load_cluster(cluster) if cluster is not None else None
+    described = Cluster.load(cluster) if cluster is not None else None
     with usage.progress(f"reading {source}"):
-        module = load_source(source)
-    if described is not None:
-        check_ranks(described, [module])
-    return module, passes, described, limit
+        return load_source(source), passes, described, limit
 
 
 def save_plan(result: Result, plan: Path | None) -> None:

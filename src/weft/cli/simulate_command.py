@@ -33,15 +33,14 @@ def simulate(
     """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
     usage.check_folder(output)
     with usage.progress("importing torch"):
-        from weft.cli.cluster_option import check_ranks, load_cluster
         from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
         from weft.report.notes import notes_on
         from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
 
-    described = load_cluster(cluster or DEFAULT_CLUSTER)
+    described = Cluster.load(cluster or DEFAULT_CLUSTER)
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
-    check_ranks(described, modules)
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(modules, described, bound=True)
     notes = notes_on(described)

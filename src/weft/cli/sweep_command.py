@@ -163,13 +163,13 @@ def _run(
         raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
     axes.check()
     with usage.progress("importing torch"):
-        from weft.cli.cluster_option import load_cluster
         from weft.cli.source import load_source
+        from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
         from weft.report.sweep import sweep as run
 
     for name in axes.clusters:
-        load_cluster(name)
+        Cluster.load(name)
     for spec in axes.pipelines:
         Pipeline.parse(spec)
     with usage.progress(f"reading {sources[0]}"):

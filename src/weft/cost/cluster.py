@@ -100,8 +100,11 @@ class Cluster:
     def check(self, num_ranks: int, who: str = "the mesh") -> None:
         """Refuse what has more ranks than the cluster."""
         if num_ranks > self.num_ranks:
+            from weft.cost.cluster_file import larger
+
             what = f"it has {self.num_ranks} ranks, {who} needs {num_ranks}"
-            raise ClusterError(compose(f"cluster {self.name}", what, do="use a cluster with more nodes"))
+            do = f"use {larger(self, num_ranks)}, or a graph for at most {self.num_ranks} ranks"
+            raise ClusterError(compose(f"cluster {self.name}", what, do=do))
 
     def level_of(self, group: Group) -> Level:
         """The innermost level that holds each of the groups; the outermost one for groups of unknown size."""

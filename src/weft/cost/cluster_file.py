@@ -195,11 +195,23 @@ _TABLES: Mapping[tuple[str, int], type[_Table]] = {
 
 
 def load(name_or_path: str | Path) -> Cluster:
-    """A preset by its name, or the cluster of a file: a path, or a text with a slash or `.toml` in it."""
+    """A preset by its name, or the cluster of a file: a path, a text with a slash or `.toml` in it, or no preset."""
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml"):
+    is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml")
+    if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()):
         return read(text, _content(Path(name_or_path)))
     return _preset(text)
+
+
+def larger(cluster: Cluster, num_ranks: int) -> str:
+    """The name of a preset with so many ranks: of the same device, if it can have them."""
+    device, size = cluster.name.rpartition("-")[0], cluster.ranks_per_node
+    for name in (f"{device}-{-(-num_ranks // size)}x{size}", f"{device}-1x{num_ranks}"):
+        try:
+            return _preset(name).name
+        except ClusterError:
+            continue
+    return f"another cluster such as h100-{-(-num_ranks // 8)}x8"
 
 
 def read(who: str, content: bytes) -> Cluster:

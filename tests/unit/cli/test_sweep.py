@@ -119,7 +119,7 @@ def test_a_cell_that_fails_is_a_row_and_the_status_is_1(weft: Weft, listing: Pat
         "",
         "loopback-1x1, auto:",
         "    cluster loopback-1x1: it has 1 ranks, group 'dp' needs 2",
-        "    use a cluster with more nodes",
+        "    use loopback-1x2, or a graph for at most 1 ranks",
     ]
     assert [each["error"] is None for each in cells(out.read_text())] == [False, True]
     assert weft("sweep", "--merge", out).exit_code == 1
