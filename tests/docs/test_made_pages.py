@@ -113,6 +113,17 @@ def test_measured_steps_of_the_readme_are_those_of_the_docs(monkeypatch: pytest.
         assert float(ratio) == round((of[4] or 0) / (of[2] or 1), 2), name
 
 
+def test_the_sentence_on_compute_below_the_demo_follows_from_its_rows():
+    """The demo itself is compared with README by `test_demo.py`; its machine has no gaps between kernels."""
+    readme = (REPOSITORY / "README.md").read_text()
+    rows = {
+        name: re.findall(rf"^ +{name} +([\d.]+) ms +([\d.]+) ms", readme, re.MULTILINE)[0]
+        for name in ("step", "exposed")
+    }
+    compute = [round(float(step) - float(exposed)) for step, exposed in zip(rows["step"], rows["exposed"], strict=True)]
+    assert f"compute takes {compute[0]} ms alone and {compute[1]} ms beside collectives" in readme
+
+
 def test_figures_of_the_readme_are_those_of_the_docs():
     """Each row of README's table of steps is a row of the planner's page, with the same percents."""
     readme, planner = (REPOSITORY / "README.md").read_text(), (FOLDER / "planning.md").read_text()

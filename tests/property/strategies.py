@@ -784,13 +784,13 @@ def random_program(rng: Random, max_ops: int = 40, is_plain: bool = False) -> Pr
         drains=tuple(rng.random() < 0.05 and sort is not Sort.WAIT for sort in sorts),
         launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
         slowdown_ppm=0 if is_plain else rng.choice((0, 0, 189_000, 1_000_000)),
-        collective_slowdown_ppm=0 if is_plain else rng.choice((0, 0, 150_000, 1_000_000)),
         allocates=tuple(((op, made[op]),) if op in made else () for op in range(len(sorts))),
         uses=tuple(tuple(pred for pred in before if pred in made) for before in preds),
         kept=frozenset({*given, *(op for op in made if rng.random() < 0.1)}),
         given=frozenset(given),
         latency_ns=tuple(rng.randint(0, ns) if launch else 0 for ns, launch in zip(durations, launches, strict=True)),
         kernel=random_kernels(rng, sorts),
+        collective_slowdown_ppm=0 if is_plain else Random(sum(durations)).choice((0, 0, 150_000, 1_000_000)),
     )
 
 
@@ -836,10 +836,10 @@ def random_gradients(rng: Random, max_layers: int = 3, is_plain: bool = False) -
         drains=(False,) * len(sorts),
         launch_gap_ns=0 if is_plain else rng.choice((0, 0, 1, 5)),
         slowdown_ppm=0 if is_plain else rng.choice((0, 0, 189_000, 1_000_000)),
-        collective_slowdown_ppm=0 if is_plain else rng.choice((0, 0, 150_000, 1_000_000)),
         allocates=((),) * len(sorts),
         uses=((),) * len(sorts),
         latency_ns=tuple(latency),
+        collective_slowdown_ppm=0 if is_plain else Random(sum(durations)).choice((0, 0, 150_000, 1_000_000)),
     )
 
 
