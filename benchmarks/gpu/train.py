@@ -130,13 +130,14 @@ class Runner:
         )
 
     def _keep_logs(self, job: Job) -> None:
-        """The ends of what the ranks of a job said, behind those of earlier jobs."""
-        for place in places(self.options):
-            with place.with_suffix(".log").open("a") as file:
-                for rank in range(job.ranks):
-                    log = self.folder / f"{job.label.replace(':', '_')}_rank{rank}.log"
-                    said = log.read_text(errors="replace")[-LOGGED:] if log.exists() else "not begun"
-                    file.write(f"==== {job.label} rank {rank}\n{said}\n")
+        """The ends of what the ranks of a job said, behind those of earlier jobs, beside the results."""
+        if not self.options.json:
+            return
+        with Path(self.options.json).with_suffix(".log").open("a") as file:
+            for rank in range(job.ranks):
+                log = self.folder / f"{job.label.replace(':', '_')}_rank{rank}.log"
+                said = log.read_text(errors="replace")[-LOGGED:] if log.exists() else "not begun"
+                file.write(f"==== {job.label} rank {rank}\n{said}\n")
 
     def _processes(self, job: Job) -> tuple[list[dict[str, Any]], str]:
         """The rows that a job wrote, and why they are not all; empty if they are."""
@@ -195,17 +196,11 @@ class Runner:
         }
 
     def write(self) -> None:
-        """All that is known, to every place that was asked for."""
-        found = {**about(self.options), "clusters": self.clusters, "rows": self.rows}
-        text = json.dumps(found, indent=1)
-        for place in places(self.options):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
-
-
-def places(options: argparse.Namespace) -> list[Path]:
-    found = [Path(options.json)] if options.json else []
-    return [*found, *([Path(os.environ["OUT"]) / "train.json"] if os.environ.get("OUT") else [])]
+        """All that is known, if it was asked for."""
+        if self.options.json:
+            found = {**about(self.options), "clusters": self.clusters, "rows": self.rows}
+            Path(self.options.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(self.options.json).write_text(json.dumps(found, indent=1))
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
