@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from weft.compat import input_nodes
 from weft.frontends.provenance import BACKWARD, POLICY_KEY
 from weft.graph import metadata, ops
-from weft.graph.edit import Edit, finish
+from weft.graph.edit import ANNOTATIONS, Edit, finish
 from weft.graph.profiles import profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
@@ -85,7 +85,7 @@ class _Tidier:
         return self.repeated[source]
 
     def _runs_again(self, node: Node) -> bool:
-        policies = (node.meta.get("recompute"), node.meta.get("custom", {}).get(POLICY_KEY))
+        policies = (node.meta.get("recompute"), node.meta.get(ANNOTATIONS, {}).get(POLICY_KEY))
         marked = CheckpointPolicy.MUST_RECOMPUTE in policies
         if not marked or node.meta.get("partitioner_tag") == BACKWARD:
             return False
@@ -100,6 +100,8 @@ class _Tidier:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
         made = self.edit.call(target, args, kwargs, name=NUMBER.sub("", node.name), value=ops.value_of(node))
         made.meta.update({key: node.meta[key] for key in KEPT if node.meta.get(key)})
+        annotations = {key: value for key, value in node.meta.get(ANNOTATIONS, {}).items() if key != POLICY_KEY}
+        made.meta.update({ANNOTATIONS: annotations} if annotations else {})  # the policy has been carried out here
         return made
 
 

@@ -38,6 +38,8 @@ PROVENANCE = (
     "seq_nr",
     "partitioner_tag",
 )
+ANNOTATIONS = "custom"
+"""In `Node.meta`: what `torch.fx.traceback.annotate` says of a node, a dict."""
 MEMBERS_KEY = "weft.members"
 """In `Node.meta`: the names of the nodes that a new node stands for."""
 
@@ -90,11 +92,14 @@ class Edit:
         before: Node | None = None,
         name: str | None = None,
         like: Sequence[Node] = (),
+        annotated: Sequence[Node] = (),
         value: Any = None,
     ) -> Node:
         """Create a call before a node (at the end of the graph by default) with the provenance of the nodes it is like.
 
-        `value` is its fake value where the caller knows it in closed form; otherwise it is computed.
+        Each key of the provenance comes from the first of them that has it, and so does each annotation; `annotated`
+        are nodes that are asked for annotations first. `value` is the call's fake value where the caller knows it in
+        closed form; otherwise it is computed.
         """
         if value is None:
             values, keywords = map_arg((args, dict(kwargs or {})), ops.value_of)
@@ -102,7 +107,8 @@ class Edit:
         node = self._create("call_function", target, args, dict(kwargs or {}), before, name)
         node.meta["val"] = value
         if like:
-            node.meta.update({key: like[0].meta[key] for key in PROVENANCE if key in like[0].meta})
+            node.meta.update({key: n.meta[key] for n in reversed(like) for key in PROVENANCE if key in n.meta})
+            node.meta.update(_annotations((*annotated, *like)))
             node.meta[MEMBERS_KEY] = tuple(m for n in like for m in n.meta.get(MEMBERS_KEY, (n.name,)))
         return node
 
@@ -351,6 +357,15 @@ class Edit:
         first = [n for n in placed if n.op == "placeholder"]
         last = [n for n in placed if n.op == "output"]
         return first + [n for n in placed if n.op not in ("placeholder", "output")] + last
+
+
+def _annotations(nodes: Iterable[Node]) -> dict[str, Any]:
+    """The annotations of several nodes for one that stands for them: where two disagree, the first is right."""
+    found: dict[str, Any] = {}
+    for node in nodes:
+        own = node.meta.get(ANNOTATIONS)
+        found = {**own, **found} if isinstance(own, dict) else found
+    return {ANNOTATIONS: found} if found else {}
 
 
 def _last_heir(node: Node, heirs: Mapping[Node, Node]) -> Node:

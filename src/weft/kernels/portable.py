@@ -62,7 +62,9 @@ class Builder:
         """Tensors that parts are taken of, with the dim that is cut seen as three."""
 
     def call(self, target: Any, args: tuple[Any, ...], name: str, like: Node, **kwargs: Any) -> Node:
-        return self.edit.call(target, args, kwargs, before=self.anchor, name=name, like=[like])
+        """Create a node of the site; a part of an input or a constant comes from the launch that it is cut for."""
+        origin = like if like.op == "call_function" else self.launch
+        return self.edit.call(target, args, kwargs, before=self.anchor, name=name, like=[origin])
 
     def communicate(self, source: Node, c: int) -> Node:
         """The launch of one chunk."""
@@ -71,7 +73,9 @@ class Builder:
         return self.call(self.launch.target, tuple(args), f"{self.launch.name}_{c}", self.launch)
 
     def wait(self, launch: Node) -> Node:
-        return self.call(ops.op_names()["wait"], (launch,), f"{launch.name}_done", self.launch)
+        target, waits = ops.op_names()["wait"], self.collective.waits
+        name = f"{launch.name}_done"
+        return self.edit.call(target, (launch,), before=self.anchor, name=name, like=[self.launch], annotated=waits)
 
     def contiguous(self, node: Node) -> Node:
         value: Tensor = ops.value_of(node)

@@ -172,10 +172,18 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
     reader = LineReader([call for action in rewrites for call in action.calls], nodes)
     for action in rewrites:
         like = [nodes[old] for old, _ in action.heirs]
+        annotated = [*like, *(nodes[name] for name in action.erased)]
         for text in action.calls:
             line = reader.read(text)
-            before = nodes[action.before]
-            nodes[line.name] = edit.call(line.target, line.args, line.kwargs, before=before, name=line.name, like=like)
+            nodes[line.name] = edit.call(
+                line.target,
+                line.args,
+                line.kwargs,
+                before=nodes[action.before],
+                name=line.name,
+                like=like,
+                annotated=annotated,
+            )
         edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
         for name in action.erased:
             edit.erase(nodes[name])

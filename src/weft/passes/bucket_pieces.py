@@ -49,10 +49,13 @@ class Pieces:
                 raise PlanError(compose("plan", f"{name} is to be merged, but is no launch of a known kind"))
         self.members = [Collective(nodes[name]) for name in action.launches]
         self.launches = [member.launch for member in self.members]
+        self.waits = {member.launch: member.waits for member in self.members}
         self.kind, self.place = self.members[0].kind, self.launches[-1]
         self.bound = ops.bind(self.launches[0])
         self.folded = frozenset(action.folded)
         self.made: list[Node] = []
+        self.is_received = False
+        """Whether the nodes that are made now are the wait or come after it."""
         self.pieces: list[Piece] = []
         for member in self.members:
             for part in parts_of(member):
@@ -68,8 +71,18 @@ class Pieces:
     def call(
         self, target: Any, args: tuple[Any, ...], value: Any, name: str, like: Node | None = None, **kwargs: Any
     ) -> Node:
+        """Create a node of the bucket, like one member or all of them.
+
+        From the wait on it carries the annotations of their waits, and before that of what is folded into the bucket.
+        """
         origin = self.launches if like is None else [like]
-        made = self.edit.call(target, args, kwargs, before=self.place, name=name, like=origin, value=value)
+        if self.is_received:
+            annotated = [wait for launch in origin for wait in self.waits[launch]]
+        else:
+            annotated = [] if like is not None else [*origin, *(self.nodes[name] for name in self.action.folded)]
+        made = self.edit.call(
+            target, args, kwargs, before=self.place, name=name, like=origin, annotated=annotated, value=value
+        )
         self.made.append(made)
         return made
 

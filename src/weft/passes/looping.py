@@ -153,7 +153,7 @@ def _again(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
     """The nested graph that says whether there is another round."""
     edit = Edit(Graph(), mode=mode)
     count = _parameters(edit, scan, values)[0]
-    edit.output(edit.call(ops.op_of("lt.Scalar"), (count, scan.num_rounds), name="is_left"))
+    edit.output(edit.call(ops.op_of("lt.Scalar"), (count, scan.num_rounds), name="is_left", like=[scan.node]))
     return finish({}, edit.graph)
 
 
@@ -165,21 +165,22 @@ def _round(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
     carried, buffers = given[:num_carried], given[num_carried : num_carried + num_buffers]
     rows = given[num_carried + num_buffers : num_carried + num_buffers + len(scan.rows)]
     whole = given[num_carried + num_buffers + len(scan.rows) :]
-    at = edit.call(ops.op_of("view"), (count, [1]), name="at")
+    at = edit.call(ops.op_of("view"), (count, [1]), name="at", like=[scan.node])
     taken: list[Node] = []
     inputs = _inputs(scan.body.graph)
     for row, one in zip(rows, inputs[num_carried:], strict=False):
-        some = edit.call(ops.op_of("index_select"), (row, 0, at), name=f"{row.name}_at")
-        taken.append(edit.call(ops.op_of("select.int"), (some, 0, 0), name=one.name))
+        some = edit.call(ops.op_of("index_select"), (row, 0, at), name=f"{row.name}_at", like=[scan.node])
+        taken.append(edit.call(ops.op_of("select.int"), (some, 0, 0), name=one.name, like=[scan.node]))
     copies = dict(zip(inputs, (*carried, *taken, *whole), strict=True))
     _copy(edit, scan.body.graph, copies)
     results = [copies[one] for one in scan.results]
     kept = _own(edit, scan, results[:num_carried])
     put: list[Node] = []
     for buffer, one in zip(buffers, results[num_carried:], strict=True):
-        row = edit.call(ops.op_of("unsqueeze"), (one, 0), name=f"{buffer.name}_row")
-        put.append(edit.call(ops.op_of("index_copy"), (buffer, 0, at, row), name=f"{buffer.name}_put"))
-    following = edit.call(ops.op_of("add"), (count, 1), name="following")
+        row = edit.call(ops.op_of("unsqueeze"), (one, 0), name=f"{buffer.name}_row", like=[scan.node])
+        args, name = (buffer, 0, at, row), f"{buffer.name}_put"
+        put.append(edit.call(ops.op_of("index_copy"), args, name=name, like=[scan.node]))
+    following = edit.call(ops.op_of("add"), (count, 1), name="following", like=[scan.node])
     edit.output((following, *kept, *put))
     made = finish(scan.body, edit.graph)
     with Edit(made.graph, mode=mode) as nested:
@@ -205,7 +206,9 @@ def _own(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
     kept: list[Node] = []
     for one, made in zip(scan.results, results, strict=False):
         mine = set(dag.effects.held(dag.index[one]))
-        kept.append(edit.call(ops.op_of("clone"), (made,), name=f"{made.name}_own") if mine & held else made)
+        if mine & held:
+            made = edit.call(ops.op_of("clone"), (made,), name=f"{made.name}_own", like=[scan.node])
+        kept.append(made)
         held |= mine
     return kept
 

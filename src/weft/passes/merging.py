@@ -47,11 +47,13 @@ class _Builder(Pieces):
         if self.action.strategy == "coalesced":
             launch = self._launch_list()
             items = [self._item(launch, number) for number in range(len(self.pieces))]
+            self.is_received = True
             before = list(self.made)  # with the items: the list would keep all of them until its last one is taken
             results = [self._wait(*each) for each in zip(self.pieces, items, strict=True)]
         else:
             packed = self._pack() if self.action.strategy == "pack" else self._concatenate()
             launch = self._launch(packed)
+            self.is_received = True
             before = list(self.made)
             wait = self.call(_op("wait"), (launch,), ops.value_of(launch), f"{self.launches[0].name}_done")
             results = self._results(wait)

@@ -363,6 +363,24 @@ def test_provenance_comes_from_the_nodes_that_a_new_one_is_like():
     assert second.meta[MEMBERS_KEY] == ("a", "b", "r")
 
 
+def test_a_new_node_has_the_annotations_of_all_that_it_is_like_and_the_first_ones_where_they_disagree():
+    module = module_of()
+    nodes = nodes_of(module)
+    nodes["a"].meta["custom"] = {"layer": 1, "stage": 0}
+    nodes["b"].meta["custom"] = {"layer": 2, "recompute": True}
+    nodes["w"].meta["custom"] = {"stage": 7}
+    nodes["r"].meta["custom"] = "not a dict"
+    with Edit(module.graph) as edit:
+        like = [nodes["a"], nodes["b"], nodes["r"]]
+        first = edit.call(aten.relu.default, (nodes["x"],), like=like, before=nodes["ag"])
+        second = edit.call(aten.relu.default, (first,), like=like, annotated=[nodes["w"]], before=nodes["ag"])
+        plain = edit.call(aten.relu.default, (first,), like=[nodes["x"]], before=nodes["ag"])
+    assert first.meta["custom"] == {"layer": 1, "stage": 0, "recompute": True}
+    assert second.meta["custom"] == {"layer": 1, "stage": 7, "recompute": True}
+    assert "custom" not in plain.meta
+    assert nodes["a"].meta["custom"] == {"layer": 1, "stage": 0}
+
+
 def test_users_follow_a_replacement():
     module = module_of()
     nodes = nodes_of(module)

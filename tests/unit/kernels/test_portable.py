@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from tests.unit.kernels.streams import Case, cases, gather, reduce, scatter
+from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs
 from weft.verification.equivalence import prove
@@ -50,3 +51,17 @@ def test_both_in_more_chunks(case: Case, chunks: int):
     second = check(scatter(case), f"fuse-matmul-reduce-scatters{{chunks={chunks}}}", 4)
     single_rows = chunks == 4 and str(case).startswith("4 ranks, 2 dims, dim 1")  # these are declined
     assert (first, second) == ((0, 0) if single_rows else (1, 1))
+
+
+@pytest.mark.parametrize("site", ["gather", "scatter"])
+def test_every_new_node_carries_the_annotations_of_what_it_was_cut_from(site: str):
+    module = weft.parse((gather if site == "gather" else scatter)(cases(2, ("bias",))[0]))
+    spec = "fuse-all-gather-matmuls{chunks=2}" if site == "gather" else "fuse-matmul-reduce-scatters{chunks=2}"
+    for node in module.graph.nodes:
+        node.meta |= {"custom": {"from": node.name}} if node.op == "call_function" else {}
+    made = Pipeline.parse(spec).run(module).module
+    calls = [n for n in made.graph.nodes if n.op == "call_function"]
+    assert len(calls) > len([n for n in module.graph.nodes if n.op == "call_function"])
+    assert [n.name for n in calls if "from" not in n.meta.get("custom", {})] == []
+    waits = [n for n in calls if ops.is_wait(n.target)]
+    assert {n.meta["custom"]["from"] for n in waits} == {"w"}

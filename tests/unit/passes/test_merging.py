@@ -177,6 +177,35 @@ def test_every_new_node_says_what_it_stands_for():
     assert [n.name for n in calls if "weft.members" not in n.meta] == []
 
 
+@pytest.mark.parametrize(
+    "spec", [*(f"bucket-all-gathers{{strategy={strategy}}}" for strategy in STRATEGIES), "schedule-overlap"]
+)
+def test_every_new_node_carries_the_annotations_of_what_it_stands_for(spec: str):
+    module = traced()
+    annotate(module, {"c0": "send", "c1": "send", "w0": "use", "w1": "use"})
+    made = Pipeline.parse(spec).run(module).module
+    calls = [n for n in made.graph.nodes if n.op == "call_function"]
+    assert "c0_bucket" in [n.name for n in calls]
+    first_wait = next(i for i, n in enumerate(calls) if ops.is_wait(n.target))
+    parts = [n.meta["custom"]["part"] for n in calls]
+    assert parts == ["send"] * first_wait + ["use"] * (len(calls) - first_wait)
+
+
+def test_where_members_disagree_a_bucket_has_the_annotations_of_the_first():
+    module = traced()
+    node(module, "c0").meta["custom"] = {"layer": 0, "stage": "a"}
+    node(module, "c1").meta["custom"] = {"layer": 1, "stage": "a", "last": True}
+    made = Pipeline.parse("bucket-all-gathers").run(module).module
+    assert meta(made, "c0_bucket")["custom"] == {"layer": 0, "stage": "a", "last": True}
+    assert meta(made, "c1_out")["custom"] == {"layer": 1, "stage": "a", "last": True}
+    assert node(module, "c0").meta["custom"] == {"layer": 0, "stage": "a"}
+
+
+def annotate(module: GraphModule, parts: dict[str, str]) -> None:
+    for name, part in parts.items():
+        node(module, name).meta["custom"] = {"part": part}
+
+
 def test_members_of_members_are_kept():
     """A bucket that a second kind of bucket takes apart names the first launches."""
     module = Pipeline.parse("bucket-all-gathers").run(traced()).module

@@ -131,6 +131,16 @@ def test_a_new_node_has_the_provenance_of_what_it_stands_for():
     assert node.meta["weft.members"] == ("s",)
 
 
+def test_a_new_node_has_the_annotations_of_all_that_was_taken_out_for_it():
+    module = weft.parse(BIASED)
+    annotations = {"m": {"layer": 3, "kind": "product"}, "s": {"kind": "sum"}}
+    for node in module.graph.nodes:
+        node.meta |= {"custom": annotations[node.name]} if node.name in annotations else {}
+    made = Pipeline.parse("fuse-addmms").run(module).module
+    node = next(n for n in made.graph.nodes if n.name == "s_addmm")
+    assert node.meta["custom"] == {"kind": "sum", "layer": 3}
+
+
 NESTED = """def graph(p: b8[()], x: f32[4]):
     def yes(a: f32[4]):
         h: f32[4] = neg(a)

@@ -154,7 +154,14 @@ def _fold(edit: Edit, tree: list[Node], position: dict[Node, int]) -> Node:
     form = Collective(last).form
     arguments = {**ops.bind(last), form.tensors: sums[root]}
     target: Any = last.target
-    launch = edit.call(target, tuple(arguments.values()), before=last, name=f"{last.name}_sum", like=[launches[0]])
+    launch = edit.call(
+        target,
+        tuple(arguments.values()),
+        before=last,
+        name=f"{last.name}_sum",
+        like=[launches[0]],
+        annotated=launches,
+    )
     wait = edit.call(ops.op_names()["wait"], (launch,), before=root, name=f"{root.name}_done", like=[root])
     for node in (*tree, *(a for addition in tree for a in _addends(addition) if a not in inner), *launches):
         edit.erase(node)
