@@ -65,9 +65,12 @@ PRESET_NODES = (1, 8, 32)
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.-]*$")]
-Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Gbps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Tflops = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Microseconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+"""Up to eleven days: longer times overflow once they are multiplied by numbers of ranks and bytes."""
+Gbps = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
+"""From a thousand bytes a second: slower ones round to nothing in the integers of the model."""
+Tflops = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
+"""From a million operations a second, for the same reason."""
 ByNodes = Annotated[list[Gbps], Field(min_length=3, max_length=3)]
 KindName = Literal[
     "all_gather",
@@ -167,7 +170,7 @@ class MeasuredTable(_Table):
     kind: KindName
     num_ranks: Annotated[int, Field(ge=2, le=1_000_000)]
     input_bytes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    us: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    us: Annotated[list[Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]], Field(min_length=1)]
     level: Name | None = None
 
 

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.errors import ClusterError, compose
+
 MATMUL_EFFICIENCY = 0.7
 """Where a file states none: sixteen 8192^3 bf16 matmuls on each of two ranks took 49.2 ms on one H200 (torch 2.11.0,
 CUDA 13.0), which is 715 of its 989 TFLOP/s."""
+
+SLOWEST, FASTEST = 5.1e-7, 1e12
+"""Rates in TFLOP/s or GB/s between which whole flops in a microsecond, or bytes in a millisecond, can be counted."""
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "bf16",
@@ -47,6 +52,16 @@ class Device:
     """The share of the peak that large products reach."""
     fuses: bool = True
     """Chains of pointwise operators run as one kernel, as a compiler makes them; else each operator is a kernel."""
+
+    def __post_init__(self) -> None:
+        rates = [
+            (f"its products of {key} run", peak * self.matmul_efficiency, "TFLOP/s") for key, peak in self.peak_tflops
+        ]
+        rates += [("its memory runs", self.memory_gbps, "GB/s")] if self.memory_gbps is not None else []
+        for what, rate, unit in rates:
+            if not SLOWEST <= rate <= FASTEST:  # not a number either
+                found = f"{what} at {rate:g} {unit}, expected {SLOWEST:g} to {FASTEST:g}"
+                raise ClusterError(compose(f"device {self.name!r}", found, do="check the units"))
 
     def peak_of(self, dtype: torch.dtype) -> float | None:
         """The peak for products of a dtype in TFLOP/s; None where the device states none."""

@@ -92,16 +92,19 @@ def name_of(target: Any) -> str:
 
 
 def bytes_of(value: Any) -> int | None:
-    """Bytes of a value in memory by hint: what is broadcast counts once. None where they are unknown."""
+    """Bytes of a value in memory by hint: what is broadcast, or lies in several windows, counts once. None where they
+    are unknown."""
     if isinstance(value, Tensor):
-        num = value.element_size()
+        num = span = 1
         for size, stride in zip(value.shape, value.stride(), strict=True):
             known = size if type(size) is int else hint_of(size)
+            step = stride if type(stride) is int else hint_of(stride)
             if known is None:
                 return None
-            if known == 0 or type(stride) is not int or stride:
+            if known == 0 or step != 0:
                 num *= known
-        return num
+            span = None if span is None or step is None else span + (known - 1) * step
+        return (num if span is None else min(num, max(span, 0))) * value.element_size()
     if isinstance(value, list | tuple):
         sizes = [bytes_of(each) for each in value if each is not None]
         return None if None in sizes else sum(size for size in sizes if size is not None)
@@ -165,10 +168,10 @@ class Traffic:
                 if regions[source] == regions[i] or key in seen:
                     continue
                 seen.add(key)
-                # Two views of one tensor are no more than all of it.
+                # Two views of one tensor are no more than all of it; one view may be more than what it was made of.
                 before, whole = counted.get((regions[i], source), 0), values[source]
                 part = self._picked(i, p)
-                after = None if part is None or whole is None else min(before + part, max(whole, part))
+                after = None if part is None or whole is None else min(before + part, max(whole, part, before))
                 self.num_bytes[i] = _add(self.num_bytes[i], None if after is None else after - before)
                 counted[regions[i], source] = before if after is None else after
         for i, is_written in enumerate(written):

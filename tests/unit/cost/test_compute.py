@@ -225,6 +225,33 @@ def test_a_region_reads_a_tensor_once_and_its_views_no_more_than_all_of_it():
     ) == {"a": 800, "b": 800}
 
 
+def test_windows_that_overlap_are_read_once_and_no_node_takes_less_than_nothing():
+    windows = (
+        "    windows: f32[97, 4] = unfold(x, 0, 4, 1)\n"
+        "    a: f32[97, 4] = mul(windows, 2)\n"
+        "    part: f32[97] = slice(x, 0, 0, 97)\n"
+        "    column: f32[97, 1] = view(part, [97, 1])\n"
+        "    b: f32[97, 1] = relu(column)\n"
+        "    c: f32[97, 4] = add(a, b)\n"
+        "    return [c]\n"
+    )
+    assert times("def graph(x: f32[100]):\n" + windows) == {"a": 400, "c": 97 * 4 * 4}
+
+
+def test_views_that_are_larger_than_what_they_are_made_of_are_read_no_more_than_once():
+    # The input is a part of a larger storage, and the view reaches beyond it.
+    assert times(
+        "def graph(x: f32[10]):\n"
+        "    wide: f32[40] = as_strided(x, [40], [1])\n"
+        "    a: f32[40] = relu(wide)\n"
+        "    other: f32[5] = slice(x, 0, 0, 5)\n"
+        "    b: f32[5] = relu(other)\n"
+        "    c: f32[8, 5] = view(a, [8, 5])\n"
+        "    d: f32[8, 5] = add(c, b)\n"
+        "    return [d]\n"
+    ) == {"a": 160, "d": 160}
+
+
 def test_what_is_broadcast_is_read_once():
     assert times(
         "def graph(x: f32[10]):\n"

@@ -89,6 +89,34 @@ def test_products_take_their_flops_at_the_stated_share_of_the_peak_of_their_dtyp
     assert device.traffic_ns(1) == 1
 
 
+def test_rates_that_round_to_nothing_are_refused_with_their_path():
+    slow = DEVICE.replace("bf16 = 1000.0", "bf16 = 0.0000005").replace("memory_gbps = 2000.0", "memory_gbps = 1e-9")
+    assert refusal(LINKS + slow) == [
+        "cluster box.toml: it describes no cluster",
+        "    device.peak_tflops.bf16: expected greater than or equal to 0.000001, found 5e-07",
+        "    device.memory_gbps: expected greater than or equal to 0.000001, found 1e-09",
+    ]
+
+
+@pytest.mark.parametrize("efficiency", [1e-12, float("nan")])
+def test_a_device_without_a_rate_that_can_be_counted_is_refused(efficiency: float):
+    with pytest.raises(ClusterError) as error:
+        Device("slow", (("f32", 1.0),), 1.0, matmul_efficiency=efficiency)
+    assert str(error.value).splitlines() == [
+        f"device 'slow': its products of f32 run at {efficiency:g} TFLOP/s, expected 5.1e-07 to 1e+12",
+        "check the units",
+    ]
+    with pytest.raises(ClusterError, match="its memory runs at inf GB/s"):
+        Device("fast", (), float("inf"))
+
+
+def test_the_slowest_device_that_a_file_may_describe_takes_finite_times():
+    slowest = LINKS.replace("100.0", "1e-6").replace("10.0", "1e12")
+    slowest += "[device]\npeak_tflops = { f32 = 1e-6 }\nmemory_gbps = 1e-6\nmatmul_efficiency = 1.0\n"
+    made = read("box.toml", slowest.encode())
+    assert (made.device.product_ns(10**6, torch.float32), made.device.traffic_ns(1000)) == (10**9, 10**9)
+
+
 def test_ranks_that_share_a_device_have_a_part_of_it_each():
     two, four = Cluster.load("loopback-1x2").device, Cluster.load("loopback-1x4").device
     assert two.peak_of(torch.bfloat16) == pytest.approx(989.5 / 2)
@@ -121,7 +149,7 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
     assert refusal(LINKS + text + nccl + tables) == [
         "cluster box.toml: it describes no cluster",
         "    device.peak_tflops.fp32: no key is called 'fp32'; did you mean 'f32'?",
-        "    device.memory_gbps: expected greater than 0, found 0",
+        "    device.memory_gbps: expected greater than or equal to 0.000001, found 0",
         "    device.overlap_slowdown: expected greater than or equal to 0, found -0.2",
         "    device.collective_slowdown: expected greater than or equal to 0, found -0.1",
         "    device.matmul_efficiency: expected less than or equal to 1, found 1.5",
