@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -25,10 +25,12 @@ from torch.fx.node import _side_effectful_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "CONTROL_DEPS",
     "FUNCTIONAL",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "INVOKE",
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",
@@ -66,7 +68,7 @@ def has_side_effect(op: OpOverload) -> bool:
     return op in _side_effectful_functions
 
 
-def input_nodes(node: Node) -> Iterable[Node]:
+def input_nodes(node: Node) -> Collection[Node]:
     """The distinct input nodes in argument order, without the copy that `all_input_nodes` makes."""
     return node._input_nodes
 
@@ -336,11 +338,19 @@ def register_operators(namespace: str) -> bool:
     return True
 
 
+CONTROL_DEPS = "control_deps"
+"""The higher-order operator `(nodes to come after, nested graph, *operands)`: it runs the graph on the operands."""
+INVOKE = "invoke_subgraph"
+"""The higher-order operator `(nested graph, its name, *operands)`: it runs the graph on the operands."""
+
+
 def higher_order_op(name: str) -> HigherOrderOperator | None:
-    """The higher-order operator of that name, or None. Those that call kernels of Triton are registered when asked."""
-    if name.startswith("triton_kernel_"):
+    """The higher-order operator of that name, or None. Those with a home of their own are registered when asked."""
+    home = "torch._higher_order_ops.triton_kernel_wrap" if name.startswith("triton_kernel_") else ""
+    home = "torch._inductor.fx_utils" if name == CONTROL_DEPS else home
+    if home:
         with contextlib.suppress(ImportError):
-            importlib.import_module("torch._higher_order_ops.triton_kernel_wrap")
+            importlib.import_module(home)
     found = getattr(torch.ops.higher_order, name, None)
     return found if isinstance(found, HigherOrderOperator) else None
 

@@ -23,7 +23,7 @@ from torch.fx import Node
 from weft.compat import input_nodes, storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
-from weft.graph.profiles import OPAQUE, Profile, profile, profile_of, shares_storage
+from weft.graph.profiles import OPAQUE, Profile, profile, profile_of, shares_storage, touched, waited_inside
 
 # Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
@@ -177,7 +177,7 @@ class Effects:
     def _storage(self, i: int, found: Profile) -> Storage:
         node = self.nodes[i]
         if found.opaque:
-            joined = [s for j in map(self.index.__getitem__, input_nodes(node)) for s in self._held_raw(j)]
+            joined = [s for j in map(self.index.__getitem__, touched(node)) for s in self._held_raw(j)]
             return self._join([i, *joined])
         if node.target is getitem:
             return self._item(node)
@@ -274,8 +274,8 @@ class Effects:
                     for storage in writes:
                         open_flights.setdefault(storage, []).append(len(pending))
                     pending.append((i, sent[k] if k < len(sent) else (), writes))
-            elif p.wait:
-                for storage in {s for held in self._held_by(node.args) for s in held}:
+            elif waited := node.args if p.wait else waited_inside(node) if p.opaque else ():
+                for storage in {s for held in self._held_by(waited) for s in held}:
                     self.waits_on.setdefault(storage, []).append(i)
                     for flight in open_flights.pop(storage, []):
                         ends[flight] = i
@@ -291,7 +291,7 @@ class Effects:
         writes: dict[int, set[int]] = {}
         for i, p in self.special:
             if p.opaque:
-                writes[i] = {s for j in map(self.index.__getitem__, input_nodes(self.nodes[i])) for s in self.held(j)}
+                writes[i] = {s for j in map(self.index.__getitem__, touched(self.nodes[i])) for s in self.held(j)}
             elif p.writes:
                 writes[i] = {s for held in self._held_by(self._written(self.nodes[i], p)) for s in held}
         followed = {s for storages in writes.values() for s in storages}
@@ -329,8 +329,9 @@ class Effects:
                 continue
             for s in followed.intersection(self.held(i)):
                 for user in self._succs[i]:
-                    reads = user not in views and ops.reads_data(self.nodes[user].target)
-                    if reads and s not in writes.get(user, ()):
+                    taker = self.nodes[user]
+                    reads = user not in views and ops.reads_data(taker.target)
+                    if reads and s not in writes.get(user, ()) and self.nodes[i] in touched(taker):
                         yield user, s, False
 
     def _order_outside(self) -> Iterable[tuple[int, int, bool]]:

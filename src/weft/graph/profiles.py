@@ -7,6 +7,7 @@ writing all it is given, drawing random numbers, and communicating.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from weft.compat import (
+    CONTROL_DEPS,
+    INVOKE,
     HigherOrderOperator,
     OpOverload,
     has_side_effect,
@@ -139,7 +143,7 @@ def profile_of(node: Node) -> Profile:
     inner = [profile_of(inner) for graph in nested for inner in graph.graph.nodes] + [profile(op) for op in wrapped]
     if not nested and node.target.name() not in FUNCTIONAL_WRAPPERS:
         return OPAQUE
-    if any(p.launch or p.opaque or p.ordered for p in inner):
+    if any(p.launch or p.wait or p.opaque or p.ordered for p in inner):
         return OPAQUE
     random = any(p.random for p in inner)
     if node.target.name() in FUNCTIONAL_WRAPPERS:
@@ -159,6 +163,38 @@ def nested_graphs(node: Node) -> list[GraphModule]:
             if isinstance(value, GraphModule):
                 found.append(value)
     return found
+
+
+def touched(node: Node) -> Collection[Node]:
+    """The nodes whose data a call may touch: its inputs, without those that it only has to come after."""
+    if not _is_call_of(node, CONTROL_DEPS):
+        return input_nodes(node)
+    found: dict[Node, None] = {}
+    map_arg(node.args[1:], lambda source: found.setdefault(source))
+    return list(found)
+
+
+def waited_inside(node: Node) -> list[Node]:
+    """The operands that a call waits for in the nested graph that it runs, whatever else it does there."""
+    nested = nested_graphs(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
+    if len(nested) != 1:
+        return []
+    parameters = [inner for inner in nested[0].graph.nodes if inner.op == "placeholder"]
+    operands = dict(zip(parameters, node.args[2:], strict=False))
+    found: dict[Node, None] = {}
+    for inner in nested[0].graph.nodes:
+        waits = inner.op == "call_function" and ops.is_wait(inner.target)
+        for source in input_nodes(inner) if waits else waited_inside(inner):
+            while is_alias(source):
+                source = next(iter(input_nodes(source)))
+            operand = operands.get(source)
+            if isinstance(operand, Node):
+                found[operand] = None
+    return list(found)
+
+
+def _is_call_of(node: Node, *names: str) -> bool:
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() in names
 
 
 def is_alias(node: Node) -> bool:

@@ -24,7 +24,7 @@ from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.metadata import contiguous_strides
 from weft.graph.ops import Kind
-from weft.graph.profiles import is_alias
+from weft.graph.profiles import is_alias, waited_inside
 from weft.planning.plan import Reason
 
 Strategy = Literal["concat", "coalesced", "pack"]
@@ -188,7 +188,10 @@ def _why_not_by_waits(collective: Collective) -> Refusal | None:
         sentence = f"{collective.launch.name} stays: {computed.name} takes an item of it by a computed number"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence, computed.name)
     if not waits:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{collective.launch.name} stays: nothing waits for it")
+        taker = next((user for user in collective.launch.users if waited_inside(user)), None)
+        what = f"{taker.name} waits for it in a nested graph" if taker is not None else "nothing waits for it"
+        blocking = taker.name if taker is not None else None
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{collective.launch.name} stays: {what}", blocking)
     return None
 
 

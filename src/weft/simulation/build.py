@@ -32,7 +32,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, attribute
-from weft.graph.profiles import is_alias
+from weft.graph.profiles import is_alias, waited_inside
 from weft.graph.results import result_names
 from weft.simulation.program import Program, Queue, Sort
 
@@ -224,7 +224,9 @@ class _Builder:
             if sort is Sort.LAUNCH:
                 self.flights.launch(base + i, storages[i])
             if sort is Sort.WAIT:
-                sources = [storages[dag.index[source]] for source in input_nodes(dag.nodes[i])]
+                node = dag.nodes[i]
+                waited = waited_inside(node) if isinstance(node.target, HigherOrderOperator) else input_nodes(node)
+                sources = [storages[dag.index[source]] for source in waited]
                 launches = self.flights.wait(s for held in sources for s in held)
                 self.waits_for.append(launches)
                 self.preds[base + i] = tuple(dict.fromkeys((*self.preds[base + i], *launches)))
@@ -269,6 +271,8 @@ def _sort_of(node: Node) -> Sort:
         return Sort.NOTHING
     if node.op != "call_function":
         return Sort.COMPUTE
+    if isinstance(node.target, HigherOrderOperator) and waited_inside(node):
+        return Sort.WAIT
     sort = _sort_of_target(node.target)
     return Sort.NOTHING if sort is Sort.COMPUTE and is_alias(node) else sort
 

@@ -18,10 +18,11 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.fx import GraphModule, Node
 
-from weft.compat import HigherOrderOperator, OpOverload, input_nodes, intercept, version_of
+from weft.compat import HigherOrderOperator, OpOverload, intercept, version_of
 from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
+from weft.graph.profiles import touched
 from weft.verification.flights import Flight, Flights
 from weft.verification.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
 from weft.verification.launches import RESHARD, LaunchReader, poison
@@ -182,7 +183,7 @@ class _RankRun:
 
     def _given(self, node: Node) -> Given:
         """The tensors that a node takes, by the argument that holds them."""
-        return Given([(n.name, t) for n in input_nodes(node) for t in tensors_in(self.rank.values[n])])
+        return Given([(n.name, t) for n in touched(node) for t in tensors_in(self.rank.values[n])])
 
     def _evaluate(self, node: Node) -> Any:
         """Evaluate with this rank's random numbers, and with communication out of reach."""

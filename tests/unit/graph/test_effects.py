@@ -8,6 +8,7 @@ from torch.fx import Graph, GraphModule
 
 import weft
 from tests.unit.graph.test_text import branch_that_reduces, trace
+from weft.graph.check import validate
 from weft.graph.dag import Dag
 
 
@@ -416,3 +417,70 @@ def test_a_batch_writes_what_it_receives_and_not_what_it_sends():
     writes = {storage for flight in dag.effects.flights for storage in flight.writes}
     assert held["y"] in writes
     assert held["x"] not in writes
+
+
+# Waits inside nested graphs.
+
+WAITED_INSIDE = """group('dp', size=2)
+
+def graph(x: f32[4], y: f32[4, 4]):
+    def done(a: f32[8]):
+        v: f32[8] = view(a, [8])
+        w: f32[8] = wait(v)
+        return w
+    def product(a: f32[4, 4]):
+        m: f32[4, 4] = mm(a, a)
+        return m
+    ag: f32[8] = all_gather(x, 2, 'dp')
+    product = attribute('product')
+    m: f32[4, 4] = higher_order.control_deps((ag,), product, y)
+    r: f32[4, 4] = relu(m)
+    done = attribute('done')
+    w: f32[8] = higher_order.control_deps((m,), done, ag)
+    s: f32[8] = relu(w)
+    return [s, r]
+"""
+
+
+def test_a_wait_inside_control_deps_ends_the_flight():
+    module = weft.parse(WAITED_INSIDE)
+    dag = Dag(module.graph)
+    (flight,) = dag.effects.flights
+    assert flight.wait is not None
+    assert dag.nodes[flight.wait].name == "w"
+    validate(dag)
+    assert weft.listing(weft.parse(weft.listing(module))) == weft.listing(module)
+
+
+def test_what_control_deps_only_come_after_is_not_read_by_them():
+    """`m` comes after the launch and reads nothing of it; `w` and what it holds are none of `m`'s."""
+    dag = Dag(weft.parse(WAITED_INSIDE).graph)
+    held = {node.name: set(dag.effects.held(i)) for i, node in enumerate(dag.nodes)}
+    assert not held["m"] & held["ag"]
+    assert held["w"] == held["ag"]
+    assert ("ag", "m") in must_precede(dag)
+    assert ("w", "r") not in must_precede(dag)
+
+
+def test_nothing_moves_across_a_wait_inside_control_deps_and_its_launch_is_left_alone():
+    module = weft.parse(
+        WAITED_INSIDE.replace("x: f32[4]", "x: f32[4], z: f32[4]").replace(
+            "return [s, r]",
+            """\
+b: f32[8] = all_gather(z, 2, 'dp')
+    c: f32[8] = wait(b)
+    return [s, r, c]""",
+        )
+    )
+    for spec in ("auto", "bucket-all-gathers", "hoist-launches,sink-waits"):
+        result = weft.optimize(module, cluster="h100-8", pipeline=spec)
+        names = [node.name for node in result.module.graph.nodes]
+        assert names.index("ag") < names.index("m") < names.index("w") < names.index("s")
+    declined = weft.optimize(module, pipeline="bucket-all-gathers").report.declined
+    assert "ag stays: w waits for it in a nested graph" in [decision.sentence for decision in declined]
+
+
+def test_a_launch_is_simulated_until_the_wait_inside_control_deps():
+    plain = WAITED_INSIDE.replace("w: f32[8] = higher_order.control_deps((m,), done, ag)", "w: f32[8] = wait(ag)")
+    steps = [weft.simulate(weft.parse(text), cluster="h100-8").step_us for text in (WAITED_INSIDE, plain)]
+    assert steps[0] == pytest.approx(steps[1])
