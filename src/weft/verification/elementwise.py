@@ -120,6 +120,8 @@ def _common_reduction(terms: Terms, found: list[tuple[int, Size]], dtype: torch.
     label = terms.labels[found[0][0]]
     if not (isinstance(label, tuple) and label[0] in ("all_reduce", "reduce_scatter") and label[1] in ADDITIVE):
         return None
+    if label[1] == "avg" and not (dtype.is_floating_point or dtype.is_complex):  # it rounds
+        return None
     if any(terms.labels[atom] != label for atom, _ in found):
         return None
     columns = [[(a, settle(start + shift)) for a, shift in terms.operands[atom]] for atom, start in found]

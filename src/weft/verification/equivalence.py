@@ -17,17 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from weft.errors import GraphError
 from weft.graph import check, ops
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
-from weft.graph.text import render
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.contents import Lost
 from weft.verification.rank import same_bits
-from weft.verification.symbolic_arguments import Token
+from weft.verification.symbolic_arguments import Token, literal
 from weft.verification.symbolic_run import Setting, SymbolicRun
 from weft.verification.terms import Size, Terms, Undecided, Value
 
@@ -126,9 +125,42 @@ def _is_same(first: Any, second: Any) -> bool:
     if first is second:
         return True
     if isinstance(first, GraphModule) and isinstance(second, GraphModule):
-        own = [{name: id(t) for name, t in [*m.named_parameters(), *m.named_buffers()]} for m in (first, second)]
-        return own[0] == own[1] and render(first) == render(second)
+        return _is_same_graph(first, second)
     return isinstance(first, Tensor) and isinstance(second, Tensor) and _has_same_bits(first, second)
+
+
+def _is_same_graph(first: GraphModule, second: GraphModule) -> bool:
+    """Whether two nested graphs are the same call for call, with the same arguments and attributes."""
+    modules = (first, second)
+    nodes = [list(module.graph.nodes) for module in modules]
+    places = [{node: k for k, node in enumerate(found)} for found in nodes]
+    if len(nodes[0]) != len(nodes[1]):
+        return False
+    for pair in zip(*nodes, strict=True):
+        old, new = ((node.op, _spelled((node.args, node.kwargs), places[k])) for k, node in enumerate(pair))
+        if old != new:
+            return False
+        if pair[0].op in ("get_attr", "call_module"):
+            owned = [ops.attribute(module, str(node.target)) for module, node in zip(modules, pair, strict=True)]
+            if owned[0] is None or not _is_same(*owned):
+                return False
+        elif pair[0].op != "placeholder" and pair[0].target != pair[1].target:
+            return False
+    return True
+
+
+def _spelled(argument: Any, places: Mapping[Node, int]) -> Hashable:
+    """An argument of a call in a nested graph, with its nodes by place."""
+    if isinstance(argument, Node):
+        return "node", places[argument]
+    if isinstance(argument, list | tuple):
+        kind = list if isinstance(argument, list) else type(argument)
+        return kind, tuple(_spelled(item, places) for item in argument)
+    if isinstance(argument, dict):
+        return tuple((key, _spelled(item, places)) for key, item in argument.items())
+    if isinstance(argument, slice):
+        return "slice", _spelled([argument.start, argument.stop, argument.step], places)
+    return literal(argument)
 
 
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
@@ -151,6 +183,8 @@ def _differences(terms: Terms, first: SymbolicRun, second: SymbolicRun) -> Itera
         yield f"{num_inputs[0]} inputs before, {num_inputs[1]} after"
         return
     yield from _trees(terms, "outputs", first.outputs, second.outputs)
+    if first.containers != second.containers:
+        yield "the outputs are in other containers"
     late = [k for k, (old, new) in enumerate(zip(first.in_flight, second.in_flight, strict=False)) if new and not old]
     if late:
         yield f"tensor {late[0]} of the outputs is in flight after, complete before"
@@ -178,7 +212,7 @@ def _trees(terms: Terms, place: str, old: Any, new: Any) -> Iterator[str]:
     elif isinstance(old, Value) and isinstance(new, Value):
         if terms.number(old) != terms.number(new):
             yield f"{place} was not shown to be equal: {_explain(terms, old, new)}"
-    elif type(old) is not type(new) or (old != new and not (old != old and new != new)):
+    elif type(old) is not type(new) or repr(old) != repr(new) or (old != new and old == old):  # 0.0 is not -0.0
         yield f"{place} is {_show(old)} before, {_show(new)} after"
 
 

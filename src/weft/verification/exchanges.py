@@ -113,7 +113,7 @@ def scattered_and_gathered(
     for k in range(num_ranks):
         for atom, start, length in value.runs:
             label = _label(terms, atom)
-            if label[0] != REDUCE_SCATTER or label[2] != group:
+            if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], value.dtype):
                 return None
             step = label[-1] if len(label) == EVEN else None
             source, shift = terms.operands[atom][0 if step is not None else k]
@@ -121,6 +121,11 @@ def scattered_and_gathered(
             reduced = terms.atom(("all_reduce", label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
             runs.append((reduced, settle(start + shift), length))
     return Value(shape, value.dtype, join(runs))
+
+
+def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
+    """Whether a reduction is one of real numbers: an average of integers rounds, and where it does is not said."""
+    return reduce_op != "avg" or (dtype is not None and (dtype.is_floating_point or dtype.is_complex))
 
 
 def _label(terms: Terms, atom: int) -> tuple[Any, ...]:

@@ -114,6 +114,8 @@ def reduced(
     if not isinstance(value, Value) or not isinstance(dims, list | tuple) or not dims:
         raise Undecided
     rank = len(value.shape)
+    if rank == 0:  # there are no rows
+        raise Undecided
     gone = sorted(d % rank for d in dims)
     if gone != list(range(rank - len(gone), rank)):
         raise Undecided

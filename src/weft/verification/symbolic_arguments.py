@@ -22,6 +22,10 @@ from weft.verification.index_maps import Call
 from weft.verification.terms import Size, Terms, Undecided, Value, product, settle
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SAY_ALL = (
+    *(bool, int, float, complex, str, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, *SYMBOLIC),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +94,12 @@ class Arguments:
         if isinstance(argument, list | tuple):
             return tuple(self.freeze(item, numbers) for item in argument)
         if isinstance(argument, dict):
-            return tuple((key, self.freeze(item, numbers)) for key, item in sorted(argument.items()))
+            return tuple((key, self.freeze(item, numbers)) for key, item in argument.items())
         if isinstance(argument, slice):
             return "slice", self.freeze([argument.start, argument.stop, argument.step], numbers)
         if isinstance(argument, SYMBOLIC):
             return self._number(argument, None)
-        return type(argument).__name__, name_of(argument) if isinstance(argument, OpOverload) else repr(argument)
+        return literal(argument)
 
     def _freeze_held(self, held: Any, numbers: list[int]) -> Hashable:
         if isinstance(held, Value):
@@ -105,7 +109,7 @@ class Arguments:
             return tuple(self._freeze_held(item, numbers) for item in held)
         if isinstance(held, Token):
             return "token", held.atom
-        return held if isinstance(held, sympy.Basic) else (type(held).__name__, repr(held))
+        return held if isinstance(held, sympy.Basic) else literal(held)
 
     # From metadata to results.
 
@@ -170,6 +174,25 @@ class Arguments:
             self._num_made += 1
         expression: Any = expression_of(number).xreplace(self._symbols)
         return settle(expression) if isinstance(number, torch.SymInt) else expression
+
+
+def literal(argument: Any) -> Hashable:
+    """A constant argument as part of a label: by what it says of itself, where that says all, else by what it is."""
+    if isinstance(argument, OpOverload):
+        return "operator", argument.name()
+    if argument is None or isinstance(argument, _SAY_ALL):
+        return type(argument).__name__, repr(argument)
+    return type(argument).__name__, id(argument)
+
+
+def containers(tree: Any) -> Hashable:
+    """The containers of an argument, without what is in them; dicts with their keys in order."""
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple" if type(tree) is tuple else type(tree)
+        return kind, tuple(containers(item) for item in tree)
+    if isinstance(tree, dict):
+        return "dict", tuple((key, containers(item)) for key, item in tree.items())
+    return None
 
 
 def leaves(tree: Any) -> Iterable[Any]:

@@ -22,12 +22,13 @@ from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
+from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges, identities, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
 from weft.verification.index_maps import MAPS, Call, cast
-from weft.verification.symbolic_arguments import Arguments, leaves, name_of
+from weft.verification.symbolic_arguments import Arguments, containers, leaves, name_of
 from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
 
 FOREACH = "_foreach_"
@@ -55,6 +56,8 @@ class SymbolicRun(Arguments):
         self.effects = dag.effects
         self.terms.side = setting.side
         self.outputs: Any = None
+        self.containers: Hashable = None
+        """The kinds of containers that the output is made of."""
         self.in_flight: list[bool] = []
         """Of each tensor of the output, in order: whether it leaves the graph before its wait."""
         self.inputs: dict[Hashable, Any] = {}
@@ -69,6 +72,10 @@ class SymbolicRun(Arguments):
         self._arrivals = find_arrivals(dag)
         self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
         self.tangled = find_tangles(dag, self.followed)
+        self._flights: dict[int, list[Flight]] = {}
+        for flight in self.effects.flights:
+            for storage in sorted({*flight.reads, *flight.writes}):
+                self._flights.setdefault(storage, []).append(flight)
 
     def run(self) -> None:
         """Run every node."""
@@ -110,6 +117,7 @@ class SymbolicRun(Arguments):
 
         map_arg(node.args, leaf)
         self.outputs = self.resolve(node.args[0])
+        self.containers = containers(node.args[0])
         self.inputs = {key: self.read(held) for key, held in self.inputs.items()}
 
     # Calls.
@@ -186,9 +194,9 @@ class SymbolicRun(Arguments):
 
     def _draw(self, node: Node) -> Any:
         # Draws fill memory in its order, so the strides of the result are part of what is drawn.
-        extra = ("draw", len(self.draws), self.layout(node))
-        self.draws.append((name_of(node.target), str(ops.value_of(node))))
-        return self._unknown(node, extra)
+        atom = self._name_call(node, ("draw", len(self.draws), self.layout(node), _kind_of_draw(node)))
+        self.draws.append(atom)
+        return self.result(ops.value_of(node), atom)
 
     def _unknown(self, node: Node, extra: Hashable) -> Any:
         atom = self._name_call(node, extra)
@@ -197,15 +205,20 @@ class SymbolicRun(Arguments):
     def _name_call(self, node: Node, extra: Hashable) -> int:
         """The atom that stands for a call."""
         numbers: list[int] = []
-        frozen = self.freeze((node.args, dict(node.kwargs)), numbers)
+        frozen: Hashable = self.freeze((node.args, dict(sorted(node.kwargs.items()))), numbers)
+        if not isinstance(node.target, OpOverload):  # an operator takes a list for a tuple, a Python function need not
+            frozen = frozen, containers((node.args, dict(sorted(node.kwargs.items()))))
         target: Hashable = name_of(node.target)
+        if not isinstance(node.target, OpOverload):  # two closures may have one name
+            target = target, id(node.target)
         if node.op != "call_function":  # the code behind a module is known only by what it is
             target = node.op, str(node.target), id(ops.attribute(self.module, str(node.target)))
         return self.terms.atom(("call", target, frozen, extra), None, None, values=tuple(numbers))
 
     def _call_unknown(self, i: int, node: Node) -> Any:
         """A call that may write what it takes, draw, and touch the world outside."""
-        atom = self._name_call(node, ("order", len(self.events), len(self.draws), self._names(node)))
+        order = ("order", len(self.events), len(self.draws), self._names(node), self._flying(i, node))
+        atom = self._name_call(node, order)
         self.events.append(atom)
         self.draws.append(atom)
         for storage in self.tangled.intersection(self._storages(node)):
@@ -216,6 +229,18 @@ class SymbolicRun(Arguments):
         """Which tangled tensors a call takes: writing one is not writing another that holds the same."""
         found = [leaf for source in node.all_input_nodes for leaf in leaves(self.held[source])]
         return tuple(leaf.name if isinstance(leaf, Tangle) else -1 for leaf in found)
+
+    def _flying(self, i: int, node: Node) -> tuple[Hashable, ...]:
+        """Which tensors that a call takes are being received or sent meanwhile: what it sees of them is not certain."""
+        return tuple(
+            tuple((storage in flight.writes) for storage in self._storages(source) for flight in self._open(storage, i))
+            for source in node.all_input_nodes
+        )
+
+    def _open(self, storage: int, i: int) -> list[Flight]:
+        """The launches that have a storage in flight at a node."""
+        flights = self._flights.get(storage, ())
+        return [flight for flight in flights if flight.launch < i and (flight.wait is None or i < flight.wait)]
 
     # Views and writes.
 
@@ -284,9 +309,10 @@ class SymbolicRun(Arguments):
         if self._clashes(bound, targets, is_known=values is not None):
             extra, values = (extra, "overlap", self.setting.side, node.name), None
         if profile.random:
-            extra = (extra, "draw", len(self.draws), self.layout(node))
-            self.draws.append((name_of(node.target), str(ops.value_of(node))))
+            extra = (extra, "draw", len(self.draws), self.layout(node), _kind_of_draw(node))
         atom = self._name_call(node, (extra, self._names(node)))
+        if profile.random:
+            self.draws.append(atom)
         for k, target in enumerate(targets):
             if isinstance(target, Tangle):
                 self.contents.happened(target.storage, (atom, k))
@@ -391,6 +417,12 @@ class SymbolicRun(Arguments):
         except Undecided:
             return self._unknown(node, group)
         return found if collective.form.coalesced else found[0]
+
+
+def _kind_of_draw(node: Node) -> str:
+    """The type of what is drawn, and where: it says which generator moves on by how much."""
+    value = ops.value_of(node)
+    return f"{value} {value.device}" if isinstance(value, Tensor) else str(value)
 
 
 def _is_followed(node: Node) -> bool:
