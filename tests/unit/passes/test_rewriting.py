@@ -209,3 +209,10 @@ def test_training_steps_of_the_zoo_are_shorter_and_bitwise_the_same(model: str, 
     made = Pipeline.parse(EXACT).run(module).module
     assert len(made.graph.nodes) < len(module.graph.nodes)
     assert weft.verify(module, made, ranks=4).bitwise
+
+
+def test_a_running_sum_of_bools_stays():
+    """No kernel of the CPU sums bools, so no golden file can run it."""
+    listing = "def graph():\n    a = ones([4], dtype=i64)\n    n = cumsum(a, 0, dtype=b8)\n    return [n]\n"
+    sentences = decided("fold-constant-cumsums", listing)
+    assert sentences == ["n stays: its sums are rounded on the way, or too large"]

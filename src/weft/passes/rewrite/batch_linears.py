@@ -65,7 +65,7 @@ class BatchLinears(BatchPass):
         if last.target is MM:
             product = draft.call("bmm", *stacked, before=last)
         else:
-            if draft.value(stacked[0]).dim() == 2:  # one row for all
+            for _ in range(3 - draft.value(stacked[0]).dim()):  # one row, or one number, for all of a layer
                 stacked[0] = draft.call("unsqueeze", stacked[0], 1, before=last)
             product = draft.call("baddbmm", *stacked, before=last)
         parts = [draft.call("select.int", product, 0, k, before=last) for k in range(len(members))]

@@ -16,7 +16,9 @@ After::
 The factors alpha and beta are kept. It pays where a compiler below fuses: on a GPU, by the device of the tensors or a
 cluster that is given. What it takes apart, fuse-addmms leaves alone there.
 
-Declines: on a CPU, unless asked for; 16-bit floats, if asked for.
+Declines: on a CPU, unless asked for; 16-bit floats, if asked for; a factor of the product that is 0, by which an addmm
+leaves the product out while a multiplication makes NaN of what is infinite; a factor of a product of 16-bit floats,
+which may overflow before it is scaled.
 Numerics: reassociates; the sum is rounded twice instead of once.
 """
 
@@ -65,6 +67,10 @@ class DecomposeAddmms(RewritePass):
             return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU the sum is best computed with the product")
         if not self.half and value.dtype in HALVES:
             return Refusal(Reason.FORBIDDEN, f"{name} stays: 16-bit floats are to be summed before they are rounded")
+        if match["alpha"] == 0:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: infinite times zero is not a number")
+        if match["alpha"] != 1 and value.dtype in HALVES:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its product may overflow before it is scaled")
         return None
 
 

@@ -11,7 +11,8 @@ After::
 
     n_arange: i64[16] = arange.start_step(1, 17, 1, dtype=i64, device=device('cpu'))
 
-Declines: floats whose sums are rounded on the way (their last number is too large, or they are no whole numbers).
+Declines: constants and sums that are rounded or wrap around (too large for their dtype, or not whole numbers); sums of
+bools or of complex numbers.
 Numerics: exact.
 """
 
@@ -31,8 +32,11 @@ from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.planning.plan import Reason
 
-LARGEST = {torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
-"""Up to here every whole number is a value of the dtype."""
+LARGEST = {
+    **{torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8},
+    **{dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
+}
+"""Up to here every whole number is a value of the dtype, and torch has a kernel that counts in it."""
 CONSTANTS = (
     op("full", fill_value=Var("fill")).ignoring(),
     op("full_like", fill_value=Var("fill")).ignoring(),
@@ -62,25 +66,20 @@ def _folded(draft: Draft, match: Match) -> Replacement:
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: the number that it sums is not known")
     if any(type(size) is not int for size in value.shape) or not value.dim():
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: not all of its sizes are known")
-    fill = _as_stored(draft.value(match["constant"]).dtype, fill)
-    length = value.shape[dim]
-    if not _is_exact(value.dtype, fill, length):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its sums are rounded on the way")
+    stored = draft.value(match["constant"]).dtype
+    fill = int(bool(fill)) if stored is torch.bool else fill
+    is_whole = math.isfinite(fill) and fill == int(fill) and (fill != 0 or math.copysign(1, fill) > 0)
+    # A row of whole numbers is counted up to an end that must be one of the dtype too.
+    last = value.shape[dim] + (not value.dtype.is_floating_point)
+    holds_fill = stored is torch.bool or _holds(stored, fill)
+    if not is_whole or not holds_fill or not _holds(value.dtype, fill * last):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its sums are rounded on the way, or too large")
     return _row(draft, root, value, int(fill), dim % value.dim())
 
 
-def _as_stored(dtype: torch.dtype, fill: Any) -> Any:
-    """The number that a constant holds: a bool is 0 or 1, a whole number has no fraction."""
-    if dtype is torch.bool:
-        return int(bool(fill))
-    return fill if dtype.is_floating_point else int(fill)
-
-
-def _is_exact(dtype: torch.dtype, fill: Any, length: int) -> bool:
-    if math.isnan(fill) or math.isinf(fill) or fill != int(fill) or (fill == 0 and math.copysign(1, fill) < 0):
-        return False
-    limit = LARGEST.get(dtype, 0) if dtype.is_floating_point else torch.iinfo(dtype).max
-    return not dtype.is_complex and abs(fill) * length <= limit
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Whether a whole number, and all that are smaller, are values of a dtype that torch can count in."""
+    return abs(number) <= LARGEST.get(dtype, -1) and (number >= 0 or dtype is not torch.uint8)
 
 
 def _row(draft: Draft, root: Any, value: Tensor, fill: int, dim: int) -> Replacement:

@@ -17,7 +17,8 @@ After::
 Products that share a factor are cheaper still: x w + x v = x (w + v). Else the factors are laid side by side, which
 pays if moving them costs less than writing and reading one product.
 
-Declines: products of other sizes, that others need too, or whose factors are larger than what is saved.
+Declines: products of other sizes, that others need too, or whose factors are larger than what is saved; factors of
+16-bit floats that would be added, and so rounded, before they are multiplied.
 Numerics: reassociates.
 """
 
@@ -25,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import torch
 
 from weft.compat import hint_of
 from weft.passes.base import Context, Numerics
@@ -35,6 +38,8 @@ from weft.planning.plan import Reason
 
 FIRST = op("mm", Var("x"), Var("w")).named("first")
 SECOND = op("mm", Var("y"), Var("v")).named("second")
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ def _fused(draft: Draft, match: Match) -> Replacement:
     values = [draft.value(node) for node in (first, second, root)]
     if len({(tuple(map(str, v.shape)), v.dtype) for v in values}) > 1:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its products differ in size or dtype")
+    if (match["x"] is match["y"] or match["w"] is match["v"]) and values[0].dtype in HALVES:
+        sentence = f"{root.name} stays: the sum of its factors would be rounded before it is multiplied"
+        return Refusal(Reason.UNSUPPORTED_FORM, sentence)
     if match["x"] is match["y"]:
         total = draft.call("add", match["w"], match["v"], before=root)
         return draft.call("mm", match["x"], total, before=root)

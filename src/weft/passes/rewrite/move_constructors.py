@@ -22,7 +22,7 @@ everything that takes them on the host must be an operator that computes its res
 
 Declines: constants that are returned, written, mixed with tensors of the host or given to operators that act or read
 values on the host; graphs with several devices.
-Numerics: exact.
+Numerics: reassociates; another device may round floats that are computed from a constant otherwise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ INDEXED = frozenset(ops.op_of(name) for name in ("index_put", "index_put_", "ind
 class MoveConstructors(GraphwisePass):
     """Make constants on the device where they are used."""
 
-    numerics = Numerics.EXACT
+    numerics = Numerics.REASSOCIATES
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         values = [value for node in graph.nodes if isinstance(value := ops.value_of(node), Tensor)]

@@ -16,9 +16,10 @@ After::
     r: f32[4] = relu(x)
 
 Only what is exact for every value is simplified: x + 0.0 is not x where x is -0.0 (x - 0.0 and x + -0.0 are), x * 0.0
-is not 0.0 where x is infinite or no number; whole numbers know neither. The dtype must stay: i64 * 1.0 is another.
+is not 0.0 where x is infinite or no number; whole numbers know neither. A complex product adds products of parts, so
+inf+0j times 1 has a part that is not a number. The dtype must stay: i64 * 1.0 is another.
 
-Declines: zeros that are added to or multiplied with floats.
+Declines: zeros that are added to or multiplied with floats; complex numbers times or divided by one.
 Numerics: exact.
 """
 
@@ -91,7 +92,9 @@ def _number(draft: Draft, value: Any) -> int | float | None:
             return None
         default = int("ones" in name)
         value = draft.bind(value).get("fill_value", default)
-        value = float(value) if isinstance(value, int) and held.dtype.is_floating_point else value
+        if isinstance(value, int | float):  # what is stored: whole numbers have one zero
+            is_float = held.dtype.is_floating_point or held.dtype.is_complex
+            value = float(value) if is_float else int(value) if math.isfinite(value) else None
     return value if isinstance(value, int | float) else None
 
 
@@ -101,12 +104,15 @@ def _neutral(wanted: int) -> Callable[[Draft, Match], Replacement]:
         if number is None or number != wanted:
             return None
         found = _kept(draft, match, node)
-        if wanted or found is None:
-            return found
-        is_float = draft.value(node).dtype.is_floating_point or draft.value(node).dtype.is_complex
+        if found is None:
+            return None
+        dtype = draft.value(node).dtype
+        if wanted and dtype.is_complex:
+            sentence = f"{match.root.name} stays: infinite parts of complex numbers change"
+            return Refusal(Reason.UNSUPPORTED_FORM, sentence)
         is_added = str(match.root.target).startswith("aten.add")
         is_negative = math.copysign(1, number) < 0
-        if is_float and (is_negative != is_added or draft.value(node).dtype.is_complex):
+        if not wanted and (dtype.is_complex or (dtype.is_floating_point and is_negative != is_added)):
             sentence = f"{match.root.name} stays: it makes 0.0 of -0.0"
             return Refusal(Reason.UNSUPPORTED_FORM, sentence)
         return found
