@@ -176,9 +176,9 @@ class Effects:
 
     def _storage(self, i: int, found: Profile) -> Storage:
         node = self.nodes[i]
-        if found.opaque:
-            joined = [s for j in map(self.index.__getitem__, touched(node)) for s in self._held_raw(j)]
-            return self._join([i, *joined])
+        if found.opaque or found.joins:
+            sources = touched(node) if found.opaque else found.joins
+            return self._join([i, *(s for source in sources for s in self._held_raw(self.index[source]))])
         if node.target is getitem:
             return self._item(node)
         if found.aliases and not (found.may_copy and not shares_storage(node)):

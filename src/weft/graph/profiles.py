@@ -7,14 +7,14 @@ writing all it is given, drawing random numbers, and communicating.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from weft.compat import (
@@ -54,6 +54,8 @@ class Profile:
     wait: bool = False
     opaque: bool = False
     """Nothing is known: reads and writes its arguments, draws, orders, communicates."""
+    joins: tuple[Node, ...] = ()
+    """Inputs of a call with nested graphs whose memory its results may share."""
 
     @property
     def is_view(self) -> bool:
@@ -65,6 +67,31 @@ PLAIN = Profile(plain=True)
 OPAQUE = Profile(opaque=True)
 VIEW = Profile(aliases=("input",))
 FUNCTIONAL_WRAPPERS = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"})
+# Calls with nested graphs, by what they return. Any other is opaque.
+CALLS_OF_GRAPHS = frozenset(
+    {
+        "cond",
+        "control_deps",
+        "foreach_map",
+        "hints_wrapper",
+        "invoke_quant",
+        "invoke_quant_packed",
+        "invoke_subgraph",
+        "local_map_hop",
+        "run_const_graph",
+        "strict_mode",
+        "tag_activation_checkpoint",
+        "wrap",
+        "wrap_activation_checkpoint",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    }
+)
+"""They return the results of one of their graphs, which takes the arguments that follow it."""
+LOOPS = frozenset({"associative_scan", "scan", "while_loop"})
+"""They return the results of their last round, or their inputs if there is none."""
+NEW_RESULTS = frozenset({"flex_attention", "flex_attention_backward", "map_impl", "while_loop_stack_output"})
+"""Their results are new, whatever their graphs return."""
 
 
 @functools.cache
@@ -138,19 +165,138 @@ def profile_of(node: Node) -> Profile:
     found = profile(node.target)
     if not found.opaque or not isinstance(node.target, HigherOrderOperator):
         return found
-    nested = nested_graphs(node)
-    wrapped = [a for a in node.args if isinstance(a, OpOverload)]
-    inner = [profile_of(inner) for graph in nested for inner in graph.graph.nodes] + [profile(op) for op in wrapped]
-    if not nested and node.target.name() not in FUNCTIONAL_WRAPPERS:
+    name = node.target.name()
+    if not _has_only_graphs(node):
         return OPAQUE
-    if any(p.launch or p.wait or p.opaque or p.ordered for p in inner):
+    bodies = [_Body(module.graph) for module in nested_graphs(node)]
+    random = any(body.random for body in bodies)
+    if name in FUNCTIONAL_WRAPPERS:
+        random |= any(profile(op).random for op in node.args if isinstance(op, OpOverload))
+        return OPAQUE if _does_more_than_copy(node, bodies) else Profile(plain=not random, several=True, random=random)
+    if not bodies or any(body.acts or body.writes for body in bodies):
         return OPAQUE
-    random = any(p.random for p in inner)
-    if node.target.name() in FUNCTIONAL_WRAPPERS:
+    if name in NEW_RESULTS:
         return Profile(plain=not random, several=True, random=random)
-    if any(p.writes for p in inner):
+    if name not in CALLS_OF_GRAPHS | LOOPS:
         return OPAQUE
-    return Profile(plain=not random, several=True, random=random)
+    joins = _joined(node, name, bodies)
+    apart = not joins and all(body.results_are_apart for body in bodies)
+    return Profile(plain=not (random or joins), several=apart, random=random, joins=joins)
+
+
+def _has_only_graphs(node: Node) -> bool:
+    """Whether all code that a call is given can be read: operators and nested graphs."""
+    owner = node.graph.owning_module
+    given = [attribute(owner, str(source.target)) for source in input_nodes(node) if source.op == "get_attr"]
+    return all(isinstance(value, GraphModule | Tensor) for value in given)
+
+
+def _does_more_than_copy(node: Node, bodies: Sequence[_Body]) -> bool:
+    """Whether a functional wrapper may do more than to let its operator or graph write copies and return them."""
+    wrapped = [profile(op) for op in node.args if isinstance(op, OpOverload)]
+    writes_originals = any(value is not None for key, value in node.kwargs.items() if key.startswith("_only_clone_"))
+    acts = any(p.launch or p.opaque or p.ordered or p.aliases for p in wrapped) or any(body.acts for body in bodies)
+    writes_constants = any(_is_constant(root) for body in bodies for root in body.writes)
+    return writes_originals or acts or writes_constants or any(body.given for body in bodies)
+
+
+Root = Node | tuple[Node, str]
+
+
+class _Body:
+    """A nested graph: what it does, and what its results may be parts of."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
+        self._outside = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+        self.acts = False
+        """Whether it communicates, orders, or does what is not known."""
+        self.random = False
+        self.writes: set[Root] = set()
+        self.results: list[frozenset[Root]] = []
+        """Of each tensor that it returns, the inputs, constants and new tensors that it may share memory with."""
+        roots: dict[Node, frozenset[Root]] = {}
+        profiles: dict[Node, Profile] = {}
+        for node in graph.nodes:
+            found = profiles[node] = profile_of(node)
+            self.acts |= found.launch or found.wait or found.opaque or found.ordered
+            self.random |= found.random
+            if found.writes:
+                self.writes.update(root for source in input_nodes(node) for root in roots[source])
+            if node.op == "output":
+                self.results = [roots[source] for source in _nodes_in(node.args)]
+            else:
+                roots[node] = _roots_of(node, profiles, roots)
+
+    @property
+    def results_are_apart(self) -> bool:
+        """Whether no two results may share memory."""
+        return sum(map(len, self.results)) == len(frozenset[Root]().union(*self.results))
+
+    @property
+    def given(self) -> list[Node]:
+        """The inputs and constants that a result may share memory with."""
+        shared = frozenset[Root]().union(*self.results)
+        return [node for node in self._outside if node in shared]
+
+
+def _is_constant(root: Root) -> bool:
+    return isinstance(root, Node) and root.op == "get_attr"
+
+
+def _roots_of(node: Node, profiles: Mapping[Node, Profile], roots: Mapping[Node, frozenset[Root]]) -> frozenset[Root]:
+    sources = list(input_nodes(node))
+    if node.target is getitem and len(sources) == 1:
+        is_new = roots[sources[0]] == frozenset[Root]({sources[0]}) and profiles[sources[0]].several
+        return frozenset({(sources[0], str(node.args[1]))}) if is_new else roots[sources[0]]
+    found = profiles[node]
+    shares = bool(found.aliases) and not (found.may_copy and not shares_storage(node))
+    if shares or found.opaque or found.joins:
+        return frozenset[Root]({node}).union(*(roots[source] for source in sources))
+    return frozenset({node})
+
+
+def _joined(node: Node, name: str, bodies: Sequence[_Body]) -> tuple[Node, ...]:
+    """The inputs of a call whose memory its results may share."""
+    given = [root for body in bodies for root in body.given]
+    runs_for_sure = name in CALLS_OF_GRAPHS or (name == "scan" and len(node.args) > 2 and bool(node.args[2]))
+    if runs_for_sure and not given:
+        return ()
+    operands = _operands(node, name)
+    fitting = [body for body in bodies if len(body.inputs) == len(operands)]
+    by_input = {taken: operand for body in fitting for taken, operand in zip(body.inputs, operands, strict=True)}
+    if runs_for_sure and all(root in by_input for root in given):
+        return tuple(dict.fromkeys(by_input[root] for root in given if isinstance(by_input[root], Node)))
+    numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return tuple(n for n in input_nodes(node) if not _is_graph(n) and not isinstance(ops.value_of(n), numbers))
+
+
+def _operands(node: Node, name: str) -> list[Any]:
+    """What the nested graphs of a call take, in order; empty where that is not known."""
+    if name not in CALLS_OF_GRAPHS or node.kwargs:
+        return []
+    last = max((k for k, part in enumerate(node.args) if isinstance(part, Node) and _is_graph(part)), default=-1)
+    given = node.args[last + (2 if name == "invoke_subgraph" else 1) :]
+    return list(_leaves(given))
+
+
+def _leaves(part: Any) -> Iterable[Any]:
+    if isinstance(part, list | tuple):
+        for item in part:
+            yield from _leaves(item)
+    else:
+        yield part
+
+
+def _nodes_in(part: Any) -> list[Node]:
+    found: list[Node] = []
+    map_arg(part, found.append)
+    return found
+
+
+def _is_graph(node: Node) -> bool:
+    owner = node.graph.owning_module
+    return node.op == "get_attr" and isinstance(attribute(owner, str(node.target)), GraphModule)
 
 
 def nested_graphs(node: Node) -> list[GraphModule]:

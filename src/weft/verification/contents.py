@@ -48,10 +48,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Tangle:
-    """A tensor in a storage that is shared in an unknown way; `name` is the number of how the tensor was made."""
+    """A tensor in a storage that is shared in an unknown way.
+
+    `name` is the number of how the tensor was made, and how many tensors of the storage were made so before it.
+    """
 
     storage: int
-    name: int
+    name: tuple[int, int]
     shape: tuple[Size, ...]
     dtype: torch.dtype | None
 

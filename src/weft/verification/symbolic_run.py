@@ -69,6 +69,8 @@ class SymbolicRun(Arguments):
         self._num_inputs = 0
         self._profiles = dict(self.effects.special)
         self._bases: dict[int, tuple[int, Hashable]] = {}
+        self._copies: dict[tuple[int, int], int] = {}
+        """How many tangled tensors of a storage were made in the same way, less one."""
         self._arrivals = find_arrivals(dag)
         self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
         self.tangled = find_tangles(dag, self.followed)
@@ -150,7 +152,7 @@ class SymbolicRun(Arguments):
                     return found
             except Undecided:
                 pass
-        return self._unknown(node, ())
+        return self._unknown(node, ("shares", self._names(node)) if profile.joins else ())
 
     def _follow(self, node: Node, target: OpOverload) -> Any:
         """The result of an operator whose elements can be followed; None for others."""
@@ -391,7 +393,11 @@ class SymbolicRun(Arguments):
         if storage not in self._bases:
             self._bases[storage] = (self.terms.number(leaf), self.layout(self.dag.nodes[i]))
         if storage in self.tangled:
-            return Tangle(storage, self.terms.number(leaf), leaf.shape, leaf.dtype)
+            name = self.terms.number(leaf)
+            copy = 0
+            if not is_alias(self.dag.nodes[i]):  # new tensors with the same content stay apart: one may be written
+                copy = self._copies[storage, name] = self._copies.get((storage, name), -1) + 1
+            return Tangle(storage, (name, copy), leaf.shape, leaf.dtype)
         return self.contents.new(storage, leaf) if storage in self.followed else leaf
 
     # Communication.

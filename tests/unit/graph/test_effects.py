@@ -362,6 +362,96 @@ def test_a_nested_graph_that_draws_is_ordered_with_other_draws():
     assert effect_edges(Dag(weft.parse(text).graph)) == {("noise", "call")}
 
 
+NESTED = """def graph(p: b8[()], x: f32[4], y: f32[4]):
+    def body({takes}):
+        {body}
+        return ({returns},)
+    body = attribute('body')
+    call: (f32[4],) = higher_order.{call}
+    v: f32[4] = call[0]
+    old: f32[4] = neg(v)
+    {write}
+    new: f32[4] = neg(v)
+    return [old, new]
+"""
+TWO, VIEW, COPY = "a: f32[4], b: f32[4]", "r: f32[4] = view(a, [4])", "r: f32[4] = mul(a, b)"
+CALLS = (
+    "cond(p, body, body, (x, y))",
+    "wrap_with_set_grad_enabled(False, body, x, y)",
+    "wrap_with_autocast('cuda', None, True, None, body, x, y)",
+    "tag_activation_checkpoint(body, x, y)",
+    "invoke_subgraph(body, 'one', x, y)",
+    "strict_mode(body, (x, y))",
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_result_of_a_nested_graph_that_is_a_view_is_the_memory_of_what_it_views(call: str):
+    text = NESTED.format(takes=TWO, body=VIEW, returns="r", call=call, write="c = zero_(x)")
+    assert {("old", "c"), ("c", "new")} <= effect_edges(Dag(weft.parse(text).graph))
+    apart = NESTED.format(takes=TWO, body=VIEW, returns="r", call=call, write="c = zero_(y)")
+    assert effect_edges(Dag(weft.parse(apart).graph)) == {("call", "c")}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_result_that_a_nested_graph_computes_is_new(call: str):
+    text = NESTED.format(takes=TWO, body=COPY, returns="r", call=call, write="c = zero_(x)")
+    assert effect_edges(Dag(weft.parse(text).graph)) == {("call", "c")}
+
+
+def test_a_view_deep_inside_nested_graphs_is_followed():
+    text = """def graph(p: b8[()], x: f32[4]):
+    def outer(a: f32[4]):
+        def inner(b: f32[4]):
+            r: f32[2, 2] = view(b, [2, 2])
+            return (r,)
+        inner = attribute('inner')
+        made: (f32[2, 2],) = higher_order.invoke_subgraph(inner, 'in', a)
+        r: f32[2, 2] = made[0]
+        s: f32[4] = view(r, [4])
+        return (s,)
+    outer = attribute('outer')
+    call: (f32[4],) = higher_order.cond(p, outer, outer, (x,))
+    v: f32[4] = call[0]
+    old: f32[4] = neg(v)
+    c = zero_(x)
+    return [old]
+"""
+    assert ("old", "c") in effect_edges(Dag(weft.parse(text).graph))
+
+
+def test_results_of_a_nested_graph_that_share_memory_with_each_other_are_one():
+    text = """def graph(x: f32[4]):
+    def body(a: f32[4]):
+        r: f32[4] = neg(a)
+        v: f32[2, 2] = view(r, [2, 2])
+        return (r, v)
+    body = attribute('body')
+    call: (f32[4], f32[2, 2]) = higher_order.wrap_with_set_grad_enabled(False, body, x)
+    r: f32[4] = call[0]
+    v: f32[2, 2] = call[1]
+    old: f32[2, 2] = neg(v)
+    c = zero_(r)
+    return [old]
+"""
+    assert effect_edges(Dag(weft.parse(text).graph)) == {("old", "c")}
+
+
+@pytest.mark.parametrize(
+    "call", ["while_loop(body, body, (x,), (y,))", "associative_scan(body, [x], (y,))", "scan(body, [x], [], (y,))"]
+)
+def test_a_loop_that_may_run_no_round_may_return_what_it_was_given(call: str):
+    text = NESTED.format(takes=TWO, body=COPY, returns="r", call=call, write="c = zero_(x)")
+    assert {("old", "c"), ("c", "new")} <= effect_edges(Dag(weft.parse(text).graph))
+
+
+def test_a_call_that_is_not_known_to_return_what_its_graph_returns_is_opaque():
+    text = NESTED.format(takes=TWO, body=COPY, returns="r", call="flat_apply(body, x, y)", write="c = zero_(x)")
+    dag = Dag(weft.parse(text).graph)
+    call = next(i for i, node in enumerate(dag.nodes) if node.name == "call")
+    assert dict(dag.effects.special)[call].opaque
+
+
 def test_an_opaque_call_keeps_its_place_among_everything_that_has_an_effect():
     graph = Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")

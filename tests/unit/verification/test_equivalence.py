@@ -811,3 +811,37 @@ def test_a_constant_is_compared_by_its_bits():
     first = scaled(torch.tensor([1.0, 0.0]))
     assert prove(first, scaled(torch.tensor([1.0, 0.0]))).proved
     assert not prove(first, scaled(torch.tensor([1.0, -0.0]))).proved
+
+
+SHARED = """def graph(x: f32[4]):
+    def body(a: f32[4], b: f32[4]):
+        v: f32[4] = view(a, [4])
+        u: f32[4] = view(b, [4])
+        return (v, u)
+    body = attribute('body')
+    a: f32[4] = {a}
+    b: f32[4] = {b}
+    call: (f32[4], f32[4]) = higher_order.wrap_with_set_grad_enabled(False, body, a, b)
+    v: f32[4] = call[0]
+    u: f32[4] = call[1]
+    c = {write}
+    return [a, b]
+"""
+CLONES = {"a": "clone(x)", "b": "clone(x)"}
+
+
+def test_a_write_through_a_result_of_a_nested_graph_is_seen():
+    written = weft.parse(SHARED.format(**CLONES, write="add_(v, 1)"))
+    assert prove(written, weft.parse(SHARED.format(**CLONES, write="add_(v, 1)")))
+    assert not prove(written, weft.parse(SHARED.format(**CLONES, write="neg(v)")))
+
+
+@pytest.mark.parametrize("made", ["clone(x)", "zeros([4], device=device('cpu'), pin_memory=False)"])
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("v", "u")])
+def test_one_of_two_tensors_with_the_same_content_that_may_share_memory_is_not_the_other(
+    made: str, first: str, second: str
+):
+    before, after = (
+        weft.parse(SHARED.format(a=made, b=made, write=f"add_({written}, 1)")) for written in (first, second)
+    )
+    assert not prove(before, after)

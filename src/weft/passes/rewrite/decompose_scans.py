@@ -24,9 +24,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
+from weft.graph.dag import Dag
 from weft.graph.edit import Edit
+from weft.graph.profiles import profile_of
 from weft.passes.base import Context, NamedNodes, Numerics, Pass
 from weft.passes.draft import Refusal
 from weft.passes.looping import is_scan, put_loops, read_scan
@@ -46,8 +48,10 @@ class DecomposeScans(Pass):
         taken: list[tuple[str, ...]] = []
         for path, found in ((), graph), *nested_graphs(graph):
             is_inside = any(path[: len(outer)] == outer for outer in taken)
-            for node in filter(is_scan, found.nodes):
-                scan = read_scan(node)
+            scans = list(filter(is_scan, found.nodes))
+            dag = Dag(found if scans else ())
+            for node in scans:
+                scan = _why_not_copy(node, dag) or read_scan(node)
                 if isinstance(scan, Refusal):
                     decisions.append(self.decision(scan.reason, scan.sentence, node.name, blocking=scan.blocking))
                     continue
@@ -66,3 +70,12 @@ class DecomposeScans(Pass):
             inner = edit.inside(path) if path else edit
             nodes = NamedNodes(inner.graph.nodes)
             put_loops(inner, [nodes[call] for call in calls])
+
+
+def _why_not_copy(node: Node, dag: Dag) -> Refusal | None:
+    """A loop returns copies: why nobody may be given one."""
+    i = dag.index[node]
+    if not profile_of(node).joins or not dag.effects.written.intersection(dag.effects.held(i)):
+        return None
+    sentence = f"{node.name} stays: a result may be a part of what it was given, and one of them is written"
+    return Refusal(Reason.MUTATED, sentence)
