@@ -14,7 +14,10 @@ After::
 Where a compiler below fuses pointwise operators, an addition that only pointwise operators follow is better left to
 it; so on a GPU (by the device of the tensors or a cluster that is given) such an addition stays: see decompose-addmms.
 
-Declines: a bias that is no tensor of the result's dtype or that enlarges the product; a product somebody else needs.
+Of two products either may add the other; the first does where both can.
+
+Declines: a bias that is no tensor of the result's dtype, that is scaled, or that enlarges the product; a product that
+somebody else needs.
 Numerics: reassociates; the sum is rounded once instead of twice.
 """
 
@@ -33,7 +36,8 @@ from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.passes.uses import is_on_gpu, only_pointwise_users
 from weft.planning.plan import Reason
 
-PATTERN = op("add", op("mm", Var("x"), Var("w")).named("product"), Var("bias")).either_way()
+PRODUCT = op("mm", Var("x"), Var("w")).named("product")
+PATTERN = op("add", PRODUCT, Var("bias"), alpha=Var("alpha")).either_way()
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,18 @@ class FuseAddmms(RewritePass):
     def rules(self, context: Context) -> Iterable[Rule]:
         def fused(draft: Draft, match: Match) -> Replacement:
             product, bias, root = match["product"], match["bias"], match.root
+            if match["alpha"] != 1:
+                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it adds a multiple")
+            refusal = _why_not_fuse(draft, product, bias, root)
+            if refusal is not None and isinstance(bias, AnyNode) and bias.target in PRODUCT.targets:  # the other way
+                product, bias = bias, product
+                match.nodes.append(product)
+                refusal = refusal if _why_not_fuse(draft, product, bias, root) else None
+            given = draft.bind(product)
             return (
-                _why_not_fuse(draft, product, bias, root)
+                refusal
                 or _why_not_here(draft, root, context)
-                or draft.call("addmm", bias, match["x"], match["w"], before=root)
+                or draft.call("addmm", bias, given["self"], given["mat2"], before=root)
             )
 
         return [Rule(PATTERN, fused)]
@@ -63,6 +75,8 @@ def _why_not_fuse(draft: Draft, product: AnyNode, bias: object, root: AnyNode) -
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {product.name} and what is added differ in dtype")
     if not metadata.same(list(result.shape), list(value.shape)):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it enlarges {product.name}")
+    if bias is product:
+        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: it adds {product.name} to itself")
     if draft.num_users(product) > 1:
         return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {product.name} too")
     return None
