@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,8 +55,9 @@ class BatchPass(GraphwisePass):
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         """How long the kernels of the members take, and those of their batch, without the gaps between them."""
 
-    num_kernels: ClassVar[int] = 3
-    """How many kernels a batch takes: two to lay tensors side by side, and one to compute."""
+    @abstractmethod
+    def num_kernels(self, members: Sequence[Node]) -> int:
+        """How many kernels a batch takes: one for each kind of tensor that is laid side by side, and one to compute."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         by_key: dict[Hashable, list[Node]] = {}
@@ -146,7 +146,7 @@ class BatchPass(GraphwisePass):
         apart, together = self.times_ns(device, members)
         if apart is None or together is None:
             return Refusal(Reason.UNKNOWN_SIZE, f"{first} stays: the device does not say how long it takes")
-        gaps = round(device.launch_gap_us * 1000) * (len(members) - self.num_kernels)
+        gaps = round(device.launch_gap_us * 1000) * (len(members) - self.num_kernels(members))
         if together >= apart + gaps:
             return Refusal(Reason.NO_GAIN, f"{first} stays: laying tensors side by side takes longer than is saved")
         return None

@@ -71,6 +71,9 @@ class BatchLinears(BatchPass):
         parts = [draft.call("select.int", product, 0, k, before=last) for k in range(len(members))]
         return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
+    def num_kernels(self, members: Sequence[Node]) -> int:
+        return len(_factors(members[0])) + 1
+
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         values = [ops.value_of(n) for n in _factors(members[0])]
         result = ops.value_of(members[0])

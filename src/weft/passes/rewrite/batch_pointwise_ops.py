@@ -73,6 +73,9 @@ class BatchPointwiseOps(BatchPass):
         parts = [draft.call("select.int", result, 0, k, before=last) for k in range(len(members))]
         return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
+    def num_kernels(self, members: Sequence[Node]) -> int:
+        return len(members[0].all_input_nodes) + 1
+
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         values = [v for n in members[0].all_input_nodes if isinstance(v := ops.value_of(n), Tensor)]
         moved = bytes_of(*values, ops.value_of(members[0]))

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch.fx import Node
@@ -55,8 +54,6 @@ class FuseInt4Linears(BatchPass):
 
     min_size: int = 2
     """Fewer layers than this are left alone."""
-
-    num_kernels: ClassVar[int] = 3
 
     def key(self, node: Node) -> Hashable | Refusal | None:
         if PRODUCT is None or node.target is not PRODUCT:
@@ -84,6 +81,9 @@ class FuseInt4Linears(BatchPass):
             parts.append(draft.call("clone", part, memory_format=torch.contiguous_format, before=last))
             begin = end
         return parts
+
+    def num_kernels(self, members: Sequence[Node]) -> int:
+        return 3
 
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         given = [ops.bind(node) for node in members]

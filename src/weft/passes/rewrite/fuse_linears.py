@@ -15,16 +15,19 @@ After::
     k_slice: f32[8, 4] = slice(k_mm, 1, 0, 4)
     k_slice_1: f32[8, 2] = slice(k_mm, 1, 4, 6)
 
+Biases (of addmm) are laid side by side too, expanded where they have fewer rows or columns.
+
 Declines: weights that depend on each other's products; inputs or results that are written; readers that mind strides;
-too few of them; where laying the weights side by side costs more than is saved, and without a cluster to say so.
-Numerics: reassociates; another kernel may add in another order. Memory: a copy of the weights.
+factors alpha and beta; too few of them; where laying the weights side by side costs more than is saved, and without a
+cluster to say so.
+Numerics: reassociates; another kernel may add in another order. Memory: a copy of the weights and biases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from torch.fx import Node
 
@@ -35,7 +38,7 @@ from weft.passes.batching import BatchPass, bytes_of, is_sized, own, product_ns
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.planning.plan import Reason
 
-MM = ops.op_of("mm")
+MM, ADDMM = ops.op_of("mm"), ops.op_of("addmm")
 
 
 @dataclass(frozen=True)
@@ -47,45 +50,66 @@ class FuseLinears(BatchPass):
     min_size: int = 2
     """Fewer layers than this are left alone."""
 
-    num_kernels: ClassVar[int] = 2
-    """How many kernels a batch takes: one to lay weights side by side, and one to compute."""
-
     def key(self, node: Node) -> Hashable | Refusal | None:
-        if node.target is not MM:
+        if node.target not in (MM, ADDMM):
             return None
-        values = [ops.value_of(n) for n in node.all_input_nodes]
+        given = ops.bind(node)
+        layer = _layer(node.target, given)
+        values = [ops.value_of(n) for n in layer if n is not None]
         if not is_sized(*values):
             return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
-        given = ops.bind(node)
-        if given["self"] is given["mat2"]:
+        if (given.get("alpha", 1), given.get("beta", 1)) != (1, 1):
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it has a factor")
+        shared, weight, bias = layer
+        if shared is weight:
             return Refusal(Reason.ALONE, f"{node.name} stays: it is the product of a tensor with itself")
-        return given["self"], values[-1].dtype, values[-1].device
+        added = ops.value_of(bias) if bias is not None else None
+        return shared, values[1].dtype, values[1].device, None if added is None else added.dtype
 
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
-        given = [draft.bind(node) for node in members]
-        weights = draft.call("cat", [g["mat2"] for g in given], 1, before=last)
-        product = draft.call("mm", given[0]["self"], weights, before=last)
+        layers = [_layer(node.target, draft.bind(node)) for node in members]
+        columns = [draft.value(member).shape[1] for member in members]
+        weights = draft.call("cat", [weight for _, weight, _ in layers], 1, before=last)
+        if last.target is MM:
+            product = draft.call("mm", layers[0][0], weights, before=last)
+        else:
+            rows = sorted({tuple(draft.value(bias).shape[:-1]) for _, _, bias in layers})[-1]
+            biases = [_widened(draft, bias, [*rows, n], last) for (_, _, bias), n in zip(layers, columns, strict=True)]
+            bias = draft.call("cat", biases, len(rows), before=last)
+            product = draft.call("addmm", bias, layers[0][0], weights, before=last)
         parts: list[AnyNode] = []
         begin = 0
-        for member in members:
-            end = begin + draft.value(member).shape[1]
-            part = draft.call("slice", product, 1, begin, end, before=last)
+        for member, n in zip(members, columns, strict=True):
+            part = draft.call("slice", product, 1, begin, begin + n, before=last)
             parts.append(own(draft, part, member))
-            begin = end
+            begin += n
         return parts
 
+    def num_kernels(self, members: Sequence[Node]) -> int:
+        return 2 if members[0].target is MM else 3
+
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
-        shared, results = ops.value_of(members[0].all_input_nodes[0]), [ops.value_of(n) for n in members]
-        weights = [ops.value_of(n.all_input_nodes[-1]) for n in members]
+        layers = [[ops.value_of(n) for n in _layer(m.target, ops.bind(m)) if n is not None] for m in members]
+        shared, results = layers[0][0], [ops.value_of(n) for n in members]
         flops = [2 * result.numel() * shared.shape[1] for result in results]
         each = [
-            product_ns(device, work, bytes_of(shared, weight, result), result)
-            for work, weight, result in zip(flops, weights, results, strict=True)
+            product_ns(device, work, bytes_of(*layer, result), result)
+            for work, layer, result in zip(flops, layers, results, strict=True)
         ]
-        moved = bytes_of(shared, *weights, *results)
-        product = product_ns(device, sum(flops), moved, results[0])
-        copies = device.traffic_ns(2 * bytes_of(*weights))
+        own_bytes = sum(bytes_of(*layer[1:]) for layer in layers)
+        product = product_ns(device, sum(flops), bytes_of(shared, *results) + own_bytes, results[0])
+        copies = device.traffic_ns(2 * own_bytes)
         known = [ns for ns in each if ns is not None]
         together = None if product is None or copies is None else product + copies
         return (sum(known) if len(known) == len(each) else None), together
+
+
+def _layer(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The input, the weight and the bias of a layer."""
+    return (given["self"], given["mat2"], None) if target is MM else (given["mat1"], given["mat2"], given["self"])
+
+
+def _widened(draft: Draft, bias: AnyNode, shape: list[int], before: Node) -> AnyNode:
+    """A bias with a number for each column, and for each row where another bias has one."""
+    return bias if list(draft.value(bias).shape) == shape else draft.call("expand", bias, shape, before=before)
