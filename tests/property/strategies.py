@@ -319,6 +319,36 @@ class Builder:
         if self.rng.random() < 0.3:
             self.values.append(done)
 
+    def reduce_and_scatter(self) -> None:
+        """A sum over one group that is scattered over another, maybe padded or moved between, maybe used elsewhere."""
+        value = self.sendable()
+        (group, _), (over, size) = self.group(), self.group()
+        if not value or not value.shape[0]:
+            return
+        first, second = (self.rng.choice(["sum", "sum", "avg", "max"]) for _ in range(2))
+        launch = self.new(value.shape, value.dtype)
+        self.lines.append(f"    {launch.name} = all_reduce({value.name}, {first!r}, {group!r})")
+        whole = self.new(value.shape, value.dtype, launch.storages)
+        self.lines.append(f"    {whole.name} = wait({launch.name})")
+        if self.rng.random() < 0.2:
+            self.values.append(whole)
+        sent = whole
+        if len(value.shape) == 2 and self.rng.random() < 0.3:
+            turned = self.new(value.shape[::-1], value.dtype, launch.storages)
+            self.lines.append(f"    {turned.name} = t({whole.name})")
+            sent = self.new(turned.shape, value.dtype)
+            self.lines.append(f"    {sent.name} = clone({turned.name}, memory_format=memory_format.contiguous_format)")
+        missing = -sent.shape[0] % size
+        if missing or self.rng.random() < 0.2:
+            padded = self.new((sent.shape[0] + missing, *sent.shape[1:]), value.dtype)
+            pad = [*[0] * (2 * len(sent.shape) - 1), missing]
+            number = self.rng.choice([0.0, 0.0, 0.0, 1.0])
+            self.lines.append(f"    {padded.name} = constant_pad_nd({sent.name}, {pad}, {number})")
+            sent = padded
+        part = self.new((sent.shape[0] // size, *sent.shape[1:]), value.dtype)
+        self.lines.append(f"    {part.name} = reduce_scatter({sent.name}, {second!r}, {size}, {over!r})")
+        self.emit(self.new(part.shape, value.dtype, part.storages), f"wait({part.name})")
+
     def gram(self) -> None:
         """A gathered tensor, pointwise operators on it, and its product with itself or with data."""
         value = self.sendable()
@@ -604,6 +634,8 @@ ALGEBRA_STEPS = (
     *(("pointwise", 3), ("binary", 2), ("matmul", 2), ("write", 3), ("draw", 1), ("view", 2), ("copy", 1)),
 )
 """Programs with collectives that others can stand for."""
+SCATTER_STEPS = (("reduce_and_scatter", 12), *ALGEBRA_STEPS)
+"""The same, with sums over one group that are scattered over another."""
 MUTATION_STEPS = (
     *(("put", 8), ("pointwise", 6), ("binary", 3), ("view", 3), ("transpose", 1), ("slice", 2), ("split", 1)),
     *(("copy", 2), ("write", 3), ("draw", 1), ("matmul", 2), ("cast", 1)),

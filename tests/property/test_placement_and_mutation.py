@@ -23,6 +23,7 @@ from tests.property.strategies import (
     MUTATION_STEPS,
     ONE_RANK_MESHES,
     SCAN_STEPS,
+    SCATTER_STEPS,
     WRAPPED_STEPS,
     random_constants,
     random_listing,
@@ -53,6 +54,7 @@ mutations = functools.partial(of_steps, steps=MUTATION_STEPS)
 CASES: dict[str, Callable[[Random], str]] = {
     "remove-single-rank-collectives": functools.partial(algebra, meshes=ONE_RANK_MESHES),
     "fuse-scattered-gathers": algebra,
+    "sink-all-reduces": functools.partial(of_steps, steps=SCATTER_STEPS),
     "decompose-all-reduces{always=true}": algebra,
     "fuse-sliced-all-reduces": algebra,
     "sink-gathers": algebra,

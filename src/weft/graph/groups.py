@@ -6,6 +6,8 @@ mesh where it is known, else g0, g1, ... by first use. A `GroupTable` maps betwe
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,6 +84,30 @@ class GroupTable:
                 compose("groups", f"group {name!r} is not in the table", do="give it: groups={" + repr(name) + ": 8}")
             )
         return self.groups[name]
+
+
+@functools.cache
+def are_axes_of_one_mesh(first: Group, second: Group) -> bool:
+    """Whether two groups are different axes of one mesh, for all ranks of their world.
+
+    Ranks of one group of the first then hold the same place in their groups of the second, and a rank reaches the same
+    ranks over both axes whichever comes first.
+    """
+    if min(first.size, second.size) < 2:
+        return False
+    num_ranks = math.lcm(first.span, second.span)
+    try:
+        parts = [group.partition(num_ranks) for group in (first, second)]
+    except GraphError:
+        return False
+    if any(len(ranks) != group.size for group, part in zip((first, second), parts, strict=True) for ranks in part):
+        return False
+    rows, columns = ({rank: ranks for ranks in part for rank in ranks} for part in parts)
+    return rows.keys() == columns.keys() and all(
+        all(columns[other].index(other) == columns[rank].index(rank) for other in rows[rank])
+        and {r for other in rows[rank] for r in columns[other]} == {r for other in columns[rank] for r in rows[other]}
+        for rank in rows
+    )
 
 
 def runtime_name(argument: Any) -> str:

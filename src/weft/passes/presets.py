@@ -28,7 +28,7 @@ STAGES: dict[str, str] = {
     # Launches that need not be. Exact.
     "communication": "remove-single-rank-collectives,dedupe-collectives",
     # Launches that are one in real arithmetic.
-    "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
+    "sums": "sink-all-reduces,dedupe-reduce-scatters,fuse-scattered-gathers",
     # Products that run while their gather or scatter does.
     "stream": "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}",
     # The order of everything, and what is launched as one. Last: it must see what will run.
@@ -41,7 +41,7 @@ PRESETS: dict[str, str] = {
     "hsdp": "clean,algebra,communication,sums,plan",
     # A scatter and the gather behind it may both be streamed; an all-reduce of the two could not.
     "tp": "clean,algebra,communication,stream,plan",
-    "fsdp-tp": "clean,algebra,communication,dedupe-reduce-scatters,stream,plan",
+    "fsdp-tp": "clean,algebra,communication,sink-all-reduces,dedupe-reduce-scatters,stream,plan",
     "moe": "clean,algebra,communication,sums,plan",
     # Changes no bit: nothing is reduced in another way, and no product in another shape.
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",

@@ -275,11 +275,13 @@ class Evidence:
     """Simulated, of the graph that the plan leads to."""
     peak_bytes: int
     bound_ns: int
-    """No order of the graph that the plan was made for takes less, nor does any merging of its collectives."""
+    """No order and no merging of the collectives of one graph takes less; `bound_of` says of which."""
     bound: str
     """What the bound is called, and what it rests on."""
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`check_bound` recomputes the bound from this and the graph alone."""
+    bound_of: Literal["before", "after"] = "before"
+    """`before`: the graph that the plan was made for. `after`: the one that it leads to, where a pass removed work."""
 
     @property
     def gap(self) -> float:
@@ -295,7 +297,7 @@ class Plan:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What to compare when a digest differs: versions, groups, inputs, number of nodes."""
     evidence: Evidence | None = None
-    """Where it was made for a cluster. Passes that change the work, not only its order, may go below the bound."""
+    """Where it was made for a cluster."""
     format: int = FORMAT
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from torch.fx import GraphModule
 
@@ -80,6 +81,8 @@ class Verdict:
     """step / bound - 1."""
     bound: str
     """What the bound is called, and what it rests on."""
+    bound_of: Literal["before", "after"] = "before"
+    """The graph for which the bound holds, in any order and with any merging."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def explain(module: GraphModule, report: Report, evidence: Evidence | None = Non
 
 def _verdict(evidence: Evidence) -> Verdict:
     times = evidence.step_ns / NS_PER_US, evidence.bound_ns / NS_PER_US
-    return Verdict(evidence.cluster, *times, evidence.gap, evidence.bound)
+    return Verdict(evidence.cluster, *times, evidence.gap, evidence.bound, evidence.bound_of)
 
 
 def _by_collective(module: GraphModule, found: list[Collective], report: Report) -> list[list[Decision]]:

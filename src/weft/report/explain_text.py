@@ -31,9 +31,9 @@ def _verdict(verdict: Verdict | None) -> list[str]:
     if verdict is None:
         return []
     step, bound = duration_text(verdict.step_us), duration_text(verdict.bound_us)
-    gap = f"{share_text(abs(verdict.gap))} {'above' if verdict.gap >= 0 else 'below'}"
-    why = "" if verdict.gap >= 0 else ", since work was taken away"
-    told = f"the step takes {step} on {verdict.cluster}, {gap} the bound of {bound} for the graph as it was{why}"
+    graph = "graph as it was" if verdict.bound_of == "before" else "rewritten graph, which has less work"
+    above = f"{share_text(verdict.gap)} above the bound of {bound} for the {graph}"
+    told = f"the step takes {step} on {verdict.cluster}, {above}"
     return ["", plain_line(told), plain_line(f"the bound is proved by {verdict.bound}")]
 
 

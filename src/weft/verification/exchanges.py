@@ -7,17 +7,20 @@ the names of the collectives of its parts. Moves of data commute with the readin
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from weft.errors import GraphError
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
-from weft.verification.index_maps import as_dtype, bytes_of
+from weft.verification.index_maps import FILL, as_dtype, bytes_of
 from weft.verification.terms import (
     Run,
     Segment,
@@ -34,6 +37,8 @@ from weft.verification.terms import (
 )
 
 REDUCE_SCATTER = "reduce_scatter"
+ALL_REDUCE = "all_reduce"
+ZEROS = (("int", "0"), ("float", "0.0"), ("float", "-0.0"), ("bool", "False"))
 EVEN = 5
 """Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
 
@@ -57,14 +62,14 @@ def delivered(
     if isinstance(group, tuple) and any(isinstance(part, Group) and part.size == 1 for part in group):
         return alone(value, shape)
     if kind is Kind.ALL_REDUCE:
-        return all_reduced(terms, value, group, reduce_op, shape)
+        return all_reduced(terms, value, group, reduce_op, shape, reassociates)
     if kind is Kind.BROADCAST:
         return sent_from(terms, value, group, bound["src"], shape)
     if kind is Kind.ALL_GATHER:
         summed = scattered_and_gathered(terms, value, group, bound["group_size"], shape) if reassociates else None
         return summed or gathered(terms, value, group, bound["group_size"], shape)
     if kind is Kind.REDUCE_SCATTER:
-        return scattered(terms, value, group, reduce_op, bound["group_size"], shape)
+        return scattered(terms, value, group, reduce_op, bound["group_size"], shape, reassociates)
     into, out = splits
     if kind is not Kind.ALL_TO_ALL or not into or into != out or any(n != into[0] for n in into):
         raise Undecided
@@ -78,11 +83,23 @@ def alone(value: Value, shape: tuple[Size, ...]) -> Value:
     return Value(shape, value.dtype, value.runs)
 
 
-def all_reduced(terms: Terms, value: Value, group: Hashable, reduce_op: str | None, shape: tuple[Size, ...]) -> Value:
+def all_reduced(
+    terms: Terms,
+    value: Value,
+    group: Hashable,
+    reduce_op: str | None,
+    shape: tuple[Size, ...],
+    reassociates: bool = False,
+) -> Value:
     """Element i of the result is the sum (or another reduction) of element i on every rank."""
-    label = ("all_reduce", reduce_op, group)
-    runs = join((terms.atom(label, terms.sizes[a], value.dtype, ((a, 0),)), s, n) for a, s, n in value.runs)
-    return Value(shape, value.dtype, runs)
+    label = (ALL_REDUCE, reduce_op, group)
+
+    def reduced(atom: int) -> int:
+        if reassociates and _is_zero(terms, atom):
+            return atom
+        return terms.atom(label, terms.sizes[atom], value.dtype, ((atom, 0),))
+
+    return Value(shape, value.dtype, join((reduced(a), s, n) for a, s, n in value.runs))
 
 
 def sent_from(terms: Terms, value: Value, group: Hashable, source: int, shape: tuple[Size, ...]) -> Value:
@@ -118,7 +135,7 @@ def scattered_and_gathered(
             step = label[-1] if len(label) == EVEN else None
             source, shift = terms.operands[atom][0 if step is not None else k]
             shift = settle(k * step) if step is not None else shift
-            reduced = terms.atom(("all_reduce", label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
+            reduced = terms.atom((ALL_REDUCE, label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
             runs.append((reduced, settle(start + shift), length))
     return Value(shape, value.dtype, join(runs))
 
@@ -134,16 +151,79 @@ def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
 
 
 def scattered(
-    terms: Terms, value: Value, group: Hashable, reduce_op: str | None, num_ranks: int, shape: tuple[Size, ...]
+    terms: Terms,
+    value: Value,
+    group: Hashable,
+    reduce_op: str | None,
+    num_ranks: int,
+    shape: tuple[Size, ...],
+    reassociates: bool = False,
 ) -> Value:
     """Element p of the result on rank r is the reduction of element p of part r on every rank.
 
     Which part is one's own is not known here; so an element is named by all the parts it may come from.
     """
     label = (REDUCE_SCATTER, reduce_op, group)
-    parts = _parts(value, num_ranks)
-    runs = join(_by_rank(terms, label, segment, value.dtype) for segment in align(parts))
-    return Value(shape, value.dtype, runs)
+
+    def part(segment: Segment) -> Run:
+        swapped = _reduced_later(terms, label, segment, value.dtype) if reassociates else None
+        return swapped or _by_rank(terms, label, segment, value.dtype)
+
+    return Value(shape, value.dtype, join(map(part, align(_parts(value, num_ranks)))))
+
+
+def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run | None:
+    """A scatter of elements that were all-reduced over another axis, as the all-reduce of what is scattered.
+
+    In real arithmetic, and only for reductions that commute: `sum` and `avg` of floats with each other, others with
+    themselves. A zero is the reduction of zeros. None where the segment is not of that kind.
+    """
+    atoms, starts, length = segment
+    if all(_is_zero(terms, atom) for atom in atoms):
+        return atoms[0], starts[0], length
+    inner = {_label(terms, atom)[:3] for atom in atoms if not _is_zero(terms, atom)}
+    sum_label = next(iter(inner))
+    if len(inner) > 1 or sum_label[0] != ALL_REDUCE:
+        return None
+    _, reduce_op, group = sum_label
+    is_float = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    used = {reduce_op, label[1]}
+    if (len(used) > 1 and not used <= {"sum", "avg"}) or ("avg" in used and not is_float):
+        return None
+    if not _reach_the_same(group, label[2]):
+        return None
+    sources = tuple(atom if _is_zero(terms, atom) else terms.operands[atom][0][0] for atom in atoms)
+    atom, start, length = _by_rank(terms, label, (sources, starts, length), dtype)
+    return terms.atom(sum_label, terms.sizes[atom], dtype, ((atom, 0),)), start, length
+
+
+def _is_zero(terms: Terms, atom: int) -> bool:
+    label = _label(terms, atom)
+    return label[0] == FILL and label[1:] in ZEROS
+
+
+@functools.cache
+def _reach_the_same(reduced: Hashable, scattered_over: Hashable) -> bool:
+    """Whether each rank gets the same part of the same ranks, whichever of two groups communicates first."""
+    found = [part for name in (reduced, scattered_over) if isinstance(name, tuple) for part in name]
+    groups = [part for part in found if isinstance(part, Group)]
+    if len(groups) != 2 or min(group.size for group in groups) < 2:
+        return False
+    world = math.lcm(*(group.span for group in groups))
+    try:
+        first, second = ({rank: ranks for ranks in group.partition(world) for rank in ranks} for group in groups)
+    except GraphError:
+        return False
+    sizes = [{len(ranks) for ranks in members.values()} for members in (first, second)]
+    if sizes != [{group.size} for group in groups] or not len(first) == len(second) == world:
+        return False
+    for rank in range(world):
+        part = second[rank].index(rank)
+        before = sorted((sender, part) for mate in second[rank] for sender in first[mate])
+        after = sorted((sender, second[mate].index(mate)) for mate in first[rank] for sender in second[mate])
+        if before != after:
+            return False
+    return True
 
 
 def exchanged(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]) -> Value:

@@ -18,6 +18,8 @@ from weft.verification.permutes import turned
 from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
 
 CAST = "cast"
+FILL = "fill"
+"""Elements that are all one number, whatever the data."""
 MAX_ROWS = 1 << 11
 """Rows that one slice or concatenation may cut through; buckets have one per rank, activations have millions."""
 
@@ -169,6 +171,25 @@ def stacked(call: Call) -> list[Value]:
     shape, dtype = call.results[0]
     dim = _dim(call.arguments.get("dim", 0), shape)
     return [_interleave(call, call.sources, dim, [1] * len(call.sources), shape, dtype)]
+
+
+def padded(call: Call) -> list[Value]:
+    """`constant_pad_nd`: the source with copies of one number before and after it, along the last dims."""
+    value, pad, number = call.source, call.arguments["pad"], call.arguments.get("value", 0)
+    result, dtype = call.results[0]
+    if isinstance(number, Value) or any(type(n) is not int or n < 0 for n in pad) or value.dtype != dtype:
+        raise Undecided
+    label = (FILL, type(number).__name__, repr(number))
+    for k, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = len(value.shape) - 1 - k
+        sides = [(*value.shape[:dim], n, *value.shape[dim + 1 :]) for n in (before, after)]
+        front, back = (call.terms.whole(label, shape, dtype) for shape in sides)
+        extents = [before, value.shape[dim], after]
+        shape = (*value.shape[:dim], settle(sum(extents)), *value.shape[dim + 1 :])
+        value = _interleave(call, [front, value, back], dim, extents, shape, dtype)
+    if value.shape != result:
+        raise Undecided
+    return [value]
 
 
 def permuted(call: Call) -> list[Value]:
@@ -382,6 +403,7 @@ MAPS: dict[str, Callable[[Call], list[Value]]] = {
     "aten::unbind.int": unbound,
     **dict.fromkeys(("aten::cat", "aten::concat"), concatenated),
     "aten::stack": stacked,
+    "aten::constant_pad_nd": padded,
     **dict.fromkeys(
         ("aten::permute", "aten::permute_copy", "aten::t", "aten::t_copy", "aten::transpose.int"),
         permuted,

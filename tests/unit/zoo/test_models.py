@@ -171,7 +171,8 @@ def test_all_models_have_names():
         ({"parallel": "fdsp"}, "zoo: no parallelism is called 'fdsp'\ndid you mean 'fsdp'?"),
         (
             {"parallel": "zero"},
-            "zoo: no parallelism is called 'zero'\nuse one of none, ddp, fsdp, hsdp, tp, fsdp-tp, ep-fsdp",
+            "zoo: no parallelism is called 'zero'\n"
+            "use one of none, ddp, fsdp, hsdp, hsdp-dtensor, tp, fsdp-tp, ep-fsdp",
         ),
         ({"layers": 0}, "zoo: 0 layers are no model\nuse layers=1 or more"),
         ({"batch": 0}, "zoo: a batch of 0 is none\nuse batch=1 or more"),

@@ -10,7 +10,7 @@ the computation needs. Optimizers, checkpoints and gradient clipping see the DTe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -46,6 +46,8 @@ class Layout:
     """Axes over which dim 0 is sharded; gathered to compute, gradients averaged."""
     replicate: Axes = ()
     """Axes whose ranks hold the same and see other data: gradients are averaged."""
+    replicate_first: bool = False
+    """Average the whole gradient over `replicate` before it is scattered, as DTensor does, and not the part after."""
     split: tuple[str, int] | None = None
     """The axis and the dim of which a rank computes with its own part only."""
     sum: Axes = ()
@@ -109,7 +111,7 @@ def _possible(parameter: Tensor, layout: Layout, mesh: DeviceMesh) -> Layout:
         ranks *= mesh[axis].size()
     if rows % ranks == 0:
         return layout
-    return Layout((), (*layout.replicate, *layout.shard), layout.split, layout.sum, layout.scale)
+    return replace(layout, shard=(), replicate=(*layout.replicate, *layout.shard))
 
 
 # How a module reads its parameters.
@@ -121,6 +123,7 @@ class Route:
 
     gather: tuple[tuple[str, int], ...]
     average: tuple[str, ...]
+    averages_first: bool
     add: tuple[str, ...]
     scale: float
     compute: torch.dtype
@@ -135,6 +138,7 @@ class Route:
         return Route(
             ((group_name(mesh, layout.shard), sizes),) if layout.shard else (),
             tuple(group_name(mesh, (axis,)) for axis in layout.replicate),
+            layout.replicate_first,
             tuple(group_name(mesh, (axis,)) for axis in layout.sum),
             layout.scale,
             precision.compute,
@@ -163,9 +167,11 @@ class Gather(torch.autograd.Function):
         gradient = gradients[0].to(route.reduce)
         for group in route.add:
             gradient = all_reduce(gradient, "sum", group)
+        for group in route.average if route.averages_first else ():
+            gradient = all_reduce(gradient, "avg", group)
         for group, size in route.gather:
             gradient = reduce_scatter(gradient, "avg", size, group)
-        for group in route.average:  # behind the scatter: a part is smaller than the whole
+        for group in route.average if not route.averages_first else ():  # a part is smaller than the whole
             gradient = all_reduce(gradient, "avg", group)
         if route.scale != 1.0:
             gradient = gradient * route.scale

@@ -3,6 +3,7 @@
 ddp       every rank holds all parameters; gradients are averaged, one all-reduce per parameter
 fsdp      parameters are sharded; gathered to compute, gradients reduce-scattered
 hsdp      fsdp inside, over `shard`; ddp outside, over `replicate`
+hsdp-dtensor  the same as DTensor writes it: whole gradients are averaged over `replicate` before they are scattered
 tp        blocks are split, norms see their part of the sequence
 fsdp-tp   tp inside, fsdp outside
 ep-fsdp   experts are split over `ep` and sharded over `dp`; everything else is sharded over all ranks
@@ -35,6 +36,7 @@ class Strategy:
     axes: Axes
     shard: Axes = ()
     replicate: Axes = ()
+    replicate_first: bool = False
     tensor: str | None = None
     expert: str | None = None
 
@@ -49,6 +51,7 @@ STRATEGIES = {
     "ddp": Strategy(("dp",), replicate=("dp",)),
     "fsdp": Strategy(("dp",), shard=("dp",)),
     "hsdp": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",)),
+    "hsdp-dtensor": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",), replicate_first=True),
     "tp": Strategy(("tp",), tensor="tp"),
     "fsdp-tp": Strategy(("dp", "tp"), shard=("dp",), tensor="tp"),
     "ep-fsdp": Strategy(("dp", "ep"), shard=("dp", "ep"), expert="ep"),
@@ -102,7 +105,7 @@ def parallelise(
         raise CaptureError(compose("zoo", what, do="use a mesh of all ranks"))
     special = _special_layouts(model, parallel, strategy, mesh)
     _share_statistics(model, strategy, mesh)
-    plain = Layout(strategy.shard, strategy.replicate)
+    plain = Layout(strategy.shard, strategy.replicate, strategy.replicate_first)
     layouts = {path: _combine(plain, special.get(path)) for path, _ in model.named_parameters(remove_duplicate=False)}
     spread(model, layouts, mesh, precision, reshard)
 

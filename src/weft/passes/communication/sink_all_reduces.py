@@ -1,0 +1,225 @@
+"""Reduce over one group after scattering over another, so that only a part is reduced.
+
+Why: hybrid sharding averages each gradient between replicas and scatters it among shards. DTensor writes the all-reduce
+first, so every rank sends the whole gradient over the slow links between nodes. The reduce-scatter first leaves each
+rank one part to all-reduce.
+
+Before::
+
+    ar: f32[4, 4] = all_reduce(g, 'sum', 'replicate')
+    w: f32[4, 4] = wait(ar)
+    rs: f32[2, 4] = reduce_scatter(w, 'sum', 2, 'shard')
+    part: f32[2, 4] = wait(rs)
+
+After::
+
+    part_reduce_scatter: f32[2, 4] = reduce_scatter(g, 'sum', 2, 'shard')
+    part_wait: f32[2, 4] = wait(part_reduce_scatter)
+    part_all_reduce: f32[2, 4] = all_reduce(part_wait, 'sum', 'replicate')
+    part_wait_1: f32[2, 4] = wait(part_all_reduce)
+
+Operators between the two that only move elements, or pad with zeros, are applied to the tensor before it is reduced.
+
+Declines: groups that are not axes of one mesh, since the parts would then get mixed up; reduce operators that do not
+commute; a sum that something else reads; ranks whose graphs differ; a cluster on which the part takes as long.
+Numerics: reassociates. Bytes on the wire: the all-reduce sends one part instead of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from weft.graph import ops
+from weft.graph.groups import are_axes_of_one_mesh
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Numerics
+from weft.passes.draft import AnyNode, Draft, New, Refusal
+from weft.passes.launching import all_reduced, group_of, is_same_group, num_bytes, price, scattered
+from weft.passes.nested import GraphwisePass
+from weft.passes.pattern import ANY, Match, Var, match_at, op
+from weft.passes.planned import sources
+from weft.passes.rewriting import why_not_apply
+from weft.planning.plan import Decision, Reason, Step
+
+SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), Var("size"), ANY).named("scatter")
+PATTERN = op("wait", SCATTER)
+SUM = op("wait", op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch"))
+MOVES = frozenset(
+    target
+    for name in (
+        *("view", "reshape", "_unsafe_view", "alias", "clone", "t", "transpose.int", "permute", "unsqueeze", "squeeze"),
+        *("squeeze.dim", "squeeze.dims", "slice", "select.int", "narrow", "cat", "stack", "split", "split_with_sizes"),
+        *("split.sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unbind.int", "operator.getitem"),
+    )
+    if (target := ops.op_of(name)) is not None
+)
+PAD = ops.op_of("constant_pad_nd")
+LINEAR = ("sum", "avg")
+"""Reduce operators that commute with each other; any other one commutes only with itself."""
+
+
+@dataclass
+class _Site:
+    """A reduce-scatter whose elements all come from all-reduces."""
+
+    match: Match
+    moves: list[AnyNode] = field(default_factory=list[AnyNode])
+    """The operators in between, sources first."""
+    sums: dict[AnyNode, Match] = field(default_factory=dict[AnyNode, Match])
+    """The waits for the all-reduces."""
+
+    @property
+    def first(self) -> Match:
+        return next(iter(self.sums.values()))
+
+
+@dataclass(frozen=True)
+class SinkAllReduces(GraphwisePass):
+    """All-reduce the part that a reduce-scatter leaves, instead of the whole before it."""
+
+    numerics = Numerics.REASSOCIATES
+    reorders_launches = True
+    why_not_nested = "it is not known whether and how often its collectives run"
+
+    def plan_one(self, graph: Graph, context: Context) -> Step:
+        wanted = {ops.op_of("all_reduce"), ops.op_of("reduce_scatter")}
+        if not wanted <= {node.target for node in graph.nodes}:
+            return self.step([], [])
+        draft = Draft(graph)
+        decisions: list[Decision] = []
+        for node in draft.dag.nodes:
+            site = _site(draft, node) if ops.is_wait(node.target) else None
+            if site is None:
+                continue
+            names = (*(match["launch"].name for match in site.sums.values()), site.match["scatter"].name)
+            made = _why_not(draft, site, context)
+            refusal = made or _swap(draft, site)
+            if refusal is not None:
+                draft.forget()
+                decisions.append(self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking))
+                continue
+            sentence = f"{node.name} is reduced over {_axis(draft, site, context)!r} after {names[-1]}, as a part"
+            decisions.append(self.decision(Reason.APPLIED, sentence, *names))
+        return self.step(draft.actions, decisions)
+
+
+def _axis(draft: Draft, site: _Site, context: Context) -> str:
+    return group_of(draft, site.first["launch"], context).name
+
+
+def _site(draft: Draft, node: AnyNode) -> _Site | None:
+    """The site of which a node is the wait; None where something else than all-reduces reaches the scatter."""
+    match = match_at(draft, PATTERN, node)
+    if match is None:
+        return None
+    site = _Site(match)
+    seen: set[AnyNode] = set()
+    stack: list[tuple[AnyNode, bool]] = [(match["sent"], False)]
+    while stack:
+        source, is_done = stack.pop()
+        if is_done:
+            site.moves.append(source)
+            continue
+        if source in seen:
+            continue
+        seen.add(source)
+        found = match_at(draft, SUM, source)
+        if found is not None:
+            site.sums[source] = found
+        elif _moves(draft, source):
+            stack.append((source, True))
+            stack += [(below, False) for below in reversed(sources(*draft.arguments(source)))]
+        else:
+            return None
+    return site if site.sums else None
+
+
+def _moves(draft: Draft, node: AnyNode) -> bool:
+    """Whether an operator gives each element of its result from one element of a tensor that it takes, or zero."""
+    if node.op != "call_function":
+        return False
+    return node.target in MOVES or (node.target is PAD and draft.bind(node)["value"] == 0)
+
+
+def _why_not(draft: Draft, site: _Site, context: Context) -> Refusal | None:
+    match, name = site.match, site.match.root.name
+    launches = [found["launch"] for found in site.sums.values()]
+    scatter, launch = match["scatter"], launches[0]
+    replicas, shards = group_of(draft, launch, context), group_of(draft, scatter, context)
+    if any(not is_same_group(draft, launch, other) for other in launches[1:]):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its sums are of several groups", launch.name)
+    if not are_axes_of_one_mesh(replicas, shards):
+        what = f"{name} stays: {replicas.name!r} and {shards.name!r} are not two axes of one mesh"
+        return Refusal(Reason.UNSUPPORTED_FORM, what, launch.name)
+    withheld = next((w for g in (replicas, shards) if (w := context.withheld.get(g.name)) is not None), None)
+    if withheld is not None:
+        return Refusal(Reason.OTHER_RANKS, f"{name} stays: {withheld}")
+    used = [match["reduce_op"], *(found["reduce_op"] for found in site.sums.values())]
+    is_float = draft.value(match.root).dtype.is_floating_point or draft.value(match.root).dtype.is_complex
+    if len(set(used)) > 1 and not (set(used[1:]) == {used[1]} and set(used) <= set(LINEAR) and is_float):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: reductions by {', '.join(used)} do not commute")
+    if not is_float and "avg" in used:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: averages of integers are rounded at each step")
+    refusal = _why_not_alone(draft, site) or why_not_apply(draft, _everything(site))
+    if refusal is not None:
+        return refusal
+    whole = sum(num_bytes(draft.value(found["sent"])) or 0 for found in site.sums.values())
+    part = num_bytes(draft.value(match.root))
+    if context.cluster is None or part is None or not whole:
+        return None
+    if price(context, Kind.ALL_REDUCE, replicas, part) >= price(context, Kind.ALL_REDUCE, replicas, whole):
+        return Refusal(Reason.NO_GAIN, f"{name} stays: an all-reduce of the part takes as long")
+    return None
+
+
+def _everything(site: _Site) -> Match:
+    """All that is computed anew."""
+    nodes = [*site.match.nodes, *site.moves, *(node for found in site.sums.values() for node in found.nodes)]
+    return Match(site.match.bound, nodes, site.match.roots)
+
+
+def _why_not_alone(draft: Draft, site: _Site) -> Refusal | None:
+    """Nothing but this site may read a sum, or an operator between the sum and the scatter."""
+    inside = {*_everything(site).nodes}
+    for node in inside - {site.match.root}:
+        other = next((user for user in draft.users(node) if user not in inside), None)
+        if other is not None:
+            return Refusal(Reason.NO_GAIN, f"{site.match.root.name} stays: {other.name} reads {node.name}", other.name)
+    return None
+
+
+def _swap(draft: Draft, site: _Site) -> Refusal | None:
+    """Plan the scatter before the sum; returns why it cannot stand for what was there."""
+    match, root = site.match, site.match.root
+    made: dict[AnyNode, AnyNode] = {wait: _contiguous(draft, found["sent"], root) for wait, found in site.sums.items()}
+    for node in site.moves:
+        args, kwargs = draft.arguments(node)
+        made[node] = draft.call(node.target, *_mapped(args, made), before=root, **_mapped(dict(kwargs), made))
+    sent = made[match["sent"]]
+    part = scattered(draft, sent, match["reduce_op"], match["size"], match["scatter"], root)
+    new = all_reduced(draft, part, site.first["reduce_op"], site.first["launch"], root)
+    refusal = draft.why_not_replace(root, new)
+    return refusal or draft.replace({root: new}, _everything(site).nodes)
+
+
+def _contiguous(draft: Draft, node: AnyNode, before: AnyNode) -> AnyNode | New:
+    """The tensor as a reduce-scatter takes it."""
+    if draft.value(node).is_contiguous():
+        return node
+    return draft.call("clone", node, memory_format=torch.contiguous_format, before=before)
+
+
+def _mapped(item: Any, made: Mapping[AnyNode, AnyNode]) -> Any:
+    """Arguments with planned calls in place of the nodes that they stand for."""
+    if isinstance(item, AnyNode):
+        return made.get(item, item)
+    if isinstance(item, Mapping):
+        return {key: _mapped(value, made) for key, value in item.items()}
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        return type(item)(_mapped(part, made) for part in item)  # type: ignore[call-arg]
+    return item
