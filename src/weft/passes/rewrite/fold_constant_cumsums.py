@@ -11,6 +11,8 @@ After::
 
     n_arange: i64[16] = arange.start_step(1, 17, 1, dtype=i64, device=device('cpu'))
 
+The constant may be cast before it is summed, if every dtype on the way holds it.
+
 Declines: constants and sums that are rounded or wrap around (too large for their dtype, or not whole numbers); sums of
 bools or of complex numbers.
 Numerics: exact.
@@ -26,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import Match, Var, op
+from weft.passes.draft import AnyNode, Draft, Refusal
+from weft.passes.pattern import Match, Var, match_at, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.planning.plan import Reason
 
@@ -45,6 +48,8 @@ CONSTANTS = (
     op(("zeros", "zeros_like", "new_zeros")).ignoring(),
 )
 
+CASTS = frozenset(ops.op_of(name) for name in ("_to_copy", "prims.convert_element_type.default", "to.dtype")) - {None}
+
 
 @dataclass(frozen=True)
 class FoldConstantCumsums(RewritePass):
@@ -53,28 +58,53 @@ class FoldConstantCumsums(RewritePass):
     numerics = Numerics.EXACT
 
     def rules(self, context: Context) -> Iterable[Rule]:
-        return [Rule(op("cumsum", c.named("constant"), Var("dim")).ignoring("dtype"), _folded) for c in CONSTANTS]
+        return [Rule(op("cumsum", Var("summed"), Var("dim")).ignoring("dtype"), _folded)]
 
 
 def _folded(draft: Draft, match: Match) -> Replacement:
-    root = match.root
-    value, dim = draft.value(root), match["dim"]
-    fill = match.get("fill")
+    root, value, dim = match.root, draft.value(match.root), match["dim"]
+    chain = _chain(draft, match["summed"])
+    found = next(filter(None, (match_at(draft, constant, chain[0]) for constant in CONSTANTS)), None) if chain else None
+    if found is None:
+        return None
+    match.nodes += chain
+    fill = found.get("fill")
     if fill is None:
-        fill = int(str(match["constant"].target).startswith(("aten.ones", "aten.new_ones")))
+        fill = int(str(chain[0].target).startswith(("aten.ones", "aten.new_ones")))
     if not isinstance(value, Tensor) or not isinstance(fill, int | float):
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: the number that it sums is not known")
-    if any(type(size) is not int for size in value.shape) or not value.dim():
+    if not value.dim():
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: it sums a single number")
+    if any(type(size) is not int for size in value.shape):
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: not all of its sizes are known")
-    stored = draft.value(match["constant"]).dtype
-    fill = int(bool(fill)) if stored is torch.bool else fill
-    is_whole = math.isfinite(fill) and fill == int(fill) and (fill != 0 or math.copysign(1, fill) > 0)
+    number = _as_stored(fill, [draft.value(node).dtype for node in chain])
+    if number is None:
+        sentence = f"{root.name} stays: {fill} is not a whole number in all dtypes on its way"
+        return Refusal(Reason.UNSUPPORTED_FORM, sentence)
     # A row of whole numbers is counted up to an end that must be one of the dtype too.
     last = value.shape[dim] + (not value.dtype.is_floating_point)
-    holds_fill = stored is torch.bool or _holds(stored, fill)
-    if not is_whole or not holds_fill or not _holds(value.dtype, fill * last):
+    if not _holds(value.dtype, number * last):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its sums are rounded on the way, or too large")
-    return _row(draft, root, value, int(fill), dim % value.dim())
+    return _row(draft, root, value, number, dim % value.dim())
+
+
+def _chain(draft: Draft, node: Any) -> list[AnyNode]:
+    """What a tensor is cast from, and the casts behind it."""
+    found: list[AnyNode] = []
+    while isinstance(node, AnyNode):
+        found.append(node)
+        node = next(iter(draft.bind(node).values())) if node.target in CASTS else None
+    return found[::-1]
+
+
+def _as_stored(number: float, dtypes: Iterable[torch.dtype]) -> int | None:
+    """The whole number that a constant is as it goes through dtypes; None where one of them may change it."""
+    for dtype in dtypes:
+        number = int(bool(number)) if dtype is torch.bool else number
+        is_whole = math.isfinite(number) and number == int(number) and (number != 0 or math.copysign(1, number) > 0)
+        if not is_whole or not (dtype is torch.bool or _holds(dtype, number)):
+            return None
+    return int(number)
 
 
 def _holds(dtype: torch.dtype, number: float) -> bool:
