@@ -272,7 +272,7 @@ def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, 
         if axis in known and known[axis].size not in (0, size):
             what = f"group {axis!r} has {known[axis].size} ranks in the graph, {size} in the mesh"
             raise VerificationError(compose("verify", what, do="capture the graph for this mesh"))
-        known[axis] = Group(axis, size, stride)
+        known[axis] = replace(known.get(axis, Group(axis, size)), size=size, stride=stride, ranks=None)
         stride *= size
     for group in known.values():
         if group.size == 0:

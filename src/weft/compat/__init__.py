@@ -181,6 +181,13 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
         return None
 
 
+def live_groups() -> list[dist.ProcessGroup]:
+    """The process groups that this rank is in, in the order of their creation."""
+    from torch.distributed.distributed_c10d import _world
+
+    return list(_world.pg_names)
+
+
 def has_symmetric_memory(name: str, *, enabled: bool) -> bool:
     """Whether the group of a run-time name is live on CUDA; with `enabled` also whether its memory has been shared."""
     group = resolve_group(name)

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -32,7 +32,7 @@ from weft.graph.about import ABOUT_KEY
 from weft.graph.check import validate
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
+from weft.graph.groups import MADE_UP, TABLE_KEY, Group, GroupTable, read_groups, table_of
 from weft.passes.pipeline import Pipeline
 from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
@@ -149,15 +149,21 @@ def _group_table(module: GraphModule, mesh: DeviceMesh | None) -> GroupTable:
     found = read_groups(module)
     axes = mesh_groups(mesh) if mesh is not None else {}
     named: dict[str, Group] = {}
-    runtime: dict[str, str] = {}
-    for name, group in found.groups.items():
-        key = found.runtime.get(name, name)
+    # A step may name a group by its axis too; the run-time name comes first, and the axis then is the canonical name.
+    for name, group in sorted(found.groups.items(), key=lambda item: found.runtime[item[0]].isidentifier()):
+        key = found.runtime[name]
+        if axes.get(key) in named.values():
+            continue
         if key not in axes and resolve_group(key) is None:
             raise CaptureError(_unknown_group(key, mesh))
         spans_world = dist.is_initialized() and group.size == dist.get_world_size() and group.ranks is None
-        group = axes.get(key) or (Group("world", group.size) if spans_world else group)
-        named[group.name], runtime[group.name] = group, key
-    return GroupTable(named, runtime)
+        if key in axes:
+            named[key] = axes[key]
+        elif spans_world:
+            named[key] = replace(group, name="world", id=f"world{group.identity}")
+        else:
+            named[key] = replace(group, name="" if MADE_UP.fullmatch(name) else name, id=group.identity)
+    return table_of(named)
 
 
 def _unknown_group(name: str, mesh: DeviceMesh | None) -> str:

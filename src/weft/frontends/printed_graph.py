@@ -32,7 +32,7 @@ from weft.frontends.printed_values import OPERATIONS, ValueReader, operator_call
 from weft.graph import metadata, ops
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
-from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument
+from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, table_of
 from weft.graph.literals import dotted
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
@@ -279,13 +279,13 @@ class GraphReader:
             self.text.fail(at, f"group {name!r} has {sizes[1]} ranks here and {sizes[0]} above", name=repr(name))
 
     def _table(self) -> GroupTable:
-        groups: dict[str, Group] = {}
-        runtime: dict[str, str] = {}
-        for key, (use, sizes) in self.groups.items():
-            name = key if key.isidentifier() and key not in groups else f"g{len(groups)}"
-            groups[name] = self._group(use, name, key, next(iter(sizes), 0) or self.sizes.get(key, 0))
-            runtime[name] = key
-        return GroupTable(groups, runtime)
+        found = {
+            key: self._group(
+                use, key if key.isidentifier() else "", key, next(iter(sizes), 0) or self.sizes.get(key, 0)
+            )
+            for key, (use, sizes) in self.groups.items()
+        }
+        return table_of(found, (key for key, group in found.items() if group.ranks is None))
 
     def _group(self, at: ast.AST, name: str, key: str, size: int) -> Group:
         given = self.given.get(key, size)

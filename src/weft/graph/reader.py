@@ -28,7 +28,7 @@ from weft.graph.types import plain_name
 MAX_CHARACTERS = 1 << 28
 # For each declaration: the keywords it knows, and how many values it takes besides a type.
 DECLARATIONS: dict[str, tuple[tuple[str, ...], int]] = {
-    "group": (("size", "stride", "ranks"), 1),
+    "group": (("size", "stride", "ranks", "id"), 1),
     "symbol": (("hint",), 1),
     "device": ((), 1),
     "tensor": ((), 2),
@@ -112,19 +112,21 @@ class _Reader(LiteralReader):
         declare[kind](call, values[0], values[1:], keywords)
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
-        ranks = keywords.get("ranks")
+        ranks, known = keywords.get("ranks"), keywords.get("id")
+        if known is not None and not isinstance(known, str):
+            self.fail(call, f"the id of group {name!r} is no text", "write group('g1', size=8, id='#1')", "id")
         if ranks is not None:
             try:
                 parts = tuple(tuple(int(rank) for rank in part) for part in ranks)
                 sizes = {len(part) for part in parts}
             except TypeError:
                 self.fail(call, "ranks are lists of numbers, one list per group", name="ranks")
-            self.groups[name] = Group(name, max(sizes, default=0), 1, parts)
+            self.groups[name] = Group(name, max(sizes, default=0), 1, parts, known)
             return
         size, stride = keywords.get("size"), keywords.get("stride", 1)
         if not isinstance(size, int) or not isinstance(stride, int) or size < 1 or stride < 1:
             self.fail(call, f"group {name!r} needs a size of at least 1", "write group('dp', size=8)", name)
-        self.groups[name] = Group(name, size, stride)
+        self.groups[name] = Group(name, size, stride, id=known)
 
     def _symbol(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
         hint = keywords.get("hint")

@@ -201,7 +201,8 @@ def default_device(graph: Graph) -> torch.device | None:
 
 
 def _group_line(group: Group) -> str:
+    known = "" if group.id is None else f", id={group.id!r}"
     if group.ranks is not None:
-        return f"group({group.name!r}, ranks={[list(part) for part in group.ranks]})"
+        return f"group({group.name!r}, ranks={[list(part) for part in group.ranks]}{known})"
     stride = f", stride={group.stride}" if group.stride != 1 else ""
-    return f"group({group.name!r}, size={group.size}{stride})"
+    return f"group({group.name!r}, size={group.size}{stride}{known})"

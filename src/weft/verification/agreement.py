@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from typing import Literal, NamedTuple
@@ -290,15 +290,14 @@ def _match_transfers(world: World, with_tags: bool) -> list[Finding]:
     findings: list[Finding] = []
     for (place, source, destination), (sends, receives) in pairs.items():
         by_tag = [_by_tag(side) for side in (sends, receives)]
+        between = replace(place, members=(source, destination))
         found = [
             finding
             for tag in dict.fromkeys([*by_tag[0], *by_tag[1]])
-            for finding in _match(
-                Place(place.group, (source, destination), tag), by_tag[0].get(tag, []), by_tag[1].get(tag, [])
-            )
+            for finding in _match(replace(between, tag=tag), by_tag[0].get(tag, []), by_tag[1].get(tag, []))
         ]
         if not found and with_tags:
-            found = list(_compare_tags(Place(place.group, (source, destination)), sends, receives))
+            found = list(_compare_tags(between, sends, receives))
         findings += found
     return findings
 

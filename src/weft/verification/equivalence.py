@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from weft.errors import GraphError
+from weft.errors import GraphError, VerificationError
 from weft.graph import check, ops
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.groups import TABLE_KEY, Group, GroupTable, read_groups
+from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.contents import Lost
 from weft.verification.rank import same_bits
+from weft.verification.rendezvous import cannot_tell
 from weft.verification.symbolic_arguments import Token, literal
 from weft.verification.symbolic_run import Setting, SymbolicRun
 from weft.verification.terms import Size, Terms, Undecided, Value
@@ -72,6 +73,8 @@ def prove(
             difference = next(_differences(terms, *sides), "")
         except GraphError as error:
             difference = f"a graph is not valid: {error}"
+        except VerificationError as error:
+            difference = str(error).splitlines()[0]
         except (Lost, Undecided) as error:
             difference = f"{terms.node} of the graph {_SIDES[terms.side]} cannot be followed" + _because(error)
     return Proof(not difference, difference, len(terms.labels))
@@ -90,7 +93,7 @@ def _run_both(
     modules = (before, after)
     tables = [read_groups(module, groups) for module in modules]
     names = _group_names(modules, tables)
-    constants = _constants(before, after)
+    constants = _constants(modules, tables, names)
     runs: list[SymbolicRun] = []
     for side, module in enumerate(modules):
         dag = Dag(module.graph)
@@ -102,23 +105,51 @@ def _run_both(
 
 
 def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -> list[dict[str, Hashable]]:
-    """What tells each group from others, by canonical name.
+    """What tells each group from others, by canonical name: its ranks and identity, never a name that was made up.
 
-    Canonical names that were made up by first use mean different groups in graphs of different order, so unless both
-    modules carry their tables the names at run time must agree too; both modules are of one rank.
+    Names do where both modules have one table, and run-time names where neither carries any: both are of one rank.
     """
-    carried = all(TABLE_KEY in module.meta for module in modules)
-    return [
-        {group.name: (group, "" if carried else table.runtime.get(group.name, group.name)) for group in table}
-        for table in tables
-    ]
+    carried = [module.meta.get(TABLE_KEY) for module in modules]
+    by_name = carried[0] is not None and carried[0] is carried[1]
+    by_runtime_name = carried == [None, None]
+    first: dict[Hashable, Group] = {}
+    found: list[dict[str, Hashable]] = []
+    for table in tables:
+        if table.alike is not None and not by_name and not by_runtime_name:
+            raise VerificationError(cannot_tell(*table.alike))
+        names: dict[str, Hashable] = {}
+        for group in table:
+            is_told = not by_runtime_name and group.name not in table.unplaced
+            runtime = "" if is_told else table.runtime.get(group.name, group.name)
+            name = group.name if by_name else runtime
+            names[group.name] = (first.setdefault((group.key, name), group), name)
+        found.append(names)
+    return found
 
 
-def _constants(before: GraphModule, after: GraphModule) -> list[dict[str, Hashable]]:
+def _constants(
+    modules: Sequence[GraphModule], tables: Sequence[GroupTable], groups: Sequence[Mapping[str, Hashable]]
+) -> list[dict[str, Hashable]]:
     """What tells the attributes of each module from others, by path: the path, where both modules have the same."""
-    paths = [{str(node.target) for node in module.graph.nodes if node.op == "get_attr"} for module in (before, after)]
-    same = {path for path in paths[0] & paths[1] if _is_same(ops.attribute(before, path), ops.attribute(after, path))}
+    paths = [{str(node.target) for node in module.graph.nodes if node.op == "get_attr"} for module in modules]
+    same: set[str] = set()
+    for path in paths[0] & paths[1]:
+        held = [ops.attribute(module, path) for module in modules]
+        met = [
+            list(_groups_inside(value, table, known)) for value, table, known in zip(held, tables, groups, strict=True)
+        ]
+        if met[0] == met[1] and _is_same(*held):
+            same.add(path)
     return [{path: path if path in same else (side, path) for path in found} for side, found in enumerate(paths)]
+
+
+def _groups_inside(value: Any, table: GroupTable, groups: Mapping[str, Hashable]) -> Iterator[Hashable]:
+    """The groups in which a nested graph launches, in order."""
+    for node in with_nested(value) if isinstance(value, GraphModule) else ():
+        argument = group_argument(node) if node.op == "call_function" and ops.is_communication(node.target) else None
+        if argument is not None:
+            name = table.canonical(argument)
+            yield groups.get(name, name)
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -137,15 +137,22 @@ class IssueOrder:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def then(self, other: IssueOrder) -> IssueOrder:
-        """This order, and another one behind it."""
+        """This order, and another one after it. Groups of one name that are not the same are told apart."""
         offset = len(self.launches)
+        groups = dict(self.groups)
+        names: dict[str, str] = {}
+        for name, group in other.groups.items():
+            same = (n for n, held in groups.items() if held.key == group.key and n not in names.values())
+            free = (n for n in (name, *(f"{name}_{i}" for i in range(1, len(groups) + 1))) if n not in groups)
+            names[name] = next(same, None) or next(free)
+            groups[names[name]] = group.called(names[name], group.identity)
         moved = [
             Wait(event.node, tuple((number + offset, part) for number, part in event.parts))
             if isinstance(event, Wait)
-            else event
+            else event._replace(group=names[event.group])
             for event in other.events
         ]
-        return IssueOrder((*self.events, *moved), {**self.groups, **other.groups})
+        return IssueOrder((*self.events, *moved), groups)
 
     def to_json(self) -> str:
         """The order as JSON, the same text for the same order."""
@@ -157,7 +164,7 @@ class IssueOrder:
         """Read an order; what is none is refused."""
         try:
             data = json.loads(text)
-            groups = [Group(g["name"], g["size"], g["stride"], _tuples(g["ranks"])) for g in data["groups"]]
+            groups = [Group(g["name"], g["size"], g["stride"], _tuples(g["ranks"]), g["id"]) for g in data["groups"]]
             return cls(tuple(_event(*event) for event in data["events"]), {group.name: group for group in groups})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             text = f"it is no issue order: {type(error).__name__}: {error}"

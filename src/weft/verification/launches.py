@@ -7,7 +7,7 @@ buffer of the wrong shape) is refused with the node's line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +22,7 @@ from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, LaunchForm
 from weft.verification.collective_values import Post, why_not_reduce
 from weft.verification.rank import partition_of, show
-from weft.verification.rendezvous import Place
+from weft.verification.rendezvous import Place, Places
 
 RESHARD = "_dtensor::shard_dim_alltoall"
 """The one operator without a row that the virtual cluster runs: an all-to-all that is complete when it returns."""
@@ -57,16 +57,18 @@ class LaunchReader:
     rank: int
     num_ranks: int
     groups: GroupTable
+    places: Places
 
     def read(self, node: Node, bound: dict[str, Any]) -> Launch:
         """The launch of a node whose arguments, by name, are `bound`."""
         form = ops.launch_form(node.target)
         members = self._members(node)
         group = self.groups.canonical(group_argument(node))
+        place = self.places.of(self.groups.group(group_argument(node)), members)
         if form is None:
-            return self._reshard(node, bound, Place(group, members))
+            return self._reshard(node, bound, place)
         if form.kind in ops.POINT_TO_POINT:
-            return self._transfers(node, bound, form, group, members)
+            return self._transfers(node, bound, form, place)
         size = bound.get("group_size", len(members))
         if size != len(members):
             self.refuse(node, f"{node.name} has group_size {size}, group {group!r} has {len(members)} ranks")
@@ -85,7 +87,7 @@ class LaunchReader:
         data = tuple(t.clone() if storage_key(t) in overwritten else t for t in sent)
         post = self._post(node, form, bound, data, members)
         value = list(results) if form.coalesced else results[0]
-        return Launch((Part(Place(group, members), post, sent, results),), value, written)
+        return Launch((Part(place, post, sent, results),), value, written)
 
     def _members(self, node: Node) -> tuple[int, ...]:
         """The ranks of this rank's group."""
@@ -139,9 +141,8 @@ class LaunchReader:
             coalesced=form.coalesced,
         )
 
-    def _transfers(
-        self, node: Node, bound: dict[str, Any], form: LaunchForm, group: str, members: tuple[int, ...]
-    ) -> Launch:
+    def _transfers(self, node: Node, bound: dict[str, Any], form: LaunchForm, place: Place) -> Launch:
+        members = place.members
         if form.kind is Kind.BATCH_P2P:
             names, peers, tags = bound["op_list"], bound["peer_list"], bound["tag_list"]
             tensors: list[Tensor] = list(bound[form.tensors])
@@ -158,7 +159,7 @@ class LaunchReader:
             ends = (self.rank, members[peer]) if is_send else (members[peer], self.rank)
             post = Post(self.rank, node, Kind.SEND if is_send else Kind.RECV, (tensor,))
             sent, result = ((tensor,), tensor.new_empty(0)) if is_send else ((), tensor)
-            parts.append(Part(Place(group, ends, tag), post, sent, (result,)))
+            parts.append(Part(replace(place, members=ends, tag=tag), post, sent, (result,)))
         results = [part.results[0] for part in parts]
         written = tuple(part.results[0] for part in parts if not part.sent)
         return Launch(tuple(parts), results if form.coalesced else results[0], written)

@@ -53,15 +53,15 @@ class Worker:
             return Answer(error=f"{type(error).__name__}: {text}", node=self._at)
 
     def _prepare(self, message: Prepare) -> Answer:
-        for name, part in message.groups:
+        for identity, part in message.groups:
             group = dist.new_group(list(part))
             if self.rank in part:
-                self._runtime_names[name, part] = group.group_name  # type: ignore[union-attr]
+                self._runtime_names[identity, part] = group.group_name  # type: ignore[union-attr]
         return Answer()
 
     def _run(self, job: Job) -> tuple[Packed, ...]:
         program = Program(parse(job.listing, unpack(job.constants)))
-        names = {name: self._runtime_names[name, part] for name, part in job.groups.items()}
+        names = {name: self._runtime_names[group] for name, group in job.groups.items()}
         results: list[Packed] = []
         with torch.no_grad():
             for _ in range(job.repeat):

@@ -30,6 +30,7 @@ from weft.graph.groups import GroupTable, group_argument
 from weft.graph.profiles import attribute
 from weft.graph.writer import name_of, render
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
+from weft.verification.rendezvous import told_apart
 from weft.verification.wire import Answer, Job, Prepare, Progress, pack, unpack
 
 START_TIMEOUT_S = 120.0
@@ -156,7 +157,7 @@ class RealRanks:
             what = f"inputs for {num_ranks} ranks, the world has {self.num_ranks}"
             raise VerificationError(compose("real ranks", what, do="use fewer ranks or a larger world"))
         graphs = one_per_rank(modules, GraphModule, num_ranks, "modules")
-        tables = one_per_rank(groups, GroupTable, num_ranks, "group tables")
+        tables = told_apart(one_per_rank(groups, GroupTable, num_ranks, "group tables"))
         check_inputs(inputs, [sum(node.op == "placeholder" for node in graph.graph.nodes) for graph in graphs])
         parts = [_used_groups(graph, table, num_ranks) for graph, table in zip(graphs, tables, strict=True)]
         jobs = list(_jobs(graphs, inputs, tables, parts, seed, repeat))
@@ -182,9 +183,9 @@ class RealRanks:
             raise VerificationError(compose("real ranks", what, where=[world.log_of(silent[0])]))
         return world
 
-    def _prepare(self, world: _World, used: Sequence[Mapping[str, Partition]]) -> None:
+    def _prepare(self, world: _World, used: Sequence[Mapping[str, tuple[str, Partition]]]) -> None:
         """Create the process groups that this world does not have yet: all ranks take part, in one order."""
-        wanted = {(name, part): None for groups in used for name, parts in groups.items() for part in parts}
+        wanted = {(identity, part): None for groups in used for identity, parts in groups.values() for part in parts}
         missing = tuple(pair for pair in wanted if pair not in world.groups)
         if missing:
             self._ask(world, {rank: Prepare(missing) for rank in range(self.num_ranks)}, [], [])
@@ -228,19 +229,19 @@ def _line(graphs: Sequence[GraphModule], tables: Sequence[GroupTable], rank: int
     return [show(node, tables[rank])[0] for node in nodes if name_of(node) == name]
 
 
-def _used_groups(graph: GraphModule, table: GroupTable, num_ranks: int) -> dict[str, Partition]:
-    """The groups that a graph launches in, and how they part the ranks."""
+def _used_groups(graph: GraphModule, table: GroupTable, num_ranks: int) -> dict[str, tuple[str, Partition]]:
+    """The groups that a graph launches in by canonical name: the identity of each, and how it parts the ranks."""
     launches = [n for n in graph.graph.nodes if n.op == "call_function" and ops.is_communication(n.target)]
     arguments = [argument for node in launches if (argument := group_argument(node)) is not None]
     groups = {table.canonical(argument): table.group(argument) for argument in arguments}
-    return {name: partition_of(group, num_ranks) for name, group in groups.items()}
+    return {name: (group.identity, partition_of(group, num_ranks)) for name, group in groups.items()}
 
 
 def _jobs(
     graphs: Sequence[GraphModule],
     inputs: Sequence[Sequence[Any]],
     tables: Sequence[GroupTable],
-    parts: Sequence[Mapping[str, Partition]],
+    parts: Sequence[Mapping[str, tuple[str, Partition]]],
     seed: int,
     repeat: int,
 ) -> Iterator[Job]:
@@ -250,7 +251,10 @@ def _jobs(
         key = (id(graph), id(table))
         if key not in listings:
             listings[key] = render(graph, table)
-        mine = {name: next((p for p in partition if rank in p), ()) for name, partition in parts[rank].items()}
+        mine = {
+            name: (identity, next((p for p in partition if rank in p), ()))
+            for name, (identity, partition) in parts[rank].items()
+        }
         yield Job(listings[key], pack(_constants(graph)), pack(list(given)), mine, seed, repeat)
 
 

@@ -8,14 +8,14 @@ by (source, destination, tag), in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from weft.errors import VerificationError, compose
-from weft.graph.groups import GroupTable
+from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.collective_values import Post, receive
@@ -27,14 +27,48 @@ class Place:
     """A queue of launches: those of one process group, or the transfers of one tag between two of its ranks."""
 
     group: str
+    """The name of the group on the first of the ranks that was asked."""
     members: tuple[int, ...]
     tag: int | None = None
     """None for collectives; `members` are then all ranks of the group, else source and destination."""
+    identity: str = ""
+    """Tells the group from others of the same ranks, see `Group.identity`."""
 
     def __str__(self) -> str:
         if self.tag is None:
             return f"group {self.group!r}"
         return f"group {self.group!r} from rank {self.members[0]} to rank {self.members[1]} with tag {self.tag}"
+
+
+class Places:
+    """The places of groups: one for each process group, however each rank calls it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], str], Place] = {}
+
+    def of(self, group: Group, members: tuple[int, ...]) -> Place:
+        """Where the members of a group meet."""
+        place = Place(group.name, members, identity=group.identity)
+        return self._known.setdefault((members, group.identity), place)
+
+
+def told_apart(tables: Sequence[GroupTable]) -> list[GroupTable]:
+    """The tables of ranks, no two groups alike: where all ranks share one table, its names tell groups apart."""
+    if all(table.alike is None for table in tables):
+        return list(tables)
+    if any(table is not tables[0] for table in tables):
+        raise VerificationError(cannot_tell(*next(table.alike for table in tables if table.alike is not None)))
+    named = {name: group.called(name, name) for name, group in tables[0].groups.items()}
+    return [replace(tables[0], groups=named)] * len(tables)
+
+
+def cannot_tell(first: str, second: str) -> str:
+    """Why nothing can be said of ranks that use both of two groups."""
+    return compose(
+        "groups",
+        f"{first!r} and {second!r} have the same ranks, and nothing tells which is which on other ranks",
+        do=f"name them by mesh axis, or say which was created first: group({second!r}, ..., id='#1')",
+    )
 
 
 @dataclass(eq=False)

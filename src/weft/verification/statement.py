@@ -230,13 +230,14 @@ def _first_decision(first: Iterable[str], second: Iterable[str], low: int, high:
 
 def _first_launch(first: Statement, second: Statement, low: int, high: int, num_ranks: int) -> list[str]:
     """The first launch that differs in a group that both ranks are of."""
+    theirs = {group.key: name for name, group in second.order.groups.items()}
     for name, group in first.order.groups.items():
-        if second.order.groups.get(name) != group or not group.size:
+        if group.key not in theirs or not group.size:
             continue
         parts = group.partition(num_ranks) if num_ranks % group.span == 0 else ()
         if not any(low in part and high in part for part in parts):
             continue
-        pairs = zip_longest(first.order.sequences[name], second.order.sequences[name])
+        pairs = zip_longest(first.order.sequences[name], second.order.sequences[theirs[group.key]])
         for number, (one, two) in enumerate(pairs, 1):
             if one is None or two is None or (one.sort, one.splits is None) != (two.sort, two.splits is None):
                 return [f"launch {number} in group {name!r}: {_text(one)} on rank {low}, {_text(two)} on rank {high}"]

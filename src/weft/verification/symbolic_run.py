@@ -23,7 +23,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.effects import Flight
-from weft.graph.groups import GroupTable
+from weft.graph.groups import GroupTable, group_argument
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges, identities, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
@@ -215,7 +215,14 @@ class SymbolicRun(Arguments):
             target = target, id(node.target)
         if node.op != "call_function":  # the code behind a module is known only by what it is
             target = node.op, str(node.target), id(ops.attribute(self.module, str(node.target)))
-        return self.terms.atom(("call", target, frozen, extra), None, None, values=tuple(numbers))
+        return self.terms.atom(("call", target, frozen, extra, self._met(node)), None, None, values=tuple(numbers))
+
+    def _met(self, node: Node) -> Hashable:
+        """The group in which a call meets other ranks; its name among the arguments may mean another one elsewhere."""
+        is_launch = node.op == "call_function" and ops.is_communication(node.target)
+        argument = group_argument(node) if is_launch else None
+        name = None if argument is None else self.table.canonical(argument)
+        return None if name is None else self.setting.groups.get(name, name)
 
     def _call_unknown(self, i: int, node: Node) -> Any:
         """A call that may write what it takes, draw, and touch the world outside."""

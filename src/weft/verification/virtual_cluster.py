@@ -27,7 +27,7 @@ from weft.verification.flights import Flight, Flights
 from weft.verification.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
 from weft.verification.launches import RESHARD, LaunchReader, poison
 from weft.verification.rank import Program, Rank, RankResult, check_inputs, one_per_rank, show, tensors_in
-from weft.verification.rendezvous import Rendezvous
+from weft.verification.rendezvous import Places, Rendezvous, told_apart
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,16 @@ class VirtualCluster:
     ) -> list[RankResult]:
         """Run one graph on every rank, or one per rank, on `inputs[rank]`; rank r draws from the seed `seed + r`."""
         graphs = one_per_rank(modules, GraphModule, self.num_ranks, "modules")
-        tables = one_per_rank(groups, GroupTable, self.num_ranks, "group tables")
+        tables = told_apart(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
         programs = {id(module): Program(module) for module in graphs}
         check_inputs(inputs, [len(programs[id(module)].placeholders) for module in graphs])
-        rendezvous = Rendezvous(tables)
+        rendezvous, places = Rendezvous(tables), Places()
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             steps: dict[int, Steps] = {}
             for r in range(self.num_ranks):
                 rank = Rank(r, programs[id(graphs[r])], inputs[r])
-                steps[r] = _RankRun(rank, LaunchReader(r, self.num_ranks, tables[r]), rendezvous, seed + r).steps()
+                reader = LaunchReader(r, self.num_ranks, tables[r], places)
+                steps[r] = _RankRun(rank, reader, rendezvous, seed + r).steps()
             return self._take_turns(steps, rendezvous)
 
     def _take_turns(self, steps: dict[int, Steps], rendezvous: Rendezvous) -> list[RankResult]:

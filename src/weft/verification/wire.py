@@ -43,6 +43,7 @@ class Prepare:
     """Create process groups, in this order on every rank of the world."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
+    """Of each the identity and the ranks."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Job:
     listing: str
     constants: Packed
     inputs: Packed
-    groups: dict[str, tuple[int, ...]]
-    """The ranks that each canonical name stands for on this rank."""
+    groups: dict[str, tuple[str, tuple[int, ...]]]
+    """The identity and the ranks of the group that each canonical name stands for on this rank."""
     seed: int
     repeat: int
 

@@ -1,14 +1,15 @@
 """World: which rank holds which issue order, and with whom it meets in each of its groups.
 
-Contract: built in time linear in the ranks and the sizes of their groups. A place is told by its ranks; by its name too
-where a rank has several groups of the same ranks, since names that are given by first use may differ between graphs.
+Contract: built in time linear in the ranks and the sizes of their groups. A place is known by its ranks and by the
+identity of the group, never by its name, which may differ between graphs. Two groups of a rank with both in common are
+refused.
 `kinds` numbers ranks such that two of one kind cannot be told apart by anything that happens: one stands for all.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from weft.errors import GraphError, VerificationError, compose
 from weft.graph.groups import Group
 from weft.verification.issue_order import IssueOrder
 from weft.verification.rank import partition_of
-from weft.verification.rendezvous import Place
+from weft.verification.rendezvous import Place, Places, cannot_tell
 
 
 @dataclass(frozen=True)
@@ -93,22 +94,20 @@ class World:
 
 def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict[str, Place], ...]:
     num_ranks = len(order_of)
-    members: list[dict[str, tuple[int, ...]]] = []
+    places, found = Places(), list[dict[str, Place]]()
     for rank, number in enumerate(order_of):
         groups = orders[number].groups.items()
-        members.append({name: _part_of(group, num_ranks, rank) for name, group in groups})
-    first_name: dict[tuple[int, ...], str] = {}
-    several: set[tuple[int, ...]] = set()
-    for mine in members:
-        for name, ranks in mine.items():
-            first_name.setdefault(ranks, name)
+        mine = {name: places.of(group, _part_of(group, num_ranks, rank)) for name, group in groups}
         if len(set(mine.values())) < len(mine):
-            listed = list(mine.values())
-            several.update(ranks for ranks in listed if listed.count(ranks) > 1)
-    return tuple(
-        {name: Place(name if ranks in several else first_name[ranks], ranks) for name, ranks in mine.items()}
-        for mine in members
-    )
+            raise VerificationError(cannot_tell(*_alike(mine)))
+        found.append(mine)
+    return tuple(found)
+
+
+def _alike(mine: Mapping[str, Place]) -> tuple[str, str]:
+    """Two names of one place."""
+    seen: dict[Place, str] = {}
+    return next((seen[place], name) for name, place in mine.items() if seen.setdefault(place, name) != name)
 
 
 def _part_of(group: Group, num_ranks: int, rank: int) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Process groups by names that every rank agrees on."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,10 +71,37 @@ def test_run_time_names_differ_by_rank_and_the_listing_does_not():
     assert listings[0].startswith("group('dp', size=4, stride=2)\n")
 
 
-def test_a_group_without_an_axis_is_numbered_by_first_use(mesh: DeviceMesh):
+def test_groups_without_an_axis_are_numbered_by_their_ranks_and_never_by_their_use(mesh: DeviceMesh):
     pair, quad = dist.new_group([0, 1]), dist.new_group([0, 2, 4, 6])
-    table = read_groups(trace(quad.group_name, mesh.get_group("tp").group_name, pair.group_name))
-    assert list(table) == [Group("g0", 4, 2), Group("tp", 2), Group("g2", 2)]
+    names = [quad.group_name, mesh.get_group("tp").group_name, pair.group_name]
+    for order in itertools.permutations(names):
+        table = read_groups(trace(*order))
+        assert list(table) == [Group("g0", 4, 2), Group("g1", 2), Group("tp", 2)]
+        assert table.runtime == {"g0": quad.group_name, "g1": pair.group_name, "tp": mesh.get_group("tp").group_name}
+
+
+def test_groups_of_the_same_ranks_are_told_apart_by_the_order_of_their_creation(mesh: DeviceMesh):
+    first, second = (dist.new_group([0, 1]).group_name for _ in range(2))
+    for order in ((first, second), (second, first)):
+        table = read_groups(trace(*order))
+        assert list(table) == [Group("g0", 2), Group("g1", 2, id="#1")]
+        assert table.runtime == {"g0": first, "g1": second}
+    assert list(read_groups(trace(second))) == [Group("g0", 2, id="#1")]
+    assert weft.listing(trace(first, second)) != weft.listing(trace(second, first))
+    text = weft.listing(trace(second, first))
+    assert text.startswith("group('g0', size=2)\ngroup('g1', size=2, id='#1')\n")
+    assert weft.listing(weft.parse(text)) == text
+
+
+def test_the_same_groups_have_the_same_listing_on_every_rank_whatever_else_a_rank_created():
+    listings: list[str] = []
+    for rank in (0, 5):
+        with fake_mesh(rank):
+            quads = ([0, 1, 2, 3], [4, 5, 6, 7])
+            first, _, second = ([dist.new_group(ranks) for ranks in quads][rank // 4] for _ in range(3))
+            listings.append(weft.listing(trace(second.group_name, first.group_name)))
+    assert listings[0] == listings[1]
+    assert listings[0].startswith("group('g0', size=4)\ngroup('g1', size=4, id='#2')\n")
 
 
 def test_the_whole_world_is_a_group(mesh: DeviceMesh):
@@ -95,8 +124,9 @@ def test_a_group_that_does_not_begin_at_a_multiple_of_its_size_keeps_its_ranks()
 def test_two_groups_of_one_axis_name_stay_two(mesh: DeviceMesh):
     first = dist.new_group([0, 1], group_desc="mesh_tp")
     table = read_groups(trace(mesh.get_group("tp").group_name, first.group_name))
-    assert [group.name for group in table] == ["tp", "g1"]
+    assert list(table) == [Group("tp", 2), Group("g1", 2, id="tp#1")]
     assert table.canonical(first.group_name) == "g1"
+    assert list(read_groups(trace(first.group_name))) == [Group("tp", 2, id="tp#1")]
 
 
 def test_a_group_that_is_a_node_with_a_process_group_is_read(mesh: DeviceMesh):
@@ -132,6 +162,21 @@ def test_a_name_that_is_no_identifier_gets_a_canonical_one():
     table = read_groups(GraphModule({}, graph))
     assert list(table) == [Group("g0", 2)]
     assert table.runtime == {"g0": "17"}
+
+
+def test_names_that_no_process_group_explains_are_in_the_order_in_which_torch_counts_them():
+    for order in (("10", "9"), ("9", "10")):
+        table = read_groups(trace_without_groups(*order))
+        assert table.runtime == {"g0": "9", "g1": "10"}
+        assert [group.identity for group in table] == ["9", "10"]
+        assert table.unplaced == {"g0", "g1"}
+
+
+def trace_without_groups(*groups: str) -> GraphModule:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output([graph.call_function(FUNCTIONAL.all_gather_into_tensor.default, (x, 2, group)) for group in groups])
+    return GraphModule({}, graph)
 
 
 def test_given_sizes_and_ranks_win():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch.distributed as dist
 
 import weft
+from tests.unit.conftest import fake_mesh
+from tests.unit.graph.test_groups import trace
 from tests.unit.verification.pipelines import pipeline
 from weft.errors import VerificationError
 from weft.graph import ops
@@ -15,6 +18,7 @@ from weft.passes.pipeline import Pipeline
 from weft.planning.plan import Reason
 from weft.verification.agreement import Fault, Finding, check, read_orders, withheld
 from weft.verification.comparison import compare, example_inputs
+from weft.verification.equivalence import prove
 from weft.verification.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
 from weft.verification.virtual_cluster import VirtualCluster
 from weft.verification.world import World
@@ -376,6 +380,65 @@ def test_groups_that_ranks_name_differently_are_told_by_their_ranks():
 def test_groups_of_the_same_ranks_are_told_by_their_names():
     finding = only(graph(*REDUCE), graph(*REDUCE, "c = all_reduce(x, 'sum', 'tp')", "wc = wait(c)"))
     assert finding.sentence == "rank 0 launches 0 in group 'tp', rank 1 1: c has no partner"
+
+
+SAME_RANKS = "group('g0', size=2)\ngroup('g1', size=2, id='#1')\n"
+
+
+def in_groups(*groups: str, head: str = SAME_RANKS) -> str:
+    """An all-reduce in each group in turn, waited for at once."""
+    lines = [
+        line for k, g in enumerate(groups) for line in (f"a{k} = all_reduce(x, 'sum', {g!r})", f"w{k} = wait(a{k})")
+    ]
+    return graph(*lines, head=head)
+
+
+def test_two_groups_of_the_same_ranks_in_opposite_order_are_a_deadlock():
+    finding = only(in_groups("g0", "g1"), in_groups("g1", "g0"))
+    assert finding.fault is Fault.CYCLE
+    assert finding.where == ((0, "w0"), (1, "w0"))
+    assert check([in_groups("g0", "g1")] * 2).holds
+
+
+def test_groups_of_the_same_ranks_are_told_by_what_they_are_where_names_differ():
+    renamed = in_groups("g1", "g0", head="group('g1', size=2)\ngroup('g0', size=2, id='#1')\n")
+    assert check([in_groups("g0", "g1"), renamed]).holds
+    alone = in_groups("g0", head="group('g0', size=2, id='#1')\n")
+    assert Fault.MISSING in {finding.fault for finding in check([in_groups("g0"), alone]).findings}
+
+
+def test_groups_that_nothing_tells_apart_are_refused():
+    texts = [in_groups("g0", "g1", head="group('g0', size=2)\ngroup('g1', size=2)\n")] * 2
+    with pytest.raises(VerificationError) as error:
+        check(texts)
+    assert str(error.value) == (
+        "groups: 'g0' and 'g1' have the same ranks, and nothing tells which is which on other ranks\n"
+        "name them by mesh axis, or say which was created first: group('g1', ..., id='#1')"
+    )
+    modules = [weft.parse(text) for text in texts]
+    inputs = example_inputs(modules[0], 2)
+    with pytest.raises(VerificationError, match="nothing tells which is which"):
+        VirtualCluster(2).run(modules, inputs, [read_groups(module) for module in modules])
+    VirtualCluster(2).run(modules[0], inputs, read_groups(modules[0]))  # one graph for all ranks: its names tell
+
+
+def test_live_groups_of_the_same_ranks_in_opposite_order_are_a_deadlock():
+    with fake_mesh():
+        first, second = (dist.new_group([0, 1]).group_name for _ in range(2))
+        modules = [trace(first, second), trace(second, first)]
+        world = [modules[0], modules[1], *[modules[0]] * 6]
+        assert [finding.fault for finding in check(world).findings] == [Fault.CYCLE]
+        assert not prove(*modules).proved
+        assert not prove(*(weft.parse(weft.listing(module)) for module in modules)).proved
+
+
+def test_graphs_after_each_other_that_call_other_groups_by_one_name_stay_apart():
+    head = "group('g0', size=2, id='#1')\n"
+    forward, backward = read_orders([in_groups("g0"), in_groups("g0", head=head)])
+    both = forward.then(backward)
+    assert both.groups == {"g0": Group("g0", 2), "g0_1": Group("g0_1", 2, id="#1")}
+    assert [launch.group for launch in both.launches] == ["g0", "g0_1"]
+    assert [f.fault for f in check([both, backward.then(forward)]).findings] == [Fault.CYCLE]
 
 
 def test_ranks_that_do_not_tile_are_refused():

@@ -1,10 +1,15 @@
 """The symbolic witness: what it proves of buckets, and what it must never prove."""
 
+import operator
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
+from tests.unit.conftest import fake_mesh
 from weft.verification.equivalence import Proof, prove
 
 HEADER = "group('dp', size=2)\ngroup('tp', size=2, stride=2)\n\n"
@@ -769,6 +774,93 @@ def test_groups_of_one_name_and_other_ranks_are_other_groups():
     modules = [weft.parse(f"group('dp', size=2, stride={stride})\n{text}") for stride in (1, 2)]
     assert not prove(*modules).proved
     assert prove(modules[0], modules[0]).proved
+
+
+def in_groups(first: str, second: str, head: str) -> GraphModule:
+    return weft.parse(f"""{head}
+def graph(x: f32[4], y: f32[4]):
+    a = all_reduce(x, 'sum', {first!r})
+    wa = wait(a)
+    b = all_reduce(y, 'sum', {second!r})
+    wb = wait(b)
+    return [wa, wb]
+""")
+
+
+def test_groups_are_told_by_their_ranks_and_what_they_are_and_not_by_names():
+    head = "group('g0', size=2)\ngroup('g1', size=2, id='#1')\n"
+    before = in_groups("g0", "g1", head)
+    assert prove(before, in_groups("g1", "g0", "group('g1', size=2)\ngroup('g0', size=2, id='#1')\n")).proved
+    assert not prove(before, in_groups("g1", "g0", head)).proved
+    ranks = "group('g0', size=2, stride=2)\ngroup('g1', size=2)\n"
+    assert prove(in_groups("g0", "g1", ranks), in_groups("g0", "g1", ranks)).proved
+    assert not prove(in_groups("g0", "g1", ranks), in_groups("g1", "g0", ranks)).proved
+
+
+def test_nothing_is_proved_of_groups_that_nothing_tells_apart():
+    head = "group('g0', size=2)\ngroup('g1', size=2)\n"
+    before, after = in_groups("g0", "g1", head), in_groups("g0", "g1", head)
+    assert prove(before, after).difference == (
+        "groups: 'g0' and 'g1' have the same ranks, and nothing tells which is which on other ranks"
+    )
+    assert prove(before, weft.optimize(before, pipeline="clean").module).proved  # one table, so names tell
+
+
+def test_an_operator_without_a_rule_counts_by_its_group_and_not_by_the_name():
+    text = "\ndef graph(x: f32[4]):\n    a = send(x, 1, 0, 'g0')\n    w = wait(a)\n    return [w]\n"
+    sides = [weft.parse(f"group('g0', size=2{known})\n{text}") for known in ("", ", id='#1'")]
+    assert prove(sides[0], sides[0]).proved
+    assert not prove(*sides).proved
+
+
+def nested(*groups: str) -> GraphModule:
+    """A call of a graph that reduces in each group in turn."""
+    inner = torch.fx.Graph()
+    x = inner.placeholder("x")
+    for group in groups:
+        x = inner.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", group))
+        x = inner.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,))
+    inner.output(x)
+    outer = torch.fx.Graph()
+    value = torch.empty(4)
+    given = outer.placeholder("x")
+    body = outer.get_attr("body")
+    called = outer.call_function(torch.ops.higher_order.invoke_subgraph, (body, "body", given))
+    item = outer.call_function(operator.getitem, (called, 0))
+    outer.output([item])
+    for node in (given, item):
+        node.meta["val"] = value
+    called.meta["val"] = (value,)
+    for node in inner.nodes:
+        node.meta["val"] = value
+    return GraphModule({"body": GraphModule({}, inner)}, outer)
+
+
+def test_groups_swapped_inside_a_nested_graph_are_not_proved_equal():
+    with fake_mesh():
+        first, second = (dist.new_group([0, 1]).group_name for _ in range(2))
+        assert prove(nested(first, second), nested(first, second)).proved
+        assert not prove(nested(first, second), nested(second, first)).proved
+        assert not prove(nested(first), nested(second)).proved
+    assert prove(nested("5"), nested("5")).proved
+    assert not prove(nested("5"), nested("6")).proved
+
+
+def test_a_reordering_of_two_live_groups_is_proved():
+    def step(a: torch.Tensor, w: torch.Tensor, pair: str, other: str) -> list[torch.Tensor]:
+        functional = torch.ops._c10d_functional
+        x = functional.wait_tensor(functional.all_gather_into_tensor(a, 2, pair)) @ w
+        y = functional.wait_tensor(functional.all_gather_into_tensor(a, 2, other)) @ w
+        return [x, functional.wait_tensor(functional.reduce_scatter_tensor(y, "sum", 2, pair))]
+
+    with fake_mesh():
+        pair, other = dist.new_group([0, 1]).group_name, dist.new_group([0, 2]).group_name
+        inputs = (torch.zeros(4, 6), torch.zeros(6, 5))
+        module = make_fx(lambda a, w: step(a, w, pair, other), tracing_mode="fake")(*inputs)
+        result = weft.optimize(module, "h100-8", pipeline="schedule-overlap", verify="equivalence")
+        assert "proved equal" in result.report.witnesses[-1]
+        order = [node.args[2] for node in result.module.graph.nodes if "all_gather" in node.name]
+    assert order == [other, pair]
 
 
 def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
