@@ -7,9 +7,11 @@ from torch import Tensor
 
 NAMESPACE = "weft_test"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
-LIBRARY.define("bump_(Tensor(a!) x, Tensor y) -> ()")
-LIBRARY.define("exchange_(Tensor(a!) x, Tensor(b!) z, Tensor y) -> Tensor")
-LIBRARY.define("bump_all_(Tensor(a!)[] xs, float by) -> ()")
+TRUE = (torch.Tag.pt2_compliant_tag,)
+"""Their schemas say all that they do."""
+LIBRARY.define("bump_(Tensor(a!) x, Tensor y) -> ()", tags=TRUE)
+LIBRARY.define("exchange_(Tensor(a!) x, Tensor(b!) z, Tensor y) -> Tensor", tags=TRUE)
+LIBRARY.define("bump_all_(Tensor(a!)[] xs, float by) -> ()", tags=TRUE)
 
 
 def _bump(x: Tensor, y: Tensor) -> None:

@@ -61,17 +61,6 @@ WAITS: tuple[tuple[str, str], ...] = (("wait_tensor", "wait"), ("wait_tensors", 
 
 COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
 GROUP_ARGUMENTS = ("group_name", "group", "process_group")
-# Operators whose result shares its argument's storage although their schemas do not say so.
-ALIASES_DESPITE_SCHEMA = frozenset(
-    {
-        "aten::_unsafe_view",
-        "aten::unsafe_split.Tensor",
-        "aten::unsafe_split_with_sizes",
-        "_c10d_functional::_wrap_tensor_autograd",
-        "_c10d_functional::wait_tensor",
-        "_c10d_functional::wait_tensors",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +103,15 @@ def is_wait(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.name() in {f"{FUNCTIONAL}::{row}" for row, _ in WAITS}
 
 
+def is_wrapper(target: Any) -> bool:
+    """Whether the operator only wraps what a launch returns: it gives back its argument."""
+    return isinstance(target, OpOverload) and target.name() == f"{FUNCTIONAL}::_wrap_tensor_autograd"
+
+
 @functools.cache
 def is_communication(target: Any) -> bool:
     """Whether the operator launches communication, known or not. Waits are not launches."""
-    if not isinstance(target, OpOverload) or is_wait(target) or target.name() in ALIASES_DESPITE_SCHEMA:
+    if not isinstance(target, OpOverload) or is_wait(target) or is_wrapper(target):
         return False
     namespace = target.namespace
     if namespace.startswith(("c10d", "_c10d")) or namespace in COMMUNICATION_NAMESPACES:

@@ -28,7 +28,7 @@ from weft.compat import (
     schema_of,
     storage_key,
 )
-from weft.graph import ops
+from weft.graph import ops, understated
 from weft.graph.ops import attribute
 
 
@@ -102,16 +102,19 @@ def profile(target: Any) -> Profile:
     if not isinstance(target, OpOverload):
         return PLAIN if ops.name_of(target) and not isinstance(target, HigherOrderOperator) else OPAQUE
     schema = schema_of(target)
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    aliases = _shared_arguments(schema)
+    launch = ops.is_communication(target)
+    if not is_believed(target):
+        return Profile(opaque=True, launch=launch)
+    name = target.name().partition(".")[0]
+    given = [a.name for a in schema.arguments]
+    hidden = [argument for argument in understated.WRITES.get(name, ()) if argument in given]
+    writes = (*_declared_writes(schema), *hidden)
+    aliases = understated.SHARES.get(name, ())
+    aliases = tuple(a for a in aliases if a in given) or _shared_arguments(schema)
     form = ops.launch_form(target)
     if form is not None and form.written and not writes:
         writes = aliases = (form.written,)
-    if target.name() in ops.ALIASES_DESPITE_SCHEMA:
-        aliases = (schema.arguments[0].name,)
-    if target.name() == "aten::set_.source_Tensor":
-        aliases = ("self", "source")
-    random, wait, launch = ops.is_random(target), ops.is_wait(target), ops.is_communication(target)
+    random, wait = ops.is_random(target), ops.is_wait(target)
     ordered = not (random or wait or launch or writes) and (not schema.returns or has_side_effect(target))
     several = len(schema.returns) > 1 or any(str(r.type) == "List[Tensor]" for r in schema.returns)
     return Profile(
@@ -126,6 +129,23 @@ def profile(target: Any) -> Profile:
         launch=launch,
         wait=wait,
     )
+
+
+def is_believed(op: OpOverload) -> bool:
+    """Whether the schema of an operator, with the exceptions that are known, says all that the operator does."""
+    name, namespace = op.name().partition(".")[0], op.namespace
+    if name in understated.BELIEVED_OPERATORS:
+        return True
+    if namespace in understated.NEVER_BELIEVED or name in understated.NEVER_BELIEVED_OPERATORS:
+        return False
+    schema = schema_of(op)
+    if not (schema.returns or _declared_writes(schema) or name in understated.WRITES):
+        return name in understated.MARKS
+    return namespace in understated.BELIEVED or torch.Tag.pt2_compliant_tag in op.tags
+
+
+def _declared_writes(schema: Any) -> tuple[str, ...]:
+    return tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _shared_arguments(schema: Any) -> tuple[str, ...]:

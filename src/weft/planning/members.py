@@ -214,7 +214,9 @@ _PLACE_SENSITIVE = frozenset(
         "aten::sym_storage_offset",
         "aten::view.dtype",
         "aten::view_as_complex",
+        "inductor::_alloc_from_pool",
         "inductor::_reinterpret_tensor",
+        "inductor::resize_storage_bytes_",
     }
 )
 

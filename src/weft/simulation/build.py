@@ -172,7 +172,8 @@ class _Builder:
         effects, numbers = dag.effects, dict[int, int]()
         spans = self._inputs(dag, base, numbers)
         held: list[tuple[int, ...]] = []
-        seen: set[int] = set()
+        largest: dict[int, int] = {}
+        """Bytes of each storage. One that is resized counts with its largest size while anybody needs it."""
         for i, node in enumerate(dag.nodes):
             raw = effects.storages[i]
             mine = () if raw is None else raw if isinstance(raw, tuple) else (raw,)
@@ -183,11 +184,14 @@ class _Builder:
                 if root not in numbers:
                     numbers[root] = self._new_storage()
                 found.append(numbers[root])
-                if storage not in seen:
-                    seen.add(storage)
+                if storage not in largest:
                     num_bytes = spans[storage] if storage in spans else _span_of(node, place if len(mine) > 1 else None)
                     if num_bytes:
                         made.append((numbers[root], num_bytes))
+                    largest[storage] = num_bytes
+                elif (grown := _resized_to(node) - largest[storage]) > 0:
+                    made.append((numbers[root], grown))
+                    largest[storage] += grown
             held.append(tuple(found))
             self.allocates.append(tuple(made))
             used = [s for source in input_nodes(node) for s in held[dag.index[source]]]
@@ -312,6 +316,18 @@ def _may_read_on_host(target: Any) -> bool:
 def _type_of(node: Node) -> tuple[Any, ...]:
     value = ops.value_of(node)
     return (tuple(map(str, value.shape)), value.dtype) if isinstance(value, Tensor) else ()
+
+
+def _resized_to(node: Node) -> int:
+    """Bytes that a node makes the storage of its argument have; 0 for nodes that resize nothing."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return 0
+    name = target.name()
+    if name == "inductor::resize_storage_bytes_":
+        size = ops.bind(node)["new_size"]
+        return hint_of(ops.value_of(size) if isinstance(size, Node) else size) or 0
+    return _span_of(node, None) if name in ("aten::resize_", "aten::resize_as_") else 0
 
 
 def _span_of(node: Node, item: int | None) -> int:

@@ -19,9 +19,23 @@ from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, is_alias
 from weft.verification.terms import Run, Size, Terms, Undecided, Value, cut, join, product
 
-# Views of the storage behind a tensor, not of the tensor.
+# Operators on the storage behind a tensor, not only on the elements that the tensor shows.
 BEYOND_THE_TENSOR = frozenset(
-    {"aten::as_strided", "aten::as_strided_", "aten::set_.source_Tensor", "inductor::_reinterpret_tensor"}
+    {
+        "aten::as_strided",
+        "aten::as_strided_",
+        "aten::resize_",
+        "aten::resize_as_",
+        "aten::set_",
+        "aten::set_.source_Storage",
+        "aten::set_.source_Storage_storage_offset",
+        "aten::set_.source_Tensor",
+        "aten::set_.source_Tensor_storage_offset",
+        "aten::set_data",
+        "inductor::_alloc_from_pool",
+        "inductor::_reinterpret_tensor",
+        "inductor::resize_storage_bytes_",
+    }
 )
 
 View = Callable[[Value], Sequence[Value]]

@@ -198,7 +198,7 @@ class _RankRun:
         if isinstance(target, HigherOrderOperator):
             self._refuse_communication(node, node.args)
         elif isinstance(target, OpOverload):
-            if target.name() in ops.ALIASES_DESPITE_SCHEMA and target.namespace != "aten":
+            if ops.is_wrapper(target):
                 return rank.resolve(node.args[0])  # the wrapper of an asynchronous result: the tensor itself
             if not ops.is_random(target):
                 return rank.evaluate(node)

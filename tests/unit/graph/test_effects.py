@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 import weft
 from tests.unit.graph.test_text import branch_that_reduces, trace
 from weft.graph.check import validate
 from weft.graph.dag import Dag
+from weft.graph.profiles import profile
 
 
 def dag_of(body: str, parameters: str = "x: f32[4], y: f32[4], z: f32[4]") -> Dag:
@@ -450,6 +452,61 @@ def test_a_call_that_is_not_known_to_return_what_its_graph_returns_is_opaque():
     dag = Dag(weft.parse(text).graph)
     call = next(i for i, node in enumerate(dag.nodes) if node.name == "call")
     assert dict(dag.effects.special)[call].opaque
+
+
+def test_a_storage_that_is_resized_is_written_with_everything_that_shares_it():
+    torch.ops.inductor.resize_storage_bytes_  # noqa: B018  # registers it
+    dag = dag_of(
+        """
+        v = view(w, [2, 2])
+        r0 = inductor.resize_storage_bytes_.default(w, 16)
+        c = copy_(w, x)
+        y = neg(v)
+        r1 = inductor.resize_storage_bytes_.default(v, 0)
+        return [y]
+        """,
+        "w: f32[4], x: f32[4]",
+    )
+    assert {("r0", "c"), ("c", "y"), ("y", "r1")} <= effect_edges(dag)
+
+
+@pytest.mark.parametrize("written", ["m", "v"])
+def test_what_is_written_without_a_word_in_the_schema_keeps_its_readers_in_order(written: str):
+    norm = "b = native_batch_norm.default(x, None, None, m, v, True, 0.1, 1e-05)"
+    text = f"old = neg({written})\n{norm}\nnew = neg({written})\nreturn [old, new]"
+    dag = dag_of(text, "x: f32[2, 3], m: f32[3], v: f32[3]")
+    assert {("old", "b"), ("b", "new")} <= effect_edges(dag)
+
+
+def test_a_custom_operator_without_the_promise_of_a_true_schema_is_a_barrier():
+    with torch.library._scoped_library("weft_test_belief", "FRAGMENT") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        library.define("promised(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        library.define("silent(Tensor x) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+        found = torch.ops.weft_test_belief
+        assert profile(found.unknown.default).opaque
+        assert profile(found.promised.default).plain
+        assert profile(found.silent.default).opaque  # it returns nothing, so it must do something else
+
+
+def test_an_operator_of_torchs_decorator_is_believed():
+    @torch.library.custom_op("weft_test_belief::plus_one", mutates_args=())
+    def plus_one(x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.library.custom_op("weft_test_belief::bump", mutates_args=("x",))
+    def bump(x: Tensor, y: Tensor) -> None:
+        x.add_(y)
+
+    assert profile(torch.ops.weft_test_belief.plus_one.default).plain
+    assert profile(torch.ops.weft_test_belief.bump.default).writes == ("x",)
+
+
+@pytest.mark.parametrize("name", ["allreduce_", "barrier", "recv_"])
+def test_communication_outside_the_functional_collectives_may_write_what_it_takes(name: str):
+    found = profile(getattr(torch.ops.c10d, name).default)
+    assert found.opaque
+    assert found.launch
 
 
 def test_an_opaque_call_keeps_its_place_among_everything_that_has_an_effect():

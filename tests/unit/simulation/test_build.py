@@ -107,6 +107,18 @@ def test_reads_on_the_host_drain():
     assert made.drains == (False, True, False, False)
 
 
+def test_a_storage_that_is_resized_counts_with_its_largest_size():
+    body = """def graph(x: f32[4]):
+    a = relu(x)
+    r = inductor.resize_storage_bytes_.default({}, 64)
+    s = inductor.resize_storage_bytes_.default({}, 0)
+    b = relu(x)
+    return [b]
+"""
+    assert max(memory(body.format("a", "a"))) == 16 + 64
+    assert max(memory(body.format("x", "x"))) == 64 + 16
+
+
 def test_memory_follows_storages_through_views_and_writes():
     # x is 64; a comes (+64); its view and the write to it bring nothing; b comes (+64) and a goes
     body = """def graph(x: f32[4, 4]):

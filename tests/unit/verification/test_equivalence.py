@@ -937,3 +937,19 @@ def test_one_of_two_tensors_with_the_same_content_that_may_share_memory_is_not_t
         weft.parse(SHARED.format(a=made, b=made, write=f"add_({written}, 1)")) for written in (first, second)
     )
     assert not prove(before, after)
+
+
+RESIZED = """def graph(w: f32[4], x: f32[4]):
+    v: f32[2] = slice(w, 0, 0, 2)
+    r0 = inductor.resize_storage_bytes_.default(w, 16)
+    c: f32[4] = copy_(w, x)
+{rest}
+    return [y]
+"""
+
+
+def test_a_read_after_the_storage_is_freed_is_not_the_read_before():
+    read, free = "    y: f32[4] = neg(w)", "    r1 = inductor.resize_storage_bytes_.default(v, 0)"
+    before, after = (weft.parse(RESIZED.format(rest="\n".join(order))) for order in ((read, free), (free, read)))
+    assert prove(before, before)
+    assert not prove(before, after)
