@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule
 
 from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
-from weft.errors import PipelineError, PlanError, RefusedError, compose
+from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import copy_module, recompile
@@ -138,7 +138,7 @@ def replay(
     """Apply a plan again, to a copy of the module; refuses a graph that it was not made for."""
     context = Context(read_groups(module, groups))
     steps = [(parse_pass(step.spec), step) for step in plan.steps]
-    return _run(module, context, steps, plan.facts)
+    return _run(module, context, steps, plan)
 
 
 def replay_in_place(
@@ -156,20 +156,21 @@ def _run(
     module: GraphModule,
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
-    expected: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
     brought: Container[int] = (),
 ) -> Run:
     with collector_paused():
-        return _run_passes(module, context, work, expected or {}, brought)
+        return _run_passes(module, context, work, plan, brought)
 
 
 def _run_passes(
     module: GraphModule,
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
-    expected: Mapping[str, Any],
+    plan: Plan | None,
     brought: Container[int],
 ) -> Run:
+    expected = plan.facts if plan is not None else {}
     check.validate(Dag(module.graph))
     made = copy_module(module)
     listing = render(made, context.groups)
@@ -179,14 +180,28 @@ def _run_passes(
     for place, (rewrite, step) in enumerate(work):
         _check_digest(step, listing, expected, facts)
         start = time.perf_counter()
-        done, changed = rewrite.run(made.graph, replace(context, strict=False) if place in brought else context, step)
+        told = replace(context, strict=False) if place in brought else context
+        done, changed = rewrite.run(made.graph, told, step) if step is None else _carry_out(rewrite, made, told, step)
         seconds = time.perf_counter() - start
         after = render(made, context.groups) if changed else listing
         log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
         listing = after
+    _check_result(plan, listing, facts)
     recompile(made)
     before = log[0].before if log else listing
-    return Run(made, Plan(tuple(entry.step for entry in log), facts), tuple(log), before, listing)
+    steps = tuple(entry.step for entry in log)
+    return Run(made, Plan(steps, facts, result=digest(listing)), tuple(log), before, listing)
+
+
+def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
+    """Carry out a step of a plan. The pass takes its actions for its own, so a plan of other making may end anyhow."""
+    try:
+        return rewrite.run(module.graph, context, step)
+    except WeftError:
+        raise
+    except Exception as error:
+        what = f"step {step.spec!r} cannot be carried out: {type(error).__name__}: {error}"
+        raise PlanError(compose("plan", what, do="make the plan again for this graph with weft.optimize")) from error
 
 
 def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
@@ -218,6 +233,20 @@ def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], 
             do="make the plan again for this graph with weft.optimize",
         )
     )
+
+
+def _check_result(plan: Plan | None, listing: str, found: Mapping[str, Any]) -> None:
+    """Refuse a plan whose steps lead to another graph than they did when it was made."""
+    if plan is None or plan.result == digest(listing):
+        return
+    if plan.steps:
+        what = f"its last step, {plan.steps[-1].spec!r}, leads to another graph than it did when the plan was made"
+        differences: list[str] = []
+    else:
+        what = "it was made for another graph"
+        differences = what_differs(plan.facts, found)
+    do = "make the plan again for this graph with weft.optimize"
+    raise PlanError(compose("plan", what, where=differences, do=do))
 
 
 def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str, Any]:

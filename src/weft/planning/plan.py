@@ -1,7 +1,9 @@
 """Plan, Step, Decision: what was decided, as data that can be read, compared, saved and applied again.
 
 Contract: a plan names nodes by name and groups by canonical name, so it means the same on every rank. Each step
-carries the digest of the listing it was made for; applying it to any other graph is refused.
+carries the digest of the listing it was made for, and the plan the digest of the listing that its last step leads to:
+applying it to any other graph, or with any other outcome, is refused. A file carries the digest of all its contents; a
+file that was edited is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any, Literal, Self
 
 from weft.errors import PlanError, WeftError, compose
 
-FORMAT = 1
+FORMAT = 2
+"""Since 2, plans hold the digests of their outcome and of their contents."""
 
 
 class Reason(StrEnum):
@@ -298,16 +301,19 @@ class Plan:
     """What to compare when a digest differs: versions, groups, inputs, number of nodes."""
     evidence: Evidence | None = None
     """Where it was made for a cluster."""
+    result: str = ""
+    """The digest of the listing after the last step."""
     format: int = FORMAT
 
     @property
     def digest(self) -> str:
         """Equal exactly for equal plans, on every rank."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+        return _digest_of(asdict(self))
 
     def to_json(self) -> str:
-        """The plan as JSON, the same text for the same plan."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        """The plan as JSON with its digest, the same text for the same plan."""
+        contents = asdict(self)
+        return json.dumps({**contents, "digest": _digest_of(contents)}, indent=1, sort_keys=True)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, in a folder that exists."""
@@ -315,9 +321,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a plan; every fault is told at once, with its path."""
+        """Read a plan. The error names every fault with its path; a plan that was edited is refused."""
         from pydantic import ValidationError
 
+        sealed = _sealed(text)
         try:
             plan: Self = _reader_of(cls).validate_json(text)
         except ValidationError as error:
@@ -325,8 +332,11 @@ class Plan:
             raise PlanError(
                 compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")
             ) from None
-        if plan.format != FORMAT:
-            raise PlanError(compose("plan", f"its format is {plan.format}, this version reads {FORMAT}"))
+        if sealed != plan.digest:
+            found = f"its digest is {sealed!r}, its contents have {plan.digest!r}"
+            what = f"it was edited after it was made: {found}" if sealed else "it has no digest of its contents"
+            do = "give the file as plan.save wrote it, or make it again with weft.optimize"
+            raise PlanError(compose("plan", what, do=do))
         return plan
 
     @classmethod
@@ -339,6 +349,23 @@ class Plan:
             do = "give a file that plan.save wrote"
             raise PlanError(compose("plan", f"{path} cannot be read: {why}", do=do)) from None
         return cls.from_json(text)
+
+
+def _digest_of(contents: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, indent=1, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _sealed(text: str) -> Any:
+    """The digest that stands in the text of a plan; refuses plans of other formats."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    held: dict[str, Any] = data if isinstance(data, dict) else {}
+    if held.get("format", FORMAT) != FORMAT:
+        do = "make it again with weft.optimize"
+        raise PlanError(compose("plan", f"its format is {held['format']!r}, this version reads {FORMAT}", do=do))
+    return held.get("digest")
 
 
 def save_text(path: str | Path, text: str, fault: type[WeftError]) -> None:

@@ -398,7 +398,7 @@ def test_a_group_that_only_a_nested_graph_uses_is_declared():
 # Groups, devices, real programs.
 
 
-def test_several_groups_are_declared_once_each_in_order_of_use():
+def test_several_groups_are_declared_once_each_the_largest_first():
     with fake_mesh() as mesh:
         dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
 
@@ -408,7 +408,7 @@ def test_several_groups_are_declared_once_each_in_order_of_use():
             return [funcol.all_reduce(second, "avg", tp)]
 
         text = assert_round_trip(trace(function, X))
-    assert text.startswith("group('tp', size=2)\ngroup('dp', size=4, stride=2)\n\n")
+    assert text.startswith("group('dp', size=4, stride=2)\ngroup('tp', size=2)\n\n")
     assert "all_gather(wait_tensor, 4, 'dp')" in text
 
 

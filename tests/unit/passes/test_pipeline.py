@@ -23,7 +23,7 @@ from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.presets import PRESETS, STAGES
-from weft.planning.plan import Decision, Move, Plan, Reason, Step
+from weft.planning.plan import Decision, Move, Plan, Reason, Step, Stream
 
 LISTING = """group('dp', size=2)
 
@@ -661,6 +661,46 @@ def test_a_plan_for_other_nodes_is_refused():
         "    the graphs differ in their nodes, not in their inputs or groups\n"
         "make the plan again for this graph with weft.optimize"
     )
+
+
+def test_a_plan_whose_last_step_leads_elsewhere_is_refused():
+    run = Pipeline.parse("sink-waits").run(weft.parse(LISTING))
+    (step,) = run.plan.steps
+    assert step.actions
+    forged = dataclasses.replace(run.plan, steps=(dataclasses.replace(step, actions=()),))
+    with pytest.raises(PlanError) as error:
+        replay(weft.parse(LISTING), forged)
+    assert str(error.value) == (
+        "plan: its last step, 'sink-waits', leads to another graph than it did when the plan was made\n"
+        "make the plan again for this graph with weft.optimize"
+    )
+
+
+def test_a_plan_without_steps_is_for_its_own_graph_too():
+    plan = Pipeline.parse("none").run(weft.parse(LISTING)).plan
+    assert weft.listing(replay(weft.parse(LISTING), plan).module) == LISTING
+    with pytest.raises(PlanError, match="it was made for another graph"):
+        replay(weft.parse(LISTING.replace("relu(a)", "neg(a)")), plan)
+
+
+def test_a_step_that_fails_in_any_other_way_is_an_error_of_the_plan():
+    run = Pipeline.parse("fuse-all-gather-matmuls{chunks=2}").run(weft.parse(STREAMED))
+    (step,) = run.plan.steps
+    (action,) = step.actions
+    assert isinstance(action, Stream)
+    forged = dataclasses.replace(step, actions=(dataclasses.replace(action, chunks=0),))
+    with pytest.raises(PlanError, match=r"step 'fuse-all-gather-matmuls.chunks=2.' cannot be carried out"):
+        replay(weft.parse(STREAMED), dataclasses.replace(run.plan, steps=(forged,)))
+
+
+STREAMED = """group('dp', size=2)
+
+def graph(x: f32[4, 8], w: f32[8, 8]):
+    g: f32[8, 8] = all_gather(x, 2, 'dp')
+    full: f32[8, 8] = wait(g)
+    y: f32[8, 8] = mm(full, w)
+    return [y]
+"""
 
 
 def test_a_plan_with_an_unknown_pass_is_refused():

@@ -118,7 +118,7 @@ def test_reasons_are_words_with_dashes():
             "plan: it is no plan\n    steps: Field required\nmake it again with weft.optimize",
         ),
         (
-            '{"steps": [{}, {"spec": 3}], "format": 1}',
+            '{"steps": [{}, {"spec": 3}], "format": 2}',
             "plan: it is no plan\n"
             "    steps.0.spec: Field required\n"
             "    steps.1.spec: Input should be a valid string\n"
@@ -133,13 +133,31 @@ def test_reasons_are_words_with_dashes():
             + f" or '{list(Reason)[-1].value}'\n"
             "make it again with weft.optimize",
         ),
-        ('{"steps": [], "format": 99}', "plan: its format is 99, this version reads 1"),
+        (
+            '{"steps": [], "format": 1}',
+            "plan: its format is 1, this version reads 2\nmake it again with weft.optimize",
+        ),
+        (
+            '{"steps": []}',
+            "plan: it has no digest of its contents\n"
+            "give the file as plan.save wrote it, or make it again with weft.optimize",
+        ),
     ],
 )
 def test_a_file_that_is_no_plan_is_told_all_its_faults(text: str, message: str):
     with pytest.raises(PlanError) as error:
         Plan.from_json(text)
     assert str(error.value) == message
+
+
+def test_a_file_in_which_anything_was_edited_is_refused():
+    text = plan_of(pipeline="dedupe-collectives,sink-waits").to_json()
+    edits = [("2.", "3."), ('"applied"', '"alone"'), ("sink-waits", "hoist-launches"), ('"stride": 1', '"stride": 2')]
+    for old, new in edits:
+        assert old in text
+        with pytest.raises(PlanError, match=r"it was edited after it was made: its digest is '[0-9a-f]{32}'"):
+            Plan.from_json(text.replace(old, new, 1))
+    assert Plan.from_json(json.dumps(json.loads(text)))  # the layout of the text does not count
 
 
 def test_an_action_of_an_unknown_kind_is_refused():
