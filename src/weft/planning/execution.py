@@ -46,6 +46,9 @@ class Knobs:
     """A job is a filler if the longest path behind it is less than so many thousandths of all that is left."""
     bucket: int = 0
     """How long a collective of several may take, in latencies: beyond that merging saves next to nothing. 0: none."""
+    fill: int = 0
+    """Reductions are held back until a bucket of them would take as many latencies, or no more of their sort are to
+    come, or something waits for one of them. 0: none is held back."""
     patience: int = 0
     """By how much a gather may come later because it was merged, of all compute or communication, whichever is more."""
     keep: bool = False
@@ -104,6 +107,7 @@ class Execution:
         """By queue the launches that are ready and that a job needs, by first use."""
         self.others: list[list[int]] = [[] for _ in range(num_queues)]
         """By queue the launches that are ready and that nothing needs, as they came."""
+        self.filling = _Filling(shape, self.merging, knobs.fill)
         self.flying: list[int] = []
         """Launches to be waited for once they have ended, as they were launched."""
         self.landing: list[list[tuple[int, int]]] = [[] for _ in range(num_queues)]
@@ -141,6 +145,7 @@ class Execution:
                 insort(self.gathers[queue], (use, job))
             else:
                 self.others[queue].append(job)
+                self.filling.add(job)
         elif self.is_filler[job]:
             insort(self.fillers, job)
             self.arrived.append(job)
@@ -168,9 +173,12 @@ class Execution:
         queue = self.jobs.queue[job]
         if self.first_use[job] < self.shape.size:
             self.gathers[queue].remove((self.first_use[job], job))
-        else:
-            self.others[queue].remove(job)
-        self._launch([job])
+            self._launch([job])
+            return
+        bucket = self._joined(job, self.others[queue], lambda _: True) if self.knobs.fill else [job]
+        for other in bucket:
+            self.others[queue].remove(other)
+        self._launch(bucket)
 
     def unlock(self, job: int) -> None:
         """Do all that a job needs and that was put off."""
@@ -295,10 +303,11 @@ class Execution:
     def _choose(self, queue: int) -> list[int]:
         """Take the next launch of a queue, or several that are one."""
         gathers, others = self.gathers[queue], self.others[queue]
-        if not gathers and not others:
+        if not gathers and (not others or self.filling.holds_all(queue)):
             return []
         first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now), None)
-        other = next((job for job in others if self.when(job) <= self.now), None)
+        is_held = self.filling.is_held
+        other = next((job for job in others if self.when(job) <= self.now and not is_held(job)), None)
         if other is not None and self.busy[queue] > self.now and not self.fits(self.front, self.made_bytes[other]):
             other = None  # it holds more than it frees until it is waited for, and the queue has something to do
         is_late = first is not None and other is not None and self._is_late([other])
@@ -379,6 +388,7 @@ class Execution:
         self.busy[queue] = end = max(self.now, self.busy[queue]) + self._duration(bucket)
         for job in bucket:
             self.end[job] = end
+            self.filling.launch(job)
             self._issue(job)
             if self.shape.memory.frees[job]:
                 self.flying.append(job)
@@ -398,3 +408,56 @@ class Execution:
             self._make_room(p, 0)
             if not self.done[p]:  # what was sent for room may have needed it too
                 self._run(p, self.now + self.jobs.duration[p])
+
+
+class _Filling:
+    """Which reductions are held back until enough of their sort are ready to go as one."""
+
+    def __init__(self, shape: Shape, merging: Merging | None, fill: int) -> None:
+        self.queue, self.duration = shape.jobs.queue, shape.jobs.duration
+        self.merging = merging if fill else None
+        self.enough: dict[int, int] = {}
+        """By key what those that are ready must take, without their latencies, for a bucket."""
+        self.to_come: dict[int, int] = {}
+        """By key how many launches are not ready yet."""
+        self.work: dict[int, int] = {}
+        """By key what those that are ready take without their latencies."""
+        self.ready: list[dict[int, int]] = [{} for _ in shape.jobs.program.queues]
+        """By queue and key how many reductions are ready; under -1 those that stay alone."""
+        self.is_ready = [False] * shape.size
+        if self.merging is not None:
+            for job, queue in enumerate(self.queue):
+                if queue >= 0 and (key := self.merging.key(job)) >= 0:
+                    self.to_come[key] = self.to_come.get(key, 0) + 1
+                    self.enough[key] = fill * self.merging.latency(job)
+
+    def add(self, job: int) -> None:
+        """A reduction is ready."""
+        if self.merging is not None:
+            self._count(job, self.merging, 1)
+            self.is_ready[job] = True
+
+    def launch(self, job: int) -> None:
+        """A collective is launched."""
+        if self.merging is not None and self.is_ready[job]:
+            self._count(job, self.merging, -1)
+        elif self.merging is not None and (key := self.merging.key(job)) >= 0:
+            self.to_come[key] -= 1
+
+    def _count(self, job: int, merging: Merging, by: int) -> None:
+        key, ready = merging.key(job), self.ready[self.queue[job]]
+        ready[key] = ready.get(key, 0) + by
+        if key >= 0:
+            self.work[key] = self.work.get(key, 0) + by * max(self.duration[job] - merging.latency(job), 0)
+            self.to_come[key] -= max(by, 0)
+
+    def is_held(self, job: int) -> bool:
+        """Whether a reduction that is ready waits for others."""
+        return self.merging is not None and self._holds(self.merging.key(job))
+
+    def holds_all(self, queue: int) -> bool:
+        """Whether all that is ready in a queue waits for others."""
+        return self.merging is not None and all(self._holds(key) for key, count in self.ready[queue].items() if count)
+
+    def _holds(self, key: int) -> bool:
+        return key >= 0 and self.to_come[key] > 0 and self.work[key] < self.enough[key]

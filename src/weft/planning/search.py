@@ -185,11 +185,21 @@ class _Search:
             yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
         for bucket, patience in ((20, 0), (100, 300), (500, 300), (1000, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
+        yield from self.filled()
         yield from self.squeezed()
         yield replace(self.best_knobs(), finish="work")
         yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
         yield replace(self.best_knobs(), hold=1000)
         yield from self.squeezed()
+
+    def filled(self) -> Iterator[Knobs]:
+        """Settings that hold reductions back for large buckets; more of them where the first is the best so far."""
+        if self.merging is None:
+            return
+        first = replace(self.best_knobs(), bucket=1000, fill=20)
+        yield first
+        if self.best.knobs == first:
+            yield from (replace(first, fill=fill) for fill in (5, 50))
 
     def squeezed(self) -> Iterator[Knobs]:
         """The fastest settings that need too much memory, with a budget that is smaller by what is too much."""
@@ -230,6 +240,7 @@ class _Search:
             "finish": ("tail", "work"),
             "keep": (False, True),
             "bucket": (0, 5, 10, 20, 50, 100, 500, 1000, 2000) if self.merging is not None else (0,),
+            "fill": (0, 2, 5, 10, 20, 50, 100, 500) if self.merging is not None else (0,),
             "patience": (0, 1, 10, 100, 300, 1000) if self.merging is not None else (0,),
         }
         name = self.random.choice(list(values))
