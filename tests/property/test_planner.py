@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from torch.fx import GraphModule
@@ -90,15 +90,16 @@ def timeline(module: GraphModule, cluster: Cluster) -> Timeline:
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """What the searches found, as the pass sees it."""
+    """What the pass chose, one for each run."""
     found: list[Outcome] = []
-    search = schedule_overlap.search
+    plan = schedule_overlap.Planner.best
 
-    def spy(*args: Any) -> Outcome:
-        found.append(search(*args))
-        return found[-1]
+    def spy(planner: schedule_overlap.Planner) -> schedule_overlap.Candidate:
+        best = plan(planner)
+        found.append(best.outcome)
+        return best
 
-    monkeypatch.setattr(schedule_overlap, "search", spy)
+    monkeypatch.setattr(schedule_overlap.Planner, "best", spy)
     return found
 
 

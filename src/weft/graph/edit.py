@@ -387,14 +387,24 @@ def _changes_value(user: Node, old: Node, new: Node) -> bool:
 
 def copy_module(module: GraphModule) -> GraphModule:
     """A module with a graph of its own, node for node and name for name; parameters and constants are shared."""
-    graph = Graph()
+    return finish(module, _copied(module.graph))
+
+
+def copy_graph(graph: Graph) -> Graph:
+    """A graph to try things on, node for node and name for name, with the attributes of the same module."""
+    owner, made = graph.owning_module, _copied(graph)
+    return finish(owner, made).graph if isinstance(owner, GraphModule) else made
+
+
+def _copied(graph: Graph) -> Graph:
+    made = Graph()
     copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
-        copies[node] = made = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
-        made.meta = copy.copy(node.meta)
-    graph.set_codegen(copy.copy(codegen_of(module.graph)))
-    return finish(module, graph)
+        copies[node] = copied = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        copied.meta = copy.copy(node.meta)
+    made.set_codegen(copy.copy(codegen_of(graph)))
+    return made
 
 
 def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:

@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Literal
 
 from torch.fx import Graph, Node
 
+from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
-from weft.graph.edit import Edit
+from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import GroupTable
 from weft.graph.lines import LineReader
 from weft.passes.merging import merge
@@ -159,9 +160,20 @@ class Pass(ABC):
         refusal = next((d for d in step.declined if d.reason.is_obstacle), None)
         if context.strict and refusal is not None:
             raise RefusedError(compose(self.name(), refusal.sentence, do="leave strict off to accept this"))
-        with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
-            self.apply(edit, step)
-        return step, edit.changed
+        stages = step.stages
+        if len(stages) > 1:  # on a copy first: a later stage that fails must not leave an earlier one behind
+            self._carry_out(copy_graph(graph), stages)
+            refresh_names(graph)
+        return step, self._carry_out(graph, stages)
+
+    def _carry_out(self, graph: Graph, stages: Iterable[Step]) -> bool:
+        """Apply stages one after the other, each in a transaction; returns whether the graph is another one."""
+        changed = False
+        for stage in stages:
+            with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
+                self.apply(edit, stage)
+            changed |= edit.changed
+        return changed
 
 
 def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes | None = None) -> None:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -168,8 +168,15 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class Settle:
+    """Carry out all that stands before this: what stands after it names the nodes of the graph as it is then."""
+
+    kind: Literal["settle"] = "settle"
+
+
+@dataclass(frozen=True)
 class Arrange:
-    """Put all nodes into another order, before anything else is done."""
+    """Put all nodes into another order, before anything else is done, or right after a `Settle`."""
 
     runs: tuple[tuple[str, str], ...]
     """Stretches of the graph as it is, each by its first and its last node, in the order that they are put into."""
@@ -246,7 +253,7 @@ class Unwrap:
     kind: Literal["unwrap"] = "unwrap"
 
 
-Action = Arrange | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop | Unwrap
+Action = Arrange | Settle | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop | Unwrap
 
 
 @dataclass(frozen=True)
@@ -259,6 +266,17 @@ class Step:
     decisions: tuple[Decision, ...] = ()
     digest: str = ""
     """The digest of the listing this step was made for."""
+
+    @property
+    def stages(self) -> tuple[Self, ...]:
+        """The step cut where it settles: each stage is planned for the graph that the one before it leaves."""
+        stages: list[list[Action]] = [[]]
+        for action in self.actions:
+            if isinstance(action, Settle):
+                stages.append([])
+            else:
+                stages[-1].append(action)
+        return tuple(replace(self, actions=tuple(actions)) for actions in stages)
 
     @property
     def applied(self) -> tuple[Decision, ...]:

@@ -90,6 +90,11 @@ def search(
         return _Search(program, effort, limit_bytes, merging).outcome()
 
 
+def allowed_bytes(peak_bytes: int) -> int:
+    """What may be used without a limit, by the peak of the order that was given."""
+    return peak_bytes + max(int(peak_bytes * SPARE), SPARE_BYTES)
+
+
 MergingOf = Callable[[Jobs], Merging]
 LEAN = Knobs(window=0, hold=0, lookahead=0, budget_bytes=0)
 """What holds the least."""
@@ -127,7 +132,7 @@ class _Search:
         peak = self.footprint.peak(trace.order)
         self.given_exposed = trace.exposed_ns
         self.given = _Found(trace.step_ns, peak, trace.order, (), None)
-        self.limit = peak + max(int(peak * SPARE), SPARE_BYTES) if limit_bytes is None else limit_bytes
+        self.limit = allowed_bytes(peak) if limit_bytes is None else limit_bytes
         self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}

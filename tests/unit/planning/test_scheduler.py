@@ -359,6 +359,52 @@ def test_a_bucket_takes_no_longer_than_it_may():
     assert "+r2" not in apart
 
 
+def reductions(num: int) -> Program:
+    """Layers of 100, each with a reduction of 60."""
+    made: list[Op] = []
+    for k in range(num):
+        made += [compute(f"a{k}", 100, f"a{k - 1}" if k else ""), launch(f"r{k}", 60, needs=f"a{k}")]
+    return program(*made, compute("end", 100, f"a{num - 1}"), OUTPUT)
+
+
+def test_reductions_are_held_back_until_a_bucket_of_them_is_filled():
+    """Without its latency of 20 each brings 40: four of them make eight latencies, the last two go as none follows."""
+    source = reductions(6)
+    merging = AsOne(jobs_of(source).duration, least=20)
+    found = scheduled(source, Knobs(bucket=ALL, fill=8), merging)
+    assert [name for name in found if name != "end"] == [
+        "a0",
+        "a1",
+        "a2",
+        "a3",
+        "r0",
+        "+r1",
+        "+r2",
+        "+r3",
+        "a4",
+        "a5",
+        "r4",
+        "+r5",
+    ]
+    alone = scheduled(source, Knobs(bucket=ALL), merging)
+    assert not any("+" in name for name in alone)
+
+
+def test_a_reduction_that_something_waits_for_takes_those_along_that_are_held_back():
+    source = program(
+        compute("a", 100),
+        launch("r0", 60, needs="a"),
+        launch("r1", 60, needs="a"),
+        wait("r0"),
+        compute("b", 1000, "wait_r0"),
+        launch("r2", 60, needs="b"),
+        OUTPUT,
+    )
+    merging = AsOne(jobs_of(source).duration, least=20)
+    found = scheduled(source, Knobs(bucket=ALL, fill=ALL, filler=ALL), merging)
+    assert found == ["a", "r0", "+r1", "wait_r0", "b", "r2"]
+
+
 def test_without_a_bucket_nothing_is_merged():
     source = program(*(launch(f"r{k}", 60) for k in range(3)), compute("a", 10), OUTPUT)
     merging = AsOne(jobs_of(source).duration, least=20)

@@ -21,6 +21,12 @@ The order comes from a search (`planning/search.py`) that is judged by the simul
 it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
 twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
+Reductions may be held back for that until a bucket is full.
+
+It is also never longer than simple pipelines that need no more memory than it may use: launches hoisted and waits sunk,
+each pass that merges launches in each of its strategies before that, DDP's buckets and FSDP2's layers. Their graphs are
+candidates, and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed.
+Graphs of more than 1500 nodes are searched without them.
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -29,8 +35,8 @@ is exact. Memory: the limit is a promise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Graph
@@ -39,15 +45,28 @@ from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics, Pass
+from weft.passes.portfolio import Variant, all_choices, variants
 from weft.planning.blocked import explain_exposed
 from weft.planning.bucket_prices import BucketPrices
+from weft.planning.jobs import Jobs
 from weft.planning.members import COALESCED
-from weft.planning.plan import Arrange, Merge, Step
+from weft.planning.plan import Action, Decision, Merge, Settle, Step
 from weft.planning.policies import assumed_cluster
-from weft.planning.search import search
+from weft.planning.search import Outcome, search
 from weft.simulation.build import program_of
+from weft.simulation.memory import Footprint
+from weft.simulation.program import Program, Sort
+from weft.simulation.simulator import run
 
-GATHERS = frozenset({Kind.ALL_GATHER})
+OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
+"""Kinds that are merged only by copies: no operator takes lists of them."""
+KINDS = {
+    "all": COALESCED | OTHERS,
+    "gathers": frozenset({Kind.ALL_GATHER}),
+    "none": frozenset[Kind](),
+}
+MOST_NODES = 1500
+"""In larger graphs simple pipelines are not tried one by one: each takes about as long as the search itself."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +87,90 @@ class ScheduleOverlap(Pass):
             object.__setattr__(self, "numerics", Numerics.EXACT)
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
-        cluster = context.cluster or assumed_cluster(context.groups)
-        program = program_of(dag, context.groups, cluster)
-        kinds = {"all": COALESCED, "gathers": GATHERS, "none": frozenset[Kind]()}[self.merge]
-        outcome = search(
-            program,
-            context.effort,
-            context.memory_limit_bytes,
-            lambda jobs: BucketPrices(
-                dag, jobs, context.groups, cluster, kinds, context.withheld, self.max_bucket_bytes
-            ),
-        )
+        planner = Planner(self, graph, context)
+        best = planner.best()
         limit = context.memory_limit_bytes
-        if limit is not None and outcome.peak_bytes > limit:
-            least = outcome.peak_bytes
+        if limit is not None and best.outcome.peak_bytes > limit:
+            least = best.outcome.peak_bytes
             what = f"no order was found that fits in {limit} bytes; the least that one needs is {least}"
             raise MemoryLimitError(compose(self.name(), what, do=f"allow {least} bytes"), least)
-        names = program.names
+        return self.step(best.actions(), best.decisions(self.name(), planner.exposed_ns))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant of the graph, and the best order of it that is known."""
+
+    variant: Variant
+    program: Program
+    outcome: Outcome
+
+    def actions(self) -> list[Action]:
+        names, outcome = self.program.names, self.outcome
         merges = [Merge(tuple(names[op] for op in b), "coalesced", keeps_waits=True) for b in outcome.buckets]
-        actions = [*_arrange(outcome.order, names), *merges]
-        return self.step(actions, explain_exposed(self.name(), program, outcome))
+        actions = self.variant.actions(outcome.order)
+        is_settled = not merges or not self.variant.merges or not isinstance(actions[-1], Merge)
+        return [*actions, *([] if is_settled else [Settle()]), *merges]
+
+    def decisions(self, name: str, exposed_ns: Mapping[str, int]) -> list[Decision]:
+        """About the merges of the variant, and about every launch that it has."""
+        members, names = self.variant.members(), self.program.names
+        before = {op: sum(exposed_ns.get(m, 0) for m in members[names[op]]) for op in _launches(self.program)}
+        told = replace(self.outcome, given_exposed_ns=before)
+        merged = [replace(decision, pass_name=name) for decision in self.variant.decisions]
+        return [*merged, *explain_exposed(name, self.program, told)]
 
 
-def _arrange(order: Sequence[int], names: Sequence[str]) -> list[Arrange]:
-    """The order as stretches of the graph; none where it stays."""
-    runs: list[list[int]] = []
-    for op in order:
-        if runs and op == runs[-1][1] + 1:
-            runs[-1][1] = op
-        else:
-            runs.append([op, op])
-    return [Arrange(tuple((names[first], names[last]) for first, last in runs))] if len(runs) > 1 else []
+class Planner:
+    """The search on the graph as it is, and again on those that simple pipelines leave where these are better."""
+
+    def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
+        self.rewrite, self.graph, self.context = rewrite, graph, context
+        self.cluster = context.cluster or assumed_cluster(context.groups)
+        self.kinds = KINDS[rewrite.merge]
+        self.exposed_ns: dict[str, int] = {}
+        """How long each launch was exposed in the graph as it is."""
+
+    def best(self) -> Candidate:
+        dag = Dag(self.graph)
+        program = program_of(dag, self.context.groups, self.cluster)
+        outcome = self._search(dag, program, self.context.memory_limit_bytes)
+        self.exposed_ns = {program.names[op]: ns for op, ns in outcome.given_exposed_ns.items()}
+        best = Candidate(Variant((), program.names, dag), program, outcome)
+        return self._better(best) if program.queues and len(program.names) <= MOST_NODES else best
+
+    def _better(self, best: Candidate) -> Candidate:
+        """The best of a candidate and of the variants of the graph."""
+        limit = best.outcome.limit_bytes
+        choices = all_choices(self.graph, self.kinds, self.rewrite.max_bucket_bytes)
+        quick: list[tuple[tuple[bool, int, int], int, Variant, Program]] = []
+        for number, variant in enumerate(variants(self.graph, self.context, choices)):
+            program = program_of(variant.dag, self.context.groups, self.cluster)
+            step, peak = run(program).step_ns, Footprint(program).peak(range(len(program.names)))
+            quick.append((_rank(step, peak, limit), number, variant, program))
+        if not quick:
+            return best
+        rank, _, variant, program = min(quick)
+        known = _rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
+        if rank[:2] >= known[:2]:  # as short with less memory is no reason to copy
+            return best
+        return Candidate(variant, program, self._search(variant.dag, program, limit))
+
+    def _search(self, dag: Dag, program: Program, limit: int | None) -> Outcome:
+        context, kinds = self.context, self.kinds - OTHERS
+
+        def merging(jobs: Jobs) -> BucketPrices:
+            most = self.rewrite.max_bucket_bytes
+            return BucketPrices(dag, jobs, context.groups, self.cluster, kinds, context.withheld, most)
+
+        return search(program, context.effort, limit, merging)
+
+
+def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, int]:
+    """The least is the best: what fits by its step, what does not by its memory."""
+    is_over = peak_bytes > limit_bytes
+    return (True, peak_bytes, step_ns) if is_over else (False, step_ns, peak_bytes)
+
+
+def _launches(program: Program) -> list[int]:
+    return [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]

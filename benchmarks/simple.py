@@ -1,0 +1,121 @@
+"""The planner against Weft's own simple pipelines: same graphs, same prices, one simulator.
+
+    python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step] [--overlap-costs]
+                                [--pipeline schedule-overlap] [--json FILE]
+
+Simple pipelines hoist launches and sink waits; most of them merge launches first, each pass in each strategy that it
+has, with DDP's buckets or by layer as FSDP2 does. The planner may use what it uses without a limit of memory. A row
+tells the best simple pipeline that needs no more than that. The command fails where one of them is shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from scenarios import SCENARIOS, Scenario, capture
+from torch.fx import GraphModule
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.graph.collective import collectives
+from weft.graph.groups import read_groups
+from weft.passes.pipeline import Pipeline
+from weft.planning.search import allowed_bytes
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
+from weft.simulation.timeline import Timeline
+
+HOISTED = "hoist-launches,sink-waits"
+BUCKETS = {
+    "all_gather": "bucket-all-gathers",
+    "reduce_scatter": "bucket-reduce-scatters",
+    "all_reduce": "bucket-all-reduces",
+    "all_to_all": "bucket-transfers",
+    "broadcast": "bucket-transfers",
+}
+LAYERS = "*.[0-9]/*.[0-9][0-9]"
+
+
+def simple_pipelines(module: GraphModule) -> Iterator[str]:
+    """The simple pipelines that do something to the collectives of a graph."""
+    kinds = {each.kind.value for each in collectives(module.graph)}
+    names = list(dict.fromkeys(name for kind, name in BUCKETS.items() if kind in kinds))
+    yield HOISTED
+    yield "hoist-launches{max-in-flight-bytes=1073741824},sink-waits{max-in-flight-bytes=none}"
+    for strategy in ("concat", "coalesced", "pack"):
+        chosen = [f"{n}{{strategy={strategy}}}" for n in names if (n, strategy) != ("bucket-transfers", "coalesced")]
+        yield from (f"{each},{HOISTED}" for each in chosen)
+        if len(chosen) > 1:
+            yield f"{','.join(chosen)},{HOISTED}"
+    if "all_reduce" in kinds:
+        yield f"fuse-ddp-all-reduces{{max-bytes=1048576/26214400}},{HOISTED}"
+    if "all_gather" in kinds:
+        by_layer = f"bucket-all-gathers{{strategy=coalesced modules={LAYERS} prefetch=1}}"
+        yield f"{by_layer},bucket-reduce-scatters{{strategy=coalesced modules={LAYERS}}},sink-waits"
+
+
+def timeline(module: GraphModule, cluster: Cluster) -> Timeline:
+    return simulate(program_of(module, read_groups(module), cluster))
+
+
+def compare(scenario: Scenario, layers: int, part: str, pipeline: str, overlap_costs: bool) -> dict[str, Any]:
+    """One step: the planner, and every simple pipeline."""
+    cluster = scenario.cluster(overlap_costs)
+    module = capture(scenario, layers, part)  # type: ignore[arg-type]
+    captured = timeline(module, cluster)
+    allowed = allowed_bytes(captured.peak_bytes)
+    start = time.process_time()
+    planned = timeline(Pipeline.parse(pipeline).run(module, cluster=cluster).module, cluster)
+    seconds = time.process_time() - start
+    row: dict[str, Any] = {"scenario": scenario.name, "layers": layers, "part": part, "cluster": cluster.name}
+    row |= {"nodes": len(module.graph.nodes), "seconds": seconds}
+    row |= {"captured_ms": captured.step_ns / 1e6, "planned_ms": planned.step_ns / 1e6, "simple": {}}
+    for spec in simple_pipelines(module):
+        try:
+            made = timeline(Pipeline.parse(spec).run(module, cluster=cluster).module, cluster)
+        except weft.WeftError as error:
+            row["simple"][spec] = {"error": str(error).splitlines()[0]}
+            continue
+        row["simple"][spec] = {"step_ms": made.step_ns / 1e6, "fits": made.peak_bytes <= allowed}
+    fitting = {spec: found["step_ms"] for spec, found in row["simple"].items() if found.get("fits")}
+    row["best"] = min(fitting, key=lambda spec: fitting[spec], default="")
+    row["best_ms"] = fitting.get(row["best"], captured.step_ns / 1e6)
+    row["is_shorter"] = row["planned_ms"] <= row["best_ms"]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenarios", default="all", help="names, separated by commas; all for all")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--parts", default="joint", help="of joint, forward, backward, step, separated by commas")
+    parser.add_argument("--pipeline", default="schedule-overlap")
+    parser.add_argument("--overlap-costs", action="store_true", help="with overlap slowdown and launch gap")
+    parser.add_argument("--json", help="write the rows to this file")
+    options = parser.parse_args()
+    names = list(SCENARIOS) if options.scenarios == "all" else options.scenarios.split(",")
+    rows: list[dict[str, Any]] = []
+    for part in options.parts.split(","):
+        for name in names:
+            row = compare(SCENARIOS[name], options.layers, part, options.pipeline, options.overlap_costs)
+            rows.append(row)
+            print(
+                f"{'ok  ' if row['is_shorter'] else 'LONG'} {name}, {options.layers}, {part}: planned"
+                f" {row['planned_ms']:.3f} ms in {row['seconds']:.1f} s, {row['best_ms']:.3f} ms by {row['best']}",
+                flush=True,
+            )
+            if options.json:
+                with open(options.json, "w") as file:
+                    json.dump(rows, file, indent=1)
+    longer = sum(not row["is_shorter"] for row in rows)
+    print(f"{longer} of {len(rows)} steps are longer than a simple pipeline")
+    sys.exit(longer > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Simple pipelines that the planner is never worse than: what they leave is where its search starts again.
+
+    hoist-launches,sink-waits
+    bucket-all-gathers{strategy=pack},hoist-launches,sink-waits      each pass that merges, in each strategy that it has
+    fuse-ddp-all-reduces{max-bytes=1048576/26214400},...             as DDP does it
+    bucket-all-gathers{modules=*.[0-9] prefetch=1},...               as FSDP2 does it: by layer, one layer ahead
+
+Contract: a variant is the graph that such a pipeline leaves, made on a copy, with the actions that lead to it. The
+graph that is asked about stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+from torch.fx import Graph
+
+from weft.graph import ops
+from weft.graph.collective import Collective, collectives
+from weft.graph.dag import Dag
+from weft.graph.edit import MEMBERS_KEY, copy_graph
+from weft.graph.ops import Kind
+from weft.passes.base import Context, Pass
+from weft.passes.bucketing import BucketPass
+from weft.passes.communication.bucket_all_gathers import BucketAllGathers
+from weft.passes.communication.bucket_all_reduces import BucketAllReduces
+from weft.passes.communication.bucket_reduce_scatters import BucketReduceScatters
+from weft.passes.communication.bucket_transfers import BucketTransfers
+from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
+from weft.passes.communication.hoist_launches import HoistLaunches
+from weft.passes.communication.sink_waits import SinkWaits
+from weft.planning.members import Strategy
+from weft.planning.plan import Action, Arrange, Decision, Settle
+
+STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
+DDP_BYTES = (1 << 20, 25 << 20)
+"""Caps of the first and of all further buckets, as DistributedDataParallel has them by default."""
+LAYERS = ("*.[0-9]", "*.[0-9][0-9]", "*.[0-9][0-9][0-9]")
+"""Modules that FSDP2 is usually applied to: the items of a list of layers."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A graph in which launches were merged, in some order."""
+
+    merges: tuple[Action, ...]
+    """What leads from the graph that was asked about to the names in `given`."""
+    given: tuple[str, ...]
+    """The nodes in the order that the merges leave."""
+    dag: Dag
+    """The same nodes in the order of the variant."""
+    decisions: tuple[Decision, ...] = ()
+    """About the merges."""
+
+    def actions(self, order: Sequence[int]) -> list[Action]:
+        """What leads to an order of the nodes of the Dag."""
+        names = [self.dag.nodes[i].name for i in order]
+        arranged = arrange(names, self.given)
+        return [*self.merges, *([Settle()] if self.merges and arranged else []), *arranged]
+
+    def members(self) -> Mapping[str, tuple[str, ...]]:
+        """By launch the launches that it stands for."""
+        launches = (node for node in self.dag.nodes if node.op == "call_function" and ops.launch_form(node.target))
+        return {node.name: node.meta.get(MEMBERS_KEY, (node.name,)) for node in launches}
+
+
+def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
+    """The order as stretches of the one that is given; none where it is the same."""
+    place = {name: i for i, name in enumerate(given)}
+    runs: list[list[int]] = []
+    for i in map(place.__getitem__, order):
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    return [Arrange(tuple((given[first], given[last]) for first, last in runs))] if len(runs) > 1 else []
+
+
+def variants(graph: Graph, context: Context, choices: Iterable[Sequence[Pass]]) -> Iterator[Variant]:
+    """The graph after each choice of passes, as they leave it and with launches hoisted and waits sunk; each once."""
+    context = replace(context, strict=False)
+    seen: set[tuple[Action, ...]] = set()
+    for passes in choices:
+        made, merges, decisions = copy_graph(graph), list[Action](), list[Decision]()
+        for rewrite in passes:
+            step, changed = rewrite.run(made, context)
+            if changed:
+                merges += [*([Settle()] if merges else []), *step.actions]
+                decisions += step.applied
+        if (key := tuple(merges)) in seen:
+            continue
+        seen.add(key)
+        given = tuple(node.name for node in made.nodes)
+        if merges:
+            yield Variant(key, given, Dag(made), tuple(decisions))
+        is_other = [rewrite.run(made, context)[1] for rewrite in (HoistLaunches(), SinkWaits())]
+        if any(is_other):
+            yield Variant(key, given, Dag(made), tuple(decisions))
+
+
+def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> Iterator[tuple[Pass, ...]]:
+    """Which passes merge launches of these kinds: none, each in each strategy, all of them, DDP's and FSDP2's."""
+    yield ()
+    found = [each for each in collectives(graph) if each.kind in kinds]
+    if len(found) < 2 or not all(map(_has_numbers, found)):
+        return
+    caps = () if max_bytes is None else (max_bytes,)
+    present = {each.kind for each in found}
+    classes = (BucketAllGathers, BucketReduceScatters, BucketAllReduces, BucketTransfers)
+    useful = [cls for cls in classes if cls.kinds & present]
+    for strategy in STRATEGIES:
+        passes: list[BucketPass] = [cls(max_bytes=caps, strategy=strategy) for cls in useful]
+        yield from ((each,) for each in passes)
+        if len(passes) > 1:
+            yield tuple(passes)
+    if Kind.ALL_REDUCE in present:
+        limited = tuple(min(cap, *caps) if caps else cap for cap in DDP_BYTES)
+        yield from ((FuseDdpAllReduces(max_bytes=limited, strategy=s),) for s in STRATEGIES[:2])
+    if Kind.ALL_GATHER in present:
+        gathers = BucketAllGathers(max_bytes=caps, strategy="coalesced", modules=LAYERS, prefetch=1)
+        scatters = BucketReduceScatters(max_bytes=caps, strategy="coalesced", modules=LAYERS)
+        yield (gathers, scatters) if Kind.REDUCE_SCATTER in present else (gathers,)
+
+
+def _has_numbers(collective: Collective) -> bool:
+    """Whether all sizes are numbers: merging symbolic ones on trial could add guards that nobody asked for."""
+    values = [ops.value_of(source) for source in collective.inputs]
+    return all(isinstance(value, Tensor) and all(type(n) is int for n in value.shape) for value in values)

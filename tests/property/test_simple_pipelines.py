@@ -1,0 +1,69 @@
+"""The planner is never longer than a simple pipeline that needs no more memory than the planner may use.
+
+Random graphs, on clusters so slow that operators on tiny tensors take as long as collectives. `make test` runs a
+seeded sample; the long test runs 500 graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from tests.property.test_planner import Case, random_case, timeline
+from weft.errors import WeftError
+from weft.passes.pipeline import Pipeline
+from weft.planning.search import allowed_bytes
+
+STRATEGIES = ("concat", "coalesced", "pack")
+BUCKETS = ("bucket-all-gathers", "bucket-reduce-scatters", "bucket-all-reduces", "bucket-transfers")
+ENDS = ("", "hoist-launches,sink-waits")
+NUM_SAMPLED, NUM_ALL = 30, 500
+
+
+def simple_pipelines() -> Iterator[str]:
+    """Each pass that merges in each strategy that it has, all of them together, DDP's buckets, and none."""
+    yield "hoist-launches,sink-waits"
+    yield "sink-waits"
+    for strategy, end in product(STRATEGIES, ENDS):
+        chosen = [f"{name}{{strategy={strategy}}}" for name in BUCKETS]
+        chosen = [spec for spec in chosen if spec != "bucket-transfers{strategy=coalesced}"]
+        yield from (f"{spec},{end}" for spec in chosen)
+        yield f"{','.join(chosen)},{end}"
+        yield f"fuse-ddp-all-reduces{{max-bytes=1048576/26214400 strategy={strategy}}},{end}"
+
+
+def case_of(seed: int) -> Case:
+    return replace(random_case(seed), pipeline=Pipeline.parse("schedule-overlap"))
+
+
+def check_no_simple_pipeline_is_shorter(seed: int) -> int:
+    """Returns by how many nanoseconds the best simple pipeline is longer."""
+    case = case_of(seed)
+    planned = case.pipeline.run(case.module, cluster=case.cluster, effort=case.effort)
+    step = timeline(planned.module, case.cluster).step_ns
+    allowed = allowed_bytes(timeline(case.module, case.cluster).peak_bytes)
+    best = timeline(case.module, case.cluster).step_ns
+    for spec in simple_pipelines():
+        try:
+            made = timeline(Pipeline.parse(spec).run(case.module, cluster=case.cluster).module, case.cluster)
+        except WeftError as error:
+            raise AssertionError(f"{spec} fails on {case}") from error
+        if made.peak_bytes <= allowed:
+            assert step <= made.step_ns, f"{spec} takes {made.step_ns} ns, planned {step}: {case}\n{planned.after}"
+            best = min(best, made.step_ns)
+    return best - step
+
+
+def test_no_simple_pipeline_is_shorter_than_the_planner():
+    gains = [check_no_simple_pipeline_is_shorter(seed) for seed in range(NUM_SAMPLED)]
+    assert sum(gain > 0 for gain in gains) > NUM_SAMPLED // 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(NUM_SAMPLED, NUM_ALL, 47))
+def test_no_simple_pipeline_is_shorter_than_the_planner_on_many_graphs(first: int):
+    for seed in range(first, first + 47):
+        check_no_simple_pipeline_is_shorter(seed)
