@@ -38,7 +38,7 @@ from weft.verification.terms import (
 
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
-ZEROS = (("int", "0"), ("float", "0.0"), ("float", "-0.0"), ("bool", "False"))
+ZEROS = ("0", "0.0", "-0.0", "False")
 EVEN = 5
 """Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
 
@@ -199,7 +199,7 @@ def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype
 
 def _is_zero(terms: Terms, atom: int) -> bool:
     label = _label(terms, atom)
-    return label[0] == FILL and label[1:] in ZEROS
+    return label[0] == FILL and label[1] in ZEROS
 
 
 @functools.cache

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from weft.compat import OpOverload
-from weft.verification.index_maps import Call
+from weft.verification.index_maps import FILL, Call, filled
 from weft.verification.terms import Run, Terms, Value, join
 
 Arguments = Mapping[str, Any]
 Law = Callable[[Terms, str, Arguments], Value | None]
-FILL = "fill"
 
 
 def known(call: Call, target: OpOverload) -> Value | None:
@@ -31,10 +30,10 @@ def known(call: Call, target: OpOverload) -> Value | None:
     terms, arguments = call.terms, call.arguments
     shape, dtype = call.results[0]
     if name in FILLED:
-        return _filled(call, arguments.get("fill_value", FILLED[name]))
+        return filled(call, arguments.get("fill_value", FILLED[name]), *call.results[0])
     found = LAWS[name](terms, name, arguments)
     if found is None and name == "mul" and not _is_float(dtype) and 0 in _numbers(terms, arguments):
-        return _filled(call, 0)
+        return filled(call, 0, *call.results[0])
     if found is None or found.shape != shape or found.dtype != dtype or not call.same_device:
         return None
     return Value(shape, dtype, found.runs)
@@ -47,14 +46,6 @@ FILLED: Mapping[str, int | None] = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
 }
-
-
-def _filled(call: Call, number: Any) -> Value | None:
-    shape, dtype = call.results[0]
-    if not isinstance(number, int | float) or dtype.is_complex:
-        return None
-    number = bool(number) if dtype is torch.bool else float(number) if dtype.is_floating_point else number
-    return call.terms.whole((FILL, repr(number), call.device), shape, dtype)
 
 
 def _number(terms: Terms, value: Any) -> int | float | None:

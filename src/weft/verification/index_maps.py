@@ -177,19 +177,26 @@ def padded(call: Call) -> list[Value]:
     """`constant_pad_nd`: the source with copies of one number before and after it, along the last dims."""
     value, pad, number = call.source, call.arguments["pad"], call.arguments.get("value", 0)
     result, dtype = call.results[0]
-    if isinstance(number, Value) or any(type(n) is not int or n < 0 for n in pad) or value.dtype != dtype:
+    if any(type(n) is not int or n < 0 for n in pad) or value.dtype != dtype:
         raise Undecided
-    label = (FILL, type(number).__name__, repr(number))
     for k, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(value.shape) - 1 - k
         sides = [(*value.shape[:dim], n, *value.shape[dim + 1 :]) for n in (before, after)]
-        front, back = (call.terms.whole(label, shape, dtype) for shape in sides)
+        front, back = (filled(call, number, shape, dtype) for shape in sides)
         extents = [before, value.shape[dim], after]
         shape = (*value.shape[:dim], settle(sum(extents)), *value.shape[dim + 1 :])
         value = _interleave(call, [front, value, back], dim, extents, shape, dtype)
     if value.shape != result:
         raise Undecided
     return [value]
+
+
+def filled(call: Call, number: Any, shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
+    """A tensor of one number, on the device of the call."""
+    if not isinstance(number, int | float) or dtype.is_complex:
+        raise Undecided
+    number = bool(number) if dtype is torch.bool else float(number) if dtype.is_floating_point else number
+    return call.terms.whole((FILL, repr(number), call.device), shape, dtype)
 
 
 def permuted(call: Call) -> list[Value]:

@@ -147,3 +147,17 @@ def test_constants_of_nested_graphs_are_compared(deep: bool) -> None:
     ones, same, others = torch.ones(4), torch.ones(4), torch.full((4,), 2.0)
     assert prove(nested(ones, deep=deep), nested(same, deep=deep)).proved
     assert not prove(nested(ones, deep=deep), nested(others, deep=deep)).proved
+
+
+def test_padding_and_tensors_of_one_number_are_the_same_constants():
+    text = """def graph(x: i64[2]):
+    p: i64[4] = constant_pad_nd({}, [2, 0], 0)
+    y: i64[4] = mul(p, 1)
+    z: i64[4] = add(y, {})
+    return [z]
+"""
+    zeros = "    o: i64[4] = zeros([4], dtype=i64)\n"
+    before = text.format("x", "o").replace("    p:", zeros + "    p:")
+    after = "def graph(x: i64[2]):\n    p: i64[4] = constant_pad_nd(x, [2, 0], 0)\n    return [p]\n"
+    assert prove(weft.parse(before), weft.parse(after))
+    assert not prove(weft.parse(before), weft.parse(after.replace("[2, 0], 0)", "[2, 0], 1)")))
