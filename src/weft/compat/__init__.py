@@ -78,6 +78,43 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def storage_span(tensor: Tensor) -> tuple[str, int, int] | None:
+    """Device, first address and end of the memory of a real tensor's storage; None where there is no such memory.
+
+    Two storages may be made of one memory, by `torch.from_numpy` for instance.
+    """
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, FakeTensor) or storage.device.type == "meta":
+        return None
+    start, size = storage.data_ptr(), storage.nbytes()
+    return (str(storage.device), start, start + size) if start and size else None
+
+
+def keys_of_real_storages(mode: FakeTensorMode) -> frozenset[int] | None:
+    """The keys of the fake storages that a mode made of real ones; None where it has never met a real tensor.
+
+    A mode makes one fake storage of each real one, so these tell which of the real tensors shared memory.
+    """
+    try:
+        converter: Any = mode.fake_tensor_converter.meta_converter
+        if not converter.describer.next_storage_id:
+            return None
+        return frozenset(storage._cdata for storage in list(converter.storage_memo.values()))
+    except AttributeError:
+        return frozenset()
+
+
+def fake_storage_key(mode: FakeTensorMode, tensor: Tensor) -> int | None:
+    """The key of the fake storage that a mode made of the storage of a real tensor; None where it made none."""
+    try:
+        converter: Any = mode.fake_tensor_converter.meta_converter
+        number = converter.describer.lookup_storage.get(tensor.untyped_storage())
+        made = None if number is None else converter.storage_memo.get(number)
+        return None if made is None else made._cdata
+    except AttributeError:
+        return None
+
+
 def fake_tensor(
     mode: FakeTensorMode, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> FakeTensor:
@@ -105,9 +142,9 @@ def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def fake_view(
-    base: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype | None = None
+    base: FakeTensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype | None = None
 ) -> FakeTensor:
-    """A fake tensor on the storage of another without a trip through the dispatcher; sizes are numbers."""
+    """A fake tensor on the storage of another, which grows where it is too small, past the dispatcher."""
     view = torch.empty(0, dtype=dtype or base.dtype, device="meta")
     view.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[arg-type]
     return FakeTensor(base.fake_mode, view, base.device)

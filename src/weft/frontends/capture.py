@@ -24,11 +24,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.fake_world import fake_world, mesh_groups
-from weft.frontends.leaves import Faker, parts, plain
+from weft.frontends.leaves import Faker, plain
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
 from weft.frontends.tidy import tidy
 from weft.graph.about import ABOUT_KEY
+from weft.graph.aliasing import APART_KEY, parts
 from weft.graph.check import validate
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused
@@ -95,6 +96,7 @@ def capture(
         else:
             traced = tracing.function(asked, example_inputs)
         traced.meta[TABLE_KEY] = _group_table(traced, live)
+        traced.meta[APART_KEY] = True
         if live is not None:
             _warn_without_collectives(traced, live)
         module = Pipeline.parse("remove-dead-code").run(traced).module
@@ -262,7 +264,7 @@ class _Tracing:
             kind = self.faker.device.type.upper()
             do = f"the step is run on fake {kind} tensors: it must read no values and name no other device"
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
-        return tidy(module, list(inputs))
+        return tidy(module, list(inputs), self.faker.constant)
 
     # What it starts from.
 

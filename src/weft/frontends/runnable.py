@@ -35,6 +35,7 @@ from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, open_bytes
 from weft.frontends.printed_types import SYMBOL, PrintedTypes, first_line, is_number
 from weft.frontends.printed_values import ValueReader
 from weft.graph.about import ABOUT_KEY
+from weft.graph.aliasing import APART_KEY
 from weft.graph.literals import dotted
 from weft.graph.metadata import contiguous_strides
 
@@ -82,6 +83,7 @@ def read_source(
         text.fail(made, "the text is nested too deeply")
     reader = GraphReader(text, types=types, groups=groups, sizes=sizes, inputs=inputs, constants=constants)
     module = reader.read(made)
+    module.meta[APART_KEY] = True  # what shares a storage is read so
     version = VERSION.search(text.text)
     module.meta[ABOUT_KEY] = {"source": "runnable", "torch": version[1] if version else ""}
     return module

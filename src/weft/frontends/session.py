@@ -26,6 +26,7 @@ from weft.compat import compilers as compat
 from weft.errors import GraphError, VerificationError, WeftError, compose
 from weft.frontends.options import PREFIX, Options
 from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry
+from weft.graph.aliasing import APART_KEY
 from weft.graph.groups import read_groups
 from weft.graph.text import digest
 from weft.passes.pipeline import replay_in_place
@@ -114,6 +115,7 @@ class Session:
 
         `fuses` says whether what runs the graph makes one kernel of a chain of pointwise operators.
         """
+        module.meta[APART_KEY] = True  # by the contract of AOTAutograd, whose graphs all compilers hand over
         compile_id, phase = compat.compilation()
         frame = self._frames.get(compile_id, [""])[-1]
         entry = Entry(identity, frame, compile_id, phase or "inference", rank=_rank())

@@ -8,7 +8,7 @@ again in backward is written out there, next to its first use, as torch's partit
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,16 +27,16 @@ KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
 NUMBER = re.compile(r"_\d+$")
 
 
-def tidy(traced: GraphModule, names: Sequence[str]) -> GraphModule:
-    """The graph of a trace, with these names for its inputs."""
-    return _Tidier(traced, names).run()
+def tidy(traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Tensor]) -> GraphModule:
+    """The graph of a trace, with these names for its inputs; `fake` makes the values of its constants."""
+    return _Tidier(traced, names, fake).run()
 
 
 class _Tidier:
     """Writes one trace anew."""
 
-    def __init__(self, traced: GraphModule, names: Sequence[str]) -> None:
-        self.traced = traced
+    def __init__(self, traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Tensor]) -> None:
+        self.traced, self.fake = traced, fake
         self.names = iter(names)
         self.edit = Edit(Graph(), mode=metadata.mode_of(traced.graph.nodes))
         self.sources: dict[Node, Node] = {}
@@ -63,8 +63,8 @@ class _Tidier:
 
     def _attribute(self, node: Node) -> Node:
         held, value = ops.attribute(self.traced, str(node.target)), ops.value_of(node)
-        if value is None and isinstance(held, Tensor):
-            value = self.edit.mode.from_tensor(held, static_shapes=True)
+        if isinstance(held, Tensor):  # the metadata of a trace does not tell where constants lie
+            value = self.fake(held)
         return self.edit.attribute(str(node.target), value)
 
     def _source(self, node: Any) -> Node:

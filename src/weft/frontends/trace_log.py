@@ -30,6 +30,7 @@ from weft.frontends import runnable
 from weft.frontends.printed_graph import GraphReader, Groups
 from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, error, open_bytes
 from weft.graph.about import ABOUT_KEY
+from weft.graph.aliasing import APART_KEY
 
 PREFIX = re.compile(rb"[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^\]\n]{1,400}\] ")
 FILE_RANK = re.compile(r"rank_(\d{1,9})_")
@@ -106,6 +107,7 @@ class LoggedGraph:
         else:
             reader = GraphReader(source, hints=merged, groups=groups, sizes=self.group_sizes)
             module = reader.read(source.only_class())
+            module.meta[APART_KEY] = self.kind.startswith("aot_") or "post_grad" in self.kind  # behind AOTAutograd
         about = {"source": "trace log", "kind": self.kind, "compile_id": self.compile_id, "rank": self.rank}
         module.meta[ABOUT_KEY] = about | {"part": self.part, "torch": self.torch_version}
         return module

@@ -2,6 +2,8 @@
 
 Contract: the order of two nodes may change only if no edge of `Effects.edges` joins them, directly or through others.
 Storages are followed through views by schema, so the chain of views between a write and a read does not matter.
+Inputs and constants that share memory outside the graph are one storage. Those that may share it, for all that is known
+of them (`aliasing`), are kept in order like one storage where one of them is written, and are two for all else.
 
 A launch reads its inputs and writes its results until its wait. So a wait counts as one more read of the inputs and one
 more write of the results: a write to either moves neither into nor out of the flight, and a wait sinks past none.
@@ -17,13 +19,13 @@ from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
-from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import input_nodes, storage_key
+from weft.compat import input_nodes
 from weft.graph import ops
+from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
-from weft.graph.profiles import OPAQUE, Profile, profile, profile_of, shares_storage, touched, waited_inside
+from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
 
 # Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
@@ -53,13 +55,16 @@ class Effects:
         self.storages: list[Storage | None] = [None] * len(nodes)
         self._next_storage = len(nodes)
         self._parents: dict[int, int] = {}
-        self._named: dict[Any, int] = {}
+        self._doubts: dict[int, int] = {}
+        self._named: dict[int, int] = {}
+        self._memories = memories(nodes)
+        self._given: dict[Node, Storage] = {}
         self.special: list[tuple[int, Profile]] = []
         self._number_storages()
         self.flights: list[Flight] = []
         self._waits: dict[int, list[int]] = {}
         self.waits_on: dict[int, list[int]] = {}
-        """The waits on each storage, in order; those behind the first complete nothing."""
+        """The waits on each storage, in order; those behind the first complete nothing. Storages as `root` has them."""
         self._arrivals: list[tuple[int, int]] = []
         self._arrived: set[int] = set()
         self._follow_flights()
@@ -67,6 +72,11 @@ class Effects:
 
     def find(self, storage: int) -> int:
         """The representative of a storage: storages that may be one are joined."""
+        root = self.root(storage)
+        return self._doubts.get(root, root)
+
+    def root(self, storage: int) -> int:
+        """The representative of a storage: storages that are one are joined, those that only may be one are not."""
         parents = self._parents
         while storage in parents:
             above = parents[storage]
@@ -77,10 +87,17 @@ class Effects:
 
     def held(self, i: int) -> tuple[int, ...]:
         """The storages that node i holds."""
+        return tuple(map(self.find, self._listed(i)))
+
+    def surely_held(self, i: int) -> tuple[int, ...]:
+        """The storages that node i holds, apart from others that only may be the same."""
+        return tuple(map(self.root, self._listed(i)))
+
+    def _listed(self, i: int) -> tuple[int, ...]:
         storage = self.storages[i]
         if storage is None:
             return ()
-        return tuple(map(self.find, storage)) if isinstance(storage, tuple) else (self.find(storage),)
+        return storage if isinstance(storage, tuple) else (storage,)
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs (earlier, later) that must keep their order: read after write, write after read, write after write."""
@@ -135,9 +152,22 @@ class Effects:
 
     def accesses_in_flight(self) -> Iterable[tuple[Flight, int, int, bool]]:
         """Accesses (flight, node, storage, is_write) to the buffers of a launch between it and its wait."""
+        for flight, i, storage, is_write in self._in_flight():
+            shared = self._surely_touched(flight, i, is_write) if self._doubts else {storage}
+            yield from ((flight, i, s, is_write) for s in sorted(shared)[:1])
+
+    def doubtful_accesses_in_flight(self) -> Iterable[tuple[Flight, int]]:
+        """Accesses (flight, node) that may be to the buffers of a launch, since their memory may be the same."""
+        if self._doubts:
+            found = ((f, i) for f, i, _, is_write in self._in_flight() if not self._surely_touched(f, i, is_write))
+            yield from dict.fromkeys(found)
+
+    def _in_flight(self) -> Iterable[tuple[Flight, int, int, bool]]:
         ahead: dict[int, deque[Flight]] = {}
+        received: dict[Flight, set[int]] = {}
         for flight in self.flights:  # in the order of their launches
-            for storage in sorted({*flight.reads, *flight.writes}):
+            received[flight] = set(map(self.find, flight.writes))
+            for storage in sorted({*map(self.find, flight.reads), *received[flight]}):
                 ahead.setdefault(storage, deque()).append(flight)
         flying: dict[int, list[Flight]] = {}
         unknown = {i for i, p in self.special if p.opaque}  # an order to keep, but no proof of a fault
@@ -150,12 +180,23 @@ class Effects:
                     now.append(flight)
             flying[storage] = now
             if i not in unknown:
-                yield from ((f, i, storage, is_write) for f in now if is_write or storage in f.writes)
+                yield from ((f, i, storage, is_write) for f in now if is_write or storage in received[f])
+
+    def _surely_touched(self, flight: Flight, i: int, is_write: bool) -> set[int]:
+        """The buffers of a launch that node i is known to read or to write."""
+        p = self._profiles.get(i, PLAIN)
+        if is_write and (p.writes or p.opaque):
+            touched = self._surely_written(i, p)
+        else:
+            touched = {s for held in self._held_by(input_nodes(self.nodes[i])) for s in held}
+            touched.update(self.surely_held(i) if p.launch else ())
+        return touched.intersection((*flight.reads, *flight.writes) if is_write else flight.writes)
 
     # How the tables are filled.
 
     def _number_storages(self) -> None:
         storages, special = self.storages, self.special
+        self._number_given()
         for i, node in enumerate(self.nodes):
             if node.op == "call_function":
                 found = profile(node.target)
@@ -169,7 +210,7 @@ class Effects:
                 if storages[i] is None:
                     storages[i] = self._storage(i, found)
             elif node.op in ("placeholder", "get_attr"):
-                storages[i] = self._storage_of_input(node)
+                storages[i] = self._given.get(node, i)
             elif node.op != "output":
                 special.append((i, OPAQUE))
                 storages[i] = self._storage(i, OPAQUE)
@@ -178,7 +219,8 @@ class Effects:
         node = self.nodes[i]
         if found.opaque or found.joins:
             sources = touched(node) if found.opaque else found.joins
-            return self._join([i, *(s for source in sources for s in self._held_raw(self.index[source]))])
+            joined = [s for source in sources for s in self._held_raw(self.index[source])]
+            return self._join([i, *joined, *_flat(self._given.get(node, ()))])
         if node.target is getitem:
             return self._item(node)
         if found.aliases and not (found.may_copy and not shares_storage(node)):
@@ -214,17 +256,36 @@ class Effects:
             return storage[position] if inside else self._join(storage)
         return storage
 
-    def _storage_of_input(self, node: Node) -> int:
-        value = ops.value_of(node)
-        key = storage_key(value) if isinstance(value, Tensor) else (node.op, node.target)
-        return self._named.setdefault(key, self.index[node])
+    def _number_given(self) -> None:
+        """Number the storages of inputs and attributes: one for all that lie in one memory."""
+        spans: list[tuple[str, int, int, int]] = []
+        for node, memory in self._memories.items():
+            numbers: list[int] = []
+            for part in memory.parts:
+                number = self.index[node] if not numbers else self._fresh()
+                numbers.append(self._join([*(self._named.setdefault(key, number) for key in part.keys)]))
+                if part.span is not None:
+                    spans.append((*part.span, numbers[-1]))
+            self._given[node] = self._given_as(node, memory, numbers)
+        end, before = 0, -1
+        device = ""
+        for where, start, stop, number in sorted(spans):
+            if where == device and start < end:
+                self._join([before, number])
+            end = max(end, stop) if where == device else stop
+            device, before = where, number
+
+    def _given_as(self, node: Node, memory: Memory, numbers: list[int]) -> Storage:
+        if not numbers:
+            return self.index[node]
+        return self._join(numbers) if memory.is_container or len(numbers) == 1 else tuple(numbers)
 
     def _raw(self, i: int) -> Storage:
         """The storage of node i, found now if a node before its definition asks for it."""
         storage = self.storages[i]
         if storage is None:
             node = self.nodes[i]
-            storage = self._storage(i, profile_of(node)) if node.op.startswith("call") else self._storage_of_input(node)
+            storage = self._storage(i, profile_of(node)) if node.op.startswith("call") else self._given.get(node, i)
             self.storages[i] = storage
         return storage
 
@@ -256,7 +317,11 @@ class Effects:
         return self.arguments(node, found.writes)
 
     def _held_by(self, arguments: Iterable[Any]) -> list[tuple[int, ...]]:
-        return [self.held(self.index[node]) for node in _flatten(arguments)]
+        return [self.surely_held(self.index[node]) for node in _flatten(arguments)]
+
+    @functools.cached_property
+    def _profiles(self) -> dict[int, Profile]:
+        return dict(self.special)
 
     def _follow_flights(self) -> None:
         """Pair each tensor of each launch with its first wait, by storage."""
@@ -269,7 +334,8 @@ class Effects:
             form = ops.launch_form(node.target) if p.launch else None
             if form is not None:
                 sent = self._held_by(self.arguments(node, (form.tensors,)))
-                results = [(s,) for s in self.held(i)] if form.coalesced else [self.held(i)]
+                own = self.surely_held(i)
+                results = [(s,) for s in own] if form.coalesced else [own]
                 for k, writes in enumerate(results):
                     for storage in writes:
                         open_flights.setdefault(storage, []).append(len(pending))
@@ -288,27 +354,49 @@ class Effects:
 
     def _find_accesses(self) -> set[tuple[int, int, bool]]:
         found: set[tuple[int, int, bool]] = set()
-        writes: dict[int, set[int]] = {}
-        for i, p in self.special:
-            if p.opaque:
-                writes[i] = {s for j in map(self.index.__getitem__, touched(self.nodes[i])) for s in self.held(j)}
-            elif p.writes:
-                writes[i] = {s for held in self._held_by(self._written(self.nodes[i], p)) for s in held}
+        surely = {i: self._surely_written(i, p) for i, p in self.special if p.opaque or p.writes}
+        self._doubt({*(s for storages in surely.values() for s in storages), *(s for _, s in self._arrivals)})
+        find = self.find
+        writes = {i: set(map(find, storages)) for i, storages in surely.items()}
         followed = {s for storages in writes.values() for s in storages}
-        followed |= {s for flight in self.flights if self._is_exposed(flight.launch) for s in flight.writes}
+        followed |= {find(s) for flight in self.flights if self._is_exposed(flight.launch) for s in flight.writes}
         for flight in self.flights:
             launch, wait = flight.launch, flight.wait
-            found |= {(launch, s, True) for s in flight.writes if s in followed}
+            received = followed.intersection(map(find, flight.writes))
+            found |= {(launch, s, True) for s in received}
             if wait is not None:
-                found |= {(wait, s, True) for s in flight.writes if s in followed}
-                found |= {(wait, s, False) for s in flight.reads if s in followed}
+                found |= {(wait, s, True) for s in received}
+                found |= {(wait, s, False) for s in followed.intersection(map(find, flight.reads))}
         for i, storages in writes.items():
             found |= {(i, s, True) for s in storages}
-        followed |= {storage for _, storage in self._arrivals}
-        found |= {(i, storage, True) for i, storage in self._arrivals}
+        arrivals = {(i, find(storage), True) for i, storage in self._arrivals}
+        followed |= {storage for _, storage, _ in arrivals}
+        found |= arrivals
         found.update(self._reads_of(followed, writes))
         found.update(self._order_outside())
         return found
+
+    def _surely_written(self, i: int, p: Profile) -> set[int]:
+        """The storages that node i writes."""
+        node = self.nodes[i]
+        if not p.opaque:
+            return {s for held in self._held_by(self._written(node, p)) for s in held}
+        given = map(self.root, _flat(self._given.get(node, ())))  # of a module that is called
+        return {*given, *(s for held in self._held_by(touched(node)) for s in held)}
+
+    def _doubt(self, written: set[int]) -> None:
+        """Join what may be one memory, if any of it is written: what is unknown, and all that it may be."""
+        if all(memory.is_known for memory in self._memories.values()):
+            return
+        for place in sorted({place for memory in self._memories.values() for place in memory.devices}) or [""]:
+            near = [(n, m) for n, m in self._memories.items() if not m.devices or place in m.devices]
+            held = dict.fromkeys(self.root(s) for n, _ in near for s in _flat(self._given[n]))
+            if all(m.is_known for _, m in near) or written.isdisjoint(held):
+                continue
+            joined = set(map(self.find, held))
+            first = min(joined)
+            again = [storage for storage, above in self._doubts.items() if above in joined]
+            self._doubts.update((storage, first) for storage in (*held, *again) if storage != first)
 
     def _is_exposed(self, launch: int) -> bool:
         """Whether anything but waits sees the result: its reads are then ordered by effects, not by data alone."""
@@ -350,6 +438,10 @@ class Effects:
         else:
             kinds = [ops.kind_of(self.nodes[i].target)] if p.launch else [ops.Kind.BARRIER]
         return any(kind is ops.Kind.BARRIER or kind in ops.POINT_TO_POINT for kind in kinds)
+
+
+def _flat(storage: Storage) -> tuple[int, ...]:
+    return storage if isinstance(storage, tuple) else (storage,)
 
 
 def _flatten(arguments: Iterable[Any]) -> Iterable[Node]:

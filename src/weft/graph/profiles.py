@@ -288,7 +288,12 @@ def _joined(node: Node, name: str, bodies: Sequence[_Body]) -> tuple[Node, ...]:
     if runs_for_sure and all(root in by_input for root in given):
         return tuple(dict.fromkeys(by_input[root] for root in given if isinstance(by_input[root], Node)))
     numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-    return tuple(n for n in input_nodes(node) if not _is_graph(n) and not isinstance(ops.value_of(n), numbers))
+    shares_constants = any(map(_is_constant, given))  # which the attribute holds that is the nested graph
+    return tuple(
+        n
+        for n in input_nodes(node)
+        if (shares_constants or not _is_graph(n)) and not isinstance(ops.value_of(n), numbers)
+    )
 
 
 def _operands(node: Node, name: str) -> list[Any]:

@@ -19,11 +19,12 @@ from torch.fx import Graph, GraphModule, Node
 from weft.compat import HigherOrderOperator, new_symbol, symbols_of
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import ops
+from weft.graph.aliasing import APART_KEY
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
 from weft.graph.literals import LiteralReader, dotted
-from weft.graph.types import plain_name
+from weft.graph.types import MAY_SHARE, plain_name
 
 MAX_CHARACTERS = 1 << 28
 # For each declaration: the keywords it knows, and how many values it takes besides a type.
@@ -32,12 +33,14 @@ DECLARATIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "symbol": (("hint",), 1),
     "device": ((), 1),
     "tensor": ((), 2),
+    "inputs": ((), 1),
 }
 EXAMPLES = {
     "group": "group('dp', size=8)",
     "symbol": "symbol('s0', hint=8)",
     "device": "device('cuda')",
     "tensor": "tensor('c', f32[2], [1.0, 2.0])",
+    "inputs": "inputs('may share memory')",
 }
 
 
@@ -60,6 +63,8 @@ class _Reader(LiteralReader):
         self.groups: dict[str, Group] = {}
         self.constants: dict[str, Tensor] = {}
         self.fakes: dict[str, Tensor] = {}
+        self.may_share = False
+        """Whether inputs may share memory that no type of theirs tells of."""
 
     def read(self) -> GraphModule:
         function: ast.FunctionDef | None = None
@@ -92,11 +97,17 @@ class _Reader(LiteralReader):
         except (ValueError, RecursionError, MemoryError) as error:
             raise ListingError(compose("listing", f"it does not parse: {type(error).__name__}: {error}")) from None
 
-    # Declarations: group(...), symbol(...), device(...), tensor(...).
+    # Declarations: group(...), symbol(...), device(...), tensor(...), inputs(...).
 
     def _declare(self, call: ast.Call) -> None:
         kind = str(dotted(call.func))
-        declare = {"group": self._group, "symbol": self._symbol, "device": self._device, "tensor": self._tensor}
+        declare = {
+            "group": self._group,
+            "symbol": self._symbol,
+            "device": self._device,
+            "tensor": self._tensor,
+            "inputs": self._inputs,
+        }
         if kind not in declare:
             self.fail(call, f"no declaration is called {kind!r}", nearest(kind, declare), kind)
         arguments = (
@@ -146,6 +157,11 @@ class _Reader(LiteralReader):
         except RuntimeError:
             self.fail(call, f"{name!r} is no device", "write device('cuda')", name)
 
+    def _inputs(self, call: ast.Call, said: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
+        if said != MAY_SHARE:
+            self.fail(call, f"inputs that {said!r} mean nothing", f"write {EXAMPLES['inputs']}", "inputs")
+        self.may_share = True
+
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
         fake = self.value_of_type(call.args[1]) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
@@ -193,7 +209,9 @@ class _Reader(LiteralReader):
                 self._line(statement, names, edit, root)
         if not isinstance(at.body[-1], ast.Return):
             self.fail(at, f"{at.name} returns nothing", "end it with `return [...]`", at.name)
-        return finish(root, edit.graph)
+        made = finish(root, edit.graph)
+        made.meta[APART_KEY] = not self.may_share
+        return made
 
     def _line(self, at: ast.stmt, names: dict[str, Node], edit: Edit, root: dict[str, Any]) -> None:
         target = at.target if isinstance(at, ast.AnnAssign) else None

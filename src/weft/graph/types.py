@@ -32,6 +32,10 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+MAY_SHARE = "may share memory"
+"""How a listing says that nothing is known of the memory of its inputs: `inputs('may share memory')`."""
+
+
 def torch_literal(value: Any) -> str | None:
     """How a dtype, a device, a layout or a memory format is written; None for what is none of these."""
     if isinstance(value, torch.dtype) and value in DTYPE_NAMES:

@@ -14,9 +14,10 @@ from torch.fx import Graph, GraphModule, Node
 from weft.compat import FakeTensor, is_process_group, symbol_hint
 from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
+from weft.graph.aliasing import may_share_inputs
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.ops import attribute
-from weft.graph.types import TypeText, listed_name, torch_literal
+from weft.graph.types import MAY_SHARE, TypeText, listed_name, torch_literal
 
 INLINE_NUMEL = 64
 """Constants of up to this many elements stand in the listing with their values."""
@@ -78,6 +79,8 @@ class _Writer:
                 lines.append(f"symbol({name!r}, hint={hint})")
             elif symbol in self.types.of_inputs:  # the others are made again by the operators that make them
                 lines.append(f"symbol({name!r})")
+        if may_share_inputs(self.module):
+            lines.append(f"inputs({MAY_SHARE!r})")
         lines += [self._constant(path, value, fake) for path, (value, fake) in self.constants.items()]
         return [*lines, ""] if lines else []
 

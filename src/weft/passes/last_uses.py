@@ -35,7 +35,7 @@ class LastUses:
                 self.given.update(held)
         for flight in dag.effects.flights:
             until = end if flight.wait is None else flight.wait
-            for storage in {*flight.reads, *flight.writes}:
+            for storage in map(dag.effects.find, {*flight.reads, *flight.writes}):
                 uses = self._uses.setdefault(storage, {})
                 uses[flight.launch] = max(uses.get(flight.launch, 0), until)
 

@@ -180,7 +180,7 @@ class _Builder:
             found: list[int] = []
             made: list[tuple[int, int]] = []
             for place, storage in enumerate(mine):
-                root = effects.find(storage)
+                root = effects.root(storage)
                 if root not in numbers:
                     numbers[root] = self._new_storage()
                 found.append(numbers[root])
@@ -205,7 +205,7 @@ class _Builder:
             raw = dag.effects.storages[i]
             if node.op not in ("placeholder", "get_attr") or not isinstance(raw, int):
                 continue
-            root = dag.effects.find(raw)
+            root = dag.effects.root(raw)
             before = self.known.get(node.name) if node.op == "placeholder" else None
             if before is not None and before.type == _type_of(node) and len(before.storages) == 1:
                 self.untaken.pop(before.name, None)

@@ -12,12 +12,14 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
+from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
+from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, is_alias
-from weft.verification.terms import Run, Size, Terms, Undecided, Value, cut, join, product
+from weft.verification.terms import Run, Terms, Undecided, Value, cut, join, product
 
 # Operators on the storage behind a tensor, not only on the elements that the tensor shows.
 BEYOND_THE_TENSOR = frozenset(
@@ -60,17 +62,21 @@ class Place:
     value: Value | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Tangle:
-    """A tensor in a storage that is shared in an unknown way.
-
-    `name` is the number of how the tensor was made, and how many tensors of the storage were made so before it.
-    """
+    """A tensor in a storage that is shared in an unknown way: one that claims it, or a view of another."""
 
     storage: int
-    name: tuple[int, int]
-    shape: tuple[Size, ...]
-    dtype: torch.dtype | None
+    name: int
+    """The number of `address`."""
+    address: Value
+    """Its elements, as a value over an atom that stands for the one that claims the storage."""
+    parent: Tangle | None = None
+    view: View | None = None
+    item: int = 0
+    seen: int | None = None
+    """The history of the storage for which `value` was computed."""
+    value: Value | None = field(default=None, repr=False)
 
 
 class Contents:
@@ -91,6 +97,22 @@ class Contents:
         base = self.terms.atom("base", size, value.dtype)
         return Place(storage, Value(value.shape, value.dtype, join([(base, 0, size)])))
 
+    def tangle(self, storage: int, leaf: Value, copy: int) -> Tangle:
+        """A tensor that claims a storage of which others may have elements too, `copy` of them made just so before."""
+        address = self.terms.whole(("tangled", self.terms.number(leaf), copy), leaf.shape, leaf.dtype)
+        return Tangle(storage, self.terms.number(address), address)
+
+    def tangled_views(self, parent: Tangle, view: View) -> list[Tangle]:
+        """What a view of a tangled tensor makes."""
+        return [
+            Tangle(parent.storage, self.terms.number(address), address, parent, view, item)
+            for item, address in enumerate(view(parent.address))
+        ]
+
+    def history(self, storage: int) -> int:
+        """What stands for all that was done to a storage whose tensors are tangled."""
+        return self._histories.get(storage, -1)
+
     def views(self, parent: Place, view: View) -> list[Place]:
         """The places that a view of a place makes."""
         seen: list[tuple[int, Sequence[Value]]] = [(-1, ())]
@@ -108,8 +130,7 @@ class Contents:
     def read(self, place: Place | Tangle) -> Value:
         """What a place shows now."""
         if isinstance(place, Tangle):
-            label = ("tangle", place.name, self._histories.get(place.storage, -1))
-            return self.terms.whole(label, place.shape, place.dtype)
+            return self._read_tangle(place)
         version = self._versions[place.storage]
         chain: list[Place] = []
         current: Place | None = place
@@ -120,6 +141,21 @@ class Contents:
         for step in reversed(chain):
             value = value if step.view is None else step.view(value)[step.item]
             step.seen, step.value = version, value
+        return value
+
+    def _read_tangle(self, place: Tangle) -> Value:
+        history = self.history(place.storage)
+        chain: list[Tangle] = [place]
+        while (parent := chain[-1].parent) is not None and chain[-1].seen != history:
+            chain.append(parent)
+        value = chain[-1].value
+        if chain[-1].seen != history or value is None:
+            address = chain[-1].address
+            value = self.terms.whole(("tangle", chain[-1].name, history), address.shape, address.dtype)
+        for step in reversed(chain):
+            if step.seen != history and step.view is not None:
+                value = step.view(value)[step.item]
+            step.seen, step.value = history, value
         return value
 
     def write(self, place: Place, value: Value) -> None:
@@ -184,10 +220,10 @@ def find_arrivals(dag: Dag) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for i, profile in dag.effects.special:
         if profile.wait:
-            waited = {s for source in input_nodes(dag.nodes[i]) for s in dag.effects.held(dag.index[source])}
+            waited = {s for source in input_nodes(dag.nodes[i]) for s in dag.effects.surely_held(dag.index[source])}
             new = waited - ends.get(i, set()) - landed
             if new:
-                found[i] = new
+                found[i] = set(map(dag.effects.find, new))
             landed |= waited
     return found
 
@@ -204,12 +240,19 @@ def find_tangles(dag: Dag, followed: Set[int]) -> set[int]:
         if not held:
             continue
         profile = profiles.get(i, PLAIN)
-        if profile.opaque or (isinstance(node.target, OpOverload) and node.target.name() in BEYOND_THE_TENSOR):
+        beyond = isinstance(node.target, OpOverload) and node.target.name() in BEYOND_THE_TENSOR
+        if profile.opaque or beyond or (node.op == "get_attr" and not _is_tensor(node)):
             tangled |= held
         elif not (profile.writes and profile.aliases) and not is_alias(node):
             tangled |= held & bases
             bases |= held
     return tangled
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether an attribute is a tensor; a nested graph, say, has tensors of its own."""
+    held = ops.value_of(node)
+    return isinstance(held if held is not None else ops.attribute(node.graph.owning_module, str(node.target)), Tensor)
 
 
 def without(places: Sequence[Place], one: Place) -> list[Place]:

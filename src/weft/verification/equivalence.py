@@ -11,6 +11,7 @@ outputs are not compared. The time is that of one pass over each graph.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from weft.errors import GraphError, VerificationError
 from weft.graph import check, ops
+from weft.graph.aliasing import memory_of, places
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
 from weft.graph.types import DTYPE_NAMES
@@ -93,10 +95,10 @@ def _run_both(
     modules = (before, after)
     tables = [read_groups(module, groups) for module in modules]
     names = _group_names(modules, tables)
-    constants = _constants(modules, tables, names)
+    dags = [Dag(module.graph) for module in modules]
+    constants = _constants(modules, tables, names, dags)
     runs: list[SymbolicRun] = []
-    for side, module in enumerate(modules):
-        dag = Dag(module.graph)
+    for side, (module, dag) in enumerate(zip(modules, dags, strict=True)):
         check.validate(dag)
         setting = Setting(terms, side, names[side], constants[side], reassociates)
         runs.append(SymbolicRun(module, dag, tables[side], setting))
@@ -128,19 +130,43 @@ def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -
 
 
 def _constants(
-    modules: Sequence[GraphModule], tables: Sequence[GroupTable], groups: Sequence[Mapping[str, Hashable]]
+    modules: Sequence[GraphModule],
+    tables: Sequence[GroupTable],
+    groups: Sequence[Mapping[str, Hashable]],
+    dags: Sequence[Dag],
 ) -> list[dict[str, Hashable]]:
     """What tells the attributes of each module from others, by path: the path, where both modules have the same."""
     paths = [{str(node.target) for node in module.graph.nodes if node.op == "get_attr"} for module in modules]
+    shared = [_shared(module, dag) for module, dag in zip(modules, dags, strict=True)]
     same: set[str] = set()
     for path in paths[0] & paths[1]:
         held = [ops.attribute(module, path) for module in modules]
         met = [
             list(_groups_inside(value, table, known)) for value, table, known in zip(held, tables, groups, strict=True)
         ]
-        if met[0] == met[1] and _is_same(*held):
+        if met[0] == met[1] and shared[0].get(path) == shared[1].get(path) and _is_same(*held):
             same.add(path)
     return [{path: path if path in same else (side, path) for path in found} for side, found in enumerate(paths)]
+
+
+def _shared(module: GraphModule, dag: Dag) -> dict[str, Hashable]:
+    """Which memory the constants are in that share it with something that is written, by path."""
+    effects = dag.effects
+    nodes = [node for node in dag.nodes if node.op in ("placeholder", "get_attr")] if effects.written else []
+    once = {(node.op, str(node.target)): node for node in nodes}
+    holders = Counter(s for node in once.values() for s in set(effects.held(dag.index[node])))
+    given = {s for node in nodes if node.op == "placeholder" for s in effects.held(dag.index[node])}
+    held = {path: ops.attribute(module, path) for op, path in once if op == "get_attr"}
+    tensors = {path: value for path, value in held.items() if isinstance(value, Tensor)}
+    placed = places(tensors)
+    found: dict[str, Hashable] = {}
+    for path, tensor in tensors.items():
+        mine = effects.written.intersection(effects.held(dag.index[once["get_attr", path]]))
+        if path in placed and mine and mine.isdisjoint(given):
+            found[path] = placed[path]
+        elif any(holders[s] > 1 for s in mine):  # an input lies there too, or may: there, and in no copy of it
+            found[path] = ("memory", *memory_of(tensor))
+    return found
 
 
 def _groups_inside(value: Any, table: GroupTable, groups: Mapping[str, Hashable]) -> Iterator[Hashable]:
@@ -225,6 +251,7 @@ def _differences(terms: Terms, first: SymbolicRun, second: SymbolicRun) -> Itera
             yield from _trees(terms, f"{place} after the step", first.inputs[key], second.inputs[key])
         elif key in (first if key in first.inputs else second).written:
             yield f"{place} is written on one side only"
+    yield from (sentence for race, sentence in second.races.items() if race not in first.races)
     for what, old, new in (
         ("draws from generators", first.draws, second.draws),
         ("effects outside", first.events, second.events),

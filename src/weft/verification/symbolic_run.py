@@ -28,7 +28,7 @@ from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges, identities, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
 from weft.verification.index_maps import MAPS, Call, cast
-from weft.verification.symbolic_arguments import Arguments, containers, leaves, name_of
+from weft.verification.symbolic_arguments import Arguments, Token, containers, leaves, name_of
 from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
 
 FOREACH = "_foreach_"
@@ -76,8 +76,16 @@ class SymbolicRun(Arguments):
         self.tangled = find_tangles(dag, self.followed)
         self._flights: dict[int, list[Flight]] = {}
         for flight in self.effects.flights:
-            for storage in sorted({*flight.reads, *flight.writes}):
+            for storage in sorted(set(map(self.effects.find, (*flight.reads, *flight.writes)))):
                 self._flights.setdefault(storage, []).append(flight)
+        self.races: dict[Hashable, str] = {}
+        """Accesses to memory that may be that of a launch in flight, each with the sentence that tells of it."""
+        self._racing: dict[int, list[int]] = {}
+        for flight, i in self.effects.doubtful_accesses_in_flight():
+            self._racing.setdefault(i, []).append(flight.launch)
+        self._launched: dict[int, Hashable] = {
+            launch: None for launches in self._racing.values() for launch in launches
+        }
 
     def run(self) -> None:
         """Run every node."""
@@ -89,6 +97,19 @@ class SymbolicRun(Arguments):
                 self._finish(node)
             else:
                 self.held[node] = self._call(i, node, self._profiles.get(i, PLAIN))
+                if self._racing:
+                    self._note_races(i, node)
+
+    def _note_races(self, i: int, node: Node) -> None:
+        if i in self._launched:
+            self._launched[i] = self._numbers(node)
+        for launch in self._racing.get(i, ()):
+            sentence = f"{node.name} may touch memory that {self.dag.nodes[launch].name} has in flight"
+            self.races[self._launched[launch], self._numbers(node)] = sentence
+
+    def _numbers(self, node: Node) -> Hashable:
+        found = [self.read(leaf) for leaf in leaves(self.held[node])]
+        return node.op, name_of(node.target), *(self.terms.number(v) for v in found if isinstance(v, Value))
 
     def _storages(self, node: Node) -> tuple[int, ...]:
         return self.effects.held(self.dag.index[node])
@@ -114,7 +135,7 @@ class SymbolicRun(Arguments):
         flying = {s for flight in self.effects.flights if flight.wait is None for s in flight.writes}
 
         def leaf(source: Node) -> Node:
-            self.in_flight.append(bool(flying.intersection(self._storages(source))))
+            self.in_flight.append(bool(flying.intersection(self.effects.surely_held(self.dag.index[source]))))
             return source
 
         map_arg(node.args, leaf)
@@ -210,6 +231,7 @@ class SymbolicRun(Arguments):
         frozen: Hashable = self.freeze((node.args, dict(sorted(node.kwargs.items()))), numbers)
         if not isinstance(node.target, OpOverload):  # an operator takes a list for a tuple, a Python function need not
             frozen = frozen, containers((node.args, dict(sorted(node.kwargs.items()))))
+        extra = (extra, nested) if (nested := self._inside(node)) else extra
         target: Hashable = name_of(node.target)
         if not isinstance(node.target, OpOverload):  # two closures may have one name
             target = target, id(node.target)
@@ -223,6 +245,13 @@ class SymbolicRun(Arguments):
         argument = group_argument(node) if is_launch else None
         name = None if argument is None else self.table.canonical(argument)
         return None if name is None else self.setting.groups.get(name, name)
+
+    def _inside(self, node: Node) -> tuple[int, ...]:
+        """What was done to the tensors that a call finds in modules and nested graphs, besides those it takes."""
+        modules = [n for n in node.all_input_nodes if n.op == "get_attr" and isinstance(self.held[n], Token)]
+        modules += [node] if node.op == "call_module" else []
+        found = [s for module in modules for s in self._storages(module) if s in self.tangled]
+        return tuple(map(self.contents.history, found))
 
     def _call_unknown(self, i: int, node: Node) -> Any:
         """A call that may write what it takes, draw, and touch the world outside."""
@@ -241,8 +270,13 @@ class SymbolicRun(Arguments):
 
     def _flying(self, i: int, node: Node) -> tuple[Hashable, ...]:
         """Which tensors that a call takes are being received or sent meanwhile: what it sees of them is not certain."""
+        find = self.effects.find
         return tuple(
-            tuple((storage in flight.writes) for storage in self._storages(source) for flight in self._open(storage, i))
+            tuple(
+                storage in map(find, flight.writes)
+                for storage in self._storages(source)
+                for flight in self._open(storage, i)
+            )
             for source in node.all_input_nodes
         )
 
@@ -264,9 +298,9 @@ class SymbolicRun(Arguments):
         bound = ops.bind(node)
         name = next(iter(self._profiles[i].aliases))
         source = self.held[bound[name]] if isinstance(bound[name], Node) else None
-        if name_of(node.target) in BEYOND_THE_TENSOR or isinstance(source, Tangle):
+        if name_of(node.target) in BEYOND_THE_TENSOR:
             return self._own(i, self._unknown(node, ("storage", self._behind(node), self._names(node))))
-        if not isinstance(source, Place):
+        if not isinstance(source, Place | Tangle):
             return self._own(i, self._compute(node, PLAIN))
         several = isinstance(ops.value_of(node), list | tuple)
         arguments = self.call(node)
@@ -274,7 +308,8 @@ class SymbolicRun(Arguments):
         def view(value: Value) -> Sequence[Value]:
             return self._viewed(node, arguments, name, value)
 
-        places = self.contents.views(source, view)
+        contents = self.contents
+        places = contents.tangled_views(source, view) if isinstance(source, Tangle) else contents.views(source, view)
         return places if several else places[0]
 
     def _viewed(self, node: Node, call: Call, name: str, value: Value) -> Sequence[Value]:
@@ -404,7 +439,7 @@ class SymbolicRun(Arguments):
             copy = 0
             if not is_alias(self.dag.nodes[i]):  # new tensors with the same content stay apart: one may be written
                 copy = self._copies[storage, name] = self._copies.get((storage, name), -1) + 1
-            return Tangle(storage, (name, copy), leaf.shape, leaf.dtype)
+            return self.contents.tangle(storage, leaf, copy)
         return self.contents.new(storage, leaf) if storage in self.followed else leaf
 
     # Communication.

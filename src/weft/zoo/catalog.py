@@ -35,7 +35,7 @@ class Entry:
 def _text(config: Any, size: int, generator: torch.Generator, _dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Tokens, and for each the one that follows."""
     tokens = torch.randint(0, config.vocabulary, (size, config.sequence + 1), generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()  # of one sequence `contiguous` would be a view
 
 
 def _images(config: Any, size: int, generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 import weft
 from weft.compat import fake_store
 from weft.errors import CaptureError
+from weft.graph.dag import Dag
 
 X = torch.ones(4)
 COLLECTIVES = torch.ops._c10d_functional
@@ -88,3 +89,62 @@ def test_an_argument_of_a_wrong_type_is_refused(arguments: tuple[Any, ...], mess
     with pytest.raises(CaptureError) as error:
         weft.capture(*arguments)
     assert str(error.value) == message
+
+
+# Memory that tensors share outside the graph.
+
+
+class Flat(torch.nn.Module):
+    """A buffer and a view of it, two parameters over one storage, and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("flat", torch.zeros(8))
+        self.register_buffer("tail", self.flat[4:])
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.tied = torch.nn.Parameter(self.weight.data[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flat.add_(x.sum())
+        return (self.tail * self.weight).sum() + self.tied.sum()
+
+
+def inputs_of(module: torch.fx.GraphModule) -> str:
+    return weft.listing(module).partition("def graph(")[2].partition("):\n")[0]
+
+
+def test_tensors_of_a_module_that_share_memory_are_captured_so():
+    module = weft.capture(weft.TrainingStep(Flat(), optimizer="sgd"), (torch.ones(4),))
+    assert inputs_of(module).startswith(
+        "weight: f32[4], tied: f32[3](offset=1, base='weight'), flat: f32[8], tail: f32[4](offset=4, base='flat'), "
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_example_inputs_that_share_memory_are_captured_so(dynamic: bool):
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return y * 2
+
+    x = torch.zeros(4, 4)
+    module = weft.capture(step, (x, x[2:].T.T), dynamic=dynamic)
+    assert "base='x'" in inputs_of(module)
+    result = weft.optimize(module, "h100-8", verify="equivalence")
+    assert [node.name for node in result.module.graph.nodes][2:4] == ["add_", "mul"]
+
+
+def test_a_constant_that_lies_in_the_memory_of_an_input_is_captured_so():
+    x = torch.zeros(4)
+    view = x[2:]
+
+    def step(x: Tensor) -> Tensor:
+        x.add_(1)
+        return view * 2
+
+    module = weft.capture(step, (x,))
+    assert module.graph.find_nodes(op="get_attr")[0].meta["val"].storage_offset() == 2
+    (write,), (read,) = (
+        module.graph.find_nodes(op="call_function", target=target)
+        for target in (torch.ops.aten.add_.Tensor, torch.ops.aten.mul.Tensor)
+    )
+    assert Dag(module.graph, register=[write]).reaches(write, read)

@@ -113,7 +113,7 @@ def _units(dag: Dag, limits: dict[int, int]) -> dict[int, tuple[list[int], int]]
         if not profile.wait:
             continue
         closure, others = _views(dag, i)
-        siblings = [j for storage in dag.effects.held(i) for j in dag.effects.waits_on.get(storage, []) if j > i]
+        siblings = [j for storage in dag.effects.surely_held(i) for j in dag.effects.waits_on.get(storage, []) if j > i]
         stops = [units[j][1] if j in units else j for j in (*others, *siblings) if j not in closure]
         anchor = min([*stops, limits.get(i, len(dag.nodes) - 1)])
         units[i] = (sorted(j for j in closure if j < anchor), anchor)

@@ -1,0 +1,300 @@
+"""Aliasing: which inputs and constants are one memory, and what keeps its order for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import weft
+from tests.unit.graph.test_effects import effect_edges
+from weft.compat import FakeTensorMode, new_fake_mode
+from weft.graph.aliasing import APART_KEY, Place, may_share_inputs, places
+from weft.graph.dag import Dag
+from weft.verification.equivalence import prove
+
+STEP = """
+group('dp', size=2)
+tensor('k', f32[4], [0.0, 0.0, 0.0, 0.0])
+tensor('v', f32[4], [0.0, 0.0, 0.0, 0.0])
+
+def graph(x: f32[8, 8]):
+    k = attribute('k')
+    v = attribute('v')
+    m = mm(x, x)
+    s = sum(m)
+    write = add_(k, s)
+    ag = all_gather(v, 2, 'dp')
+    w = wait(ag)
+    return [w]
+"""
+
+
+class Subclass(torch.Tensor):
+    """A subclass that adds nothing."""
+
+
+SHARED: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "one tensor": lambda: (k := torch.zeros(4), k),
+    "one parameter": lambda: (k := torch.nn.Parameter(torch.zeros(4), requires_grad=False), k),
+    "a view": lambda: (k := torch.zeros(8), k[4:])[::-1],
+    "views that overlap in part": lambda: (k := torch.zeros(6), (k[:4], k[2:]))[1],
+    "a view of another dtype": lambda: (k := torch.zeros(4), k.view(torch.int32).view(torch.float32))[:2],
+    "data of a parameter": lambda: (k := torch.nn.Parameter(torch.zeros(4), requires_grad=False), k.data),
+    "parameters over one storage": lambda: (
+        k := torch.zeros(4),
+        torch.nn.Parameter(k, requires_grad=False),
+    ),
+    "a subclass": lambda: (k := torch.zeros(4), k.as_subclass(Subclass)),
+    "arrays of one memory": lambda: tuple(map(torch.from_numpy, ((a := np.zeros(6, np.float32))[:4], a[2:]))),
+    "meta tensors": lambda: (k := torch.zeros(4, device="meta"), k.view(2, 2).view(4)),
+    "fake tensors": lambda: (k := new_fake_mode().from_tensor(torch.zeros(4)), k.view(4)),
+}
+
+
+def step_over(k: Any, v: Any, text: str = STEP) -> GraphModule:
+    """The step with these constants; its metadata takes them for two memories."""
+    module = weft.parse(text)
+    for name, value in (("k", k), ("v", v)):
+        delattr(module, name)
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_a_constant_stays_behind_the_write_to_another_that_shares_its_memory(case: str):
+    module = step_over(*SHARED[case]())
+    assert ("write", "ag") in effect_edges(Dag(module.graph))
+    for pipeline in ("hoist-launches", "auto", "exact", "tp"):
+        made = weft.optimize(module, "h100-8", pipeline=pipeline, verify="equivalence")
+        names = [node.name for node in made.module.graph.nodes]
+        assert names.index("write") < names.index("ag")
+
+
+def test_constants_of_their_own_keep_no_order():
+    assert effect_edges(Dag(step_over(torch.zeros(4), torch.zeros(4)).graph)) == set()
+
+
+def test_a_hoist_above_a_write_to_shared_memory_is_not_proved():
+    write, sent = "    write = add_(k, s)\n", "    ag = all_gather(v, 2, 'dp')\n    w = wait(ag)\n"
+    hoisted = STEP.replace(write + sent, sent + write)
+    assert prove(weft.parse(STEP), weft.parse(hoisted))
+    k = torch.zeros(4)
+    assert not prove(step_over(k, k.view(4)), step_over(k, k.view(4), hoisted))
+
+
+def test_constants_that_share_memory_are_not_proved_equal_to_constants_that_do_not():
+    k = torch.zeros(8)
+    tied, apart = step_over(k[:4], k[:4].view(4)), step_over(torch.zeros(4), torch.zeros(4))
+    assert prove(tied, step_over((c := torch.zeros(8))[:4], c[:4].view(4)))
+    assert not prove(tied, apart)
+    assert not prove(tied, step_over(k[:4], k[2:6]))
+
+
+def nested_read(shared: bool) -> GraphModule:
+    """A graph that writes a constant before a call whose nested graph has a constant of its own."""
+    k = torch.zeros(4)
+    inner = Graph()
+    given = inner.placeholder("given")
+    inner.output([inner.call_function(torch.ops.aten.add.Tensor, (given, inner.get_attr("own")))])
+    body = GraphModule({"own": k.view(4) if shared else torch.zeros(4)}, inner)
+    graph = Graph()
+    x, read, held = graph.placeholder("x"), graph.get_attr("body"), graph.get_attr("k")
+    graph.call_function(torch.ops.aten.add_.Tensor, (held, x), name="write")
+    call = graph.call_function(torch.ops.higher_order.invoke_subgraph, (read, "body", x), name="call")
+    graph.output([call])
+    x.meta["val"] = torch.zeros(4, device="meta")
+    module = GraphModule({"body": body, "k": k}, graph)
+    module.meta[APART_KEY] = True
+    return module
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_call_stays_behind_a_write_to_a_constant_of_its_nested_graph(shared: bool):
+    assert (("write", "call") in effect_edges(Dag(nested_read(shared).graph))) == shared
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("flat", torch.zeros(4))
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("head", self.flat[:2])
+        self.listed = torch.nn.ParameterList([torch.nn.Parameter(self.flat[2:], requires_grad=False)])
+
+
+@pytest.mark.parametrize("path", ["inner.head", "listed.0"])
+def test_buffers_of_other_modules_share_memory_too(path: str):
+    graph = Graph()
+    x, flat, other = graph.placeholder("x"), graph.get_attr("flat"), graph.get_attr(path)
+    write = graph.call_function(torch.ops.aten.add_.Tensor, (flat, x), name="write")
+    graph.output([graph.call_function(torch.ops.aten.neg.default, (other,), name="read"), write])
+    module = GraphModule(Buffers(), graph)
+    assert ("write", "read") in effect_edges(Dag(module.graph))
+
+
+def test_a_module_that_is_called_may_write_what_it_shares():
+    graph = Graph()
+    x, flat = graph.placeholder("x"), graph.get_attr("flat")
+    before = graph.call_function(torch.ops.aten.neg.default, (flat,), name="before")
+    call = graph.call_module("inner", (x,))
+    graph.output([before, call, graph.call_function(torch.ops.aten.neg.default, (flat,), name="after")])
+    module = GraphModule(Buffers(), graph)
+    assert {("before", "inner"), ("inner", "after")} <= effect_edges(Dag(module.graph))
+
+
+# Inputs.
+
+
+def write_and_read(flat: Tensor, head: Tensor) -> list[Tensor]:
+    flat.add_(1)
+    return [head * 2]
+
+
+def traced_on_fakes(function: Any, *inputs: Tensor) -> GraphModule:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return make_fx(function)(*(mode.from_tensor(x) for x in inputs))
+
+
+TRACES: dict[str, Any] = {
+    "real": make_fx,
+    "fake": lambda function: make_fx(function, tracing_mode="fake"),
+    "symbolic": lambda function: make_fx(function, tracing_mode="symbolic"),
+    "on fakes": lambda function: lambda *inputs: traced_on_fakes(function, *inputs),
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_inputs_that_were_traced_as_views_of_one_memory_keep_their_order(trace: str):
+    flat = torch.zeros(8)
+    module = TRACES[trace](write_and_read)(flat, flat[:4])
+    assert ("add_", "mul") in effect_edges(Dag(module.graph))
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_inputs_that_were_traced_apart_are_apart_where_the_trace_tells(trace: str):
+    """With real tensors `make_fx` gives each input metadata of its own, shared or not: nothing is known then."""
+    module = TRACES[trace](write_and_read)(torch.zeros(8), torch.zeros(4))
+    assert may_share_inputs(module) == (trace == "real")
+    assert (("add_", "mul") in effect_edges(Dag(module.graph))) == (trace == "real")
+
+
+def test_an_input_may_be_a_constant_where_the_trace_does_not_tell():
+    flat = torch.zeros(8)
+
+    def step(head: Tensor) -> list[Tensor]:
+        flat.add_(1)
+        return [head * 2]
+
+    for trace, head, keeps in (
+        ("real", torch.zeros(4), True),
+        ("on fakes", torch.zeros(4), False),
+        ("on fakes", flat[:4], True),
+    ):
+        module = TRACES[trace](step)(head)
+        assert (("add_", "mul") in effect_edges(Dag(module.graph))) == keeps, (trace, keeps)
+
+
+def test_real_inputs_inside_a_fake_mode_are_not_taken_for_apart():
+    flat = torch.zeros(8)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make_fx(write_and_read)(flat, flat[:4])
+    assert ("add_", "mul") in effect_edges(Dag(module.graph))
+
+
+def test_inputs_on_other_devices_and_inputs_without_memory_are_apart():
+    module = make_fx(lambda x, y, n: [x.add_(1) * 2, y * n])(torch.zeros(4), torch.zeros(4, device="meta"), 2)
+    (y,) = [node for node in module.graph.nodes if node.name.startswith("y")]
+    with new_fake_mode():
+        y.meta["val"] = torch.empty(4, device="cuda")
+    assert effect_edges(Dag(module.graph)) == {("add_", "mul")}
+
+
+def test_inputs_that_only_may_be_one_are_two_for_memory_and_for_what_is_in_flight():
+    module = weft.parse("""
+inputs('may share memory')
+group('dp', size=2)
+
+def graph(x: f32[256], y: f32[256]):
+    ag = all_gather(x, 2, 'dp')
+    write = add_(y, 1.0)
+    w = wait(ag)
+    return [w]
+""")
+    dag = Dag(module.graph)
+    assert {("ag", "write"), ("write", "w")} <= effect_edges(dag)
+    apart = weft.parse(weft.listing(module).replace("inputs('may share memory')\n", ""))
+    assert effect_edges(Dag(apart.graph)) == set()
+    assert weft.simulate(module, "h100-8").peak_bytes == weft.simulate(apart, "h100-8").peak_bytes
+
+
+def test_what_is_not_known_of_inputs_travels_with_the_listing():
+    module = make_fx(write_and_read)(torch.zeros(8), torch.zeros(4))
+    text = weft.listing(module)
+    assert text.startswith("inputs('may share memory')\n")
+    again = weft.parse(text)
+    assert weft.listing(again) == text
+    assert effect_edges(Dag(again.graph)) == effect_edges(Dag(module.graph))
+
+
+def test_a_write_moved_into_a_flight_that_may_send_it_is_not_proved():
+    text = """
+inputs('may share memory')
+group('dp', size=2)
+
+def graph(x: f32[4], y: f32[4]):
+    ag = all_gather(x, 2, 'dp')
+    w = wait(ag)
+    write = add_(y, 1.0)
+    return [w]
+"""
+    late = text.replace("    w = wait(ag)\n    write = add_(y, 1.0)\n", "    write = add_(y, 1.0)\n    w = wait(ag)\n")
+    proof = prove(weft.parse(text), weft.parse(late))
+    assert str(proof) == "not proved equal: write may touch memory that ag has in flight"
+    assert prove(weft.parse(late), weft.parse(late))
+    assert prove(weft.parse(late), weft.parse(text))
+
+
+def test_two_waits_for_inputs_that_may_be_one_both_count():
+    text = """
+inputs('may share memory')
+
+def graph(x: f32[4], y: f32[4]):
+    a = wait(x)
+    b = wait(y)
+    c = add(a, b)
+    return [c]
+"""
+    effects = Dag(weft.parse(text).graph).effects
+    assert [effects.completes(i) for i in (2, 3)] == [True, True]
+    assert not prove(weft.parse(text), weft.parse(text.replace("    b = wait(y)\n", "").replace("(a, b)", "(a, y)")))
+
+
+def test_places_tell_where_constants_lie_in_memory_that_they_share():
+    flat = torch.zeros(8)
+    array = np.zeros(4, np.float32)
+    found = places(
+        {
+            "tail": flat[4:],
+            "alone": torch.zeros(4),
+            "bytes": flat.view(torch.uint8)[2:],
+            "array": torch.from_numpy(array),
+            "slice": torch.from_numpy(array[1:]),
+            "meta": (m := torch.zeros(4, device="meta")),
+            "part": m[3:],
+        }
+    )
+    assert found == {
+        "tail": Place("tail", 16),
+        "bytes": Place("tail", 2),
+        "array": Place("array", 0),
+        "slice": Place("array", 4),
+        "meta": Place("meta", 0),
+        "part": Place("meta", 12),
+    }
