@@ -66,3 +66,18 @@ def check_types(module: GraphModule, seed: int) -> None:
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same type and bits; every NaN counts as the same."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if first.dtype.is_complex:
+        return same_bits(torch.view_as_real(first.resolve_conj()), torch.view_as_real(second.resolve_conj()))
+    if not first.dtype.is_floating_point:
+        return torch.equal(first, second)
+    is_nan = first.isnan()
+    if not torch.equal(is_nan, second.isnan()):
+        return False
+    bits = [t.masked_fill(is_nan, 0.0).contiguous().flatten().view(torch.uint8) for t in (first, second)]
+    return torch.equal(*bits)

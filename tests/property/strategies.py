@@ -7,11 +7,12 @@ flights with a model of its own, which knows nothing of `weft.graph.effects`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from random import Random
 
+import torch
 from hypothesis import strategies as st
 
 from tests.golden import operators  # noqa: F401  (programs name them)
@@ -1058,3 +1059,204 @@ def random_streams(rng: Random) -> str:
     return head + "".join(
         f"    {line}\n" for line in [*made.lines, f"return [{', '.join(dict.fromkeys(made.results))}]"]
     )
+
+
+# Arithmetic on values that are seldom drawn.
+
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.5, -0.5, float("inf"), float("-inf"), float("nan"), 1e-40, 1e30, -1e30, 65504.0)
+LAYOUTS = ("contiguous", "columns of a wider one", "turned", "every second", "moved by one")
+
+
+def special_tensor(seed: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of infinite, signed, tiny, largest and everyday values of a dtype."""
+    rng = torch.Generator().manual_seed(seed)
+    if dtype.is_complex:
+        parts = [special_tensor(2 * seed + k, shape, dtype.to_real()) for k in (1, 2)]
+        return torch.complex(*parts)
+    if not dtype.is_floating_point:
+        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        chosen = torch.tensor([low, high, 0, 1, 2, 3], dtype=torch.int64)
+        return chosen[torch.randint(0, len(chosen), tuple(shape), generator=rng)].to(dtype)
+    chosen = torch.tensor(SPECIAL, dtype=torch.float64)[torch.randint(0, len(SPECIAL), tuple(shape), generator=rng)]
+    usual = 3 * torch.randn(tuple(shape), generator=rng, dtype=torch.float64)
+    return torch.where(torch.rand(tuple(shape), generator=rng) < 0.5, chosen, usual).to(dtype)
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A matrix with the same elements in another layout of memory."""
+    rows, columns = tensor.shape
+    match layout:
+        case "columns of a wider one":
+            return torch.cat([tensor, tensor, tensor], 1)[:, columns : 2 * columns]
+        case "turned":
+            return tensor.t().contiguous().t()
+        case "every second":
+            return torch.stack([tensor, tensor], 2).view(rows, 2 * columns)[:, ::2]
+        case "moved by one":
+            flat = tensor.flatten()
+            return torch.cat([flat[:1], flat])[1:].view(rows, columns)
+        case _:
+            return tensor.contiguous()
+
+
+REALS, COMPLEX, WHOLE, BOOL = ("f32", "f64", "f16", "bf16"), ("c64",), ("i64", "i32", "i8", "u8"), ("b8",)
+KEEPING = {
+    REALS: (
+        *("mul({x}, 1)", "mul({x}, 1.0)", "mul({x}, 0.0)", "div({x}, 1)", "add({x}, 0.0)", "add({x}, -0.0)"),
+        *("sub({x}, 0)", "sub({x}, -0.0)", "neg({x})", "abs({x})", "relu({x})", "floor({x})", "trunc({x})"),
+        *("maximum({x}, {x})", "maximum({x}, {y})", "minimum({x}, {y})", "add({x}, {y}, alpha=0.1)", "div({x}, {y})"),
+        *("pow.Tensor_Scalar({x}, 1)", "clone({x})", "sqrt({x})", "tanh({x})", "add({x}, {zero})", "mul({x}, {one})"),
+    ),
+    COMPLEX: (
+        "mul({x}, 1)",
+        "div({x}, 1)",
+        "add({x}, 0)",
+        "sub({x}, 0.0)",
+        "neg({x})",
+        "mul({x}, {y})",
+        "mul({x}, {one})",
+    ),
+    WHOLE: (
+        *("mul({x}, 1)", "mul({x}, 0)", "add({x}, 0)", "sub({x}, 0)", "bitwise_or.Scalar({x}, 0)", "neg({x})"),
+        *("bitwise_not({x})", "abs({x})", "floor({x})", "mul({x}, {y})", "maximum({x}, {y})", "mul({x}, {one})"),
+    ),
+    BOOL: ("logical_not({x})", "bitwise_not({x})", "mul({x}, {y})", "bitwise_and({x}, {x})", "bitwise_or({x}, {y})"),
+}
+"""Calls that keep the dtype of what they take, by dtype."""
+
+
+def random_arithmetic(rng: Random) -> str:
+    """A program of one shape and many dtypes: neutral numbers, casts, constants, and pieces of concatenations."""
+    shape = rng.choice([[], [1], [5], [0], [4, 5], [9, 16], [3, 0]])
+    size = f"[{', '.join(map(str, shape)) or '()'}]"
+    kinds = {dtype: kind for kind in KEEPING for dtype in kind}
+    inputs = [(f"x{k}", rng.choice(list(kinds))) for k in range(4)]
+    values, lines = list(inputs), list[str]()
+
+    def emit(text: str, dtype: str | None = None) -> str:
+        lines.append(f"    n{len(lines)} = {text}")
+        if dtype is not None:
+            values.append((f"n{len(lines) - 1}", dtype))
+        return f"n{len(lines) - 1}"
+
+    for _ in range(rng.randint(4, 14)):
+        x, dtype = rng.choice(values[-4:])
+        y = rng.choice([name for name, other in values if other == dtype])
+        dim = rng.randrange(len(shape)) if shape else 0
+        match rng.randrange(10):
+            case 0 | 1:
+                other = rng.choice(list(kinds) if dtype not in COMPLEX else ["c64"])
+                emit(f"_to_copy({x}, dtype={other})", other)
+            case 2 if len(shape) == 2:
+                turned = emit(f"t({x})")
+                copied = emit(f"clone({turned}, memory_format=memory_format.contiguous_format)")
+                emit(f"t({copied})", dtype)
+            case 3 | 4 if shape:
+                whole = emit(f"cat([{x}, {y}], {dim})")
+                start = rng.choice([0, shape[dim]])
+                emit(f"slice({whole}, {dim}, {start}, {start + shape[dim]})", dtype)
+            case 5 if shape and shape[dim]:
+                parts = emit(f"split({x}, 1, {dim})")
+                items = [emit(f"{parts}[{k}]") for k in range(shape[dim])]
+                emit(f"cat([{', '.join(items)}], {dim})", dtype)
+            case 6 if shape and dtype not in BOOL:
+                filled = emit(
+                    f"full({shape}, {rng.choice([0, 1, 3, 257])}, dtype={rng.choice(['bf16', 'i64', dtype])})"
+                )
+                emit(f"cumsum({filled}, {dim}, dtype={dtype})", dtype)
+            case _:
+                zero = emit(
+                    f"full({rng.choice([[], shape])}, {rng.choice(['0', '-0.0'])}, dtype={rng.choice([dtype, 'i64'])})"
+                )
+                one = emit(f"ones({rng.choice([[], shape])}, dtype={dtype})")
+                emit(rng.choice(KEEPING[kinds[dtype]]).format(x=x, y=y, zero=zero, one=one), dtype)
+    given = ", ".join(f"{name}: {dtype}{size}" for name, dtype in inputs)
+    returned = ", ".join(rng.sample([name for name, _ in values[4:]], min(3, len(values) - 4)) or ["x0"])
+    return "\n".join([f"def graph({given}):", *lines, f"    return [{returned}]"]) + "\n"
+
+
+def random_products(rng: Random) -> str:
+    """A program of products with biases of every shape, factors of zero, one and more, and sizes down to none."""
+    dtype = rng.choice(["f32", "f64", "f16", "bf16", "c64", "i64"])
+    rows, terms, columns = (rng.choice([0, 1, 3, 8]) for _ in range(3))
+    biases = [[], [columns], [1], [1, columns], [rows, 1], [rows, columns]]
+    inputs, lines, results = list[str](), list[str](), list[str]()
+
+    def given(shape: Sequence[int]) -> str:
+        inputs.append(f"a{len(inputs)}: {dtype}[{', '.join(map(str, shape)) or '()'}]")
+        return f"a{len(inputs) - 1}"
+
+    def emit(text: str) -> str:
+        lines.append(f"    n{len(lines)} = {text}")
+        return f"n{len(lines) - 1}"
+
+    left, right = [given([rows, terms]) for _ in range(3)], [given([terms, columns]) for _ in range(3)]
+    for _ in range(rng.randint(2, 6)):
+        x, y, w, v = rng.choice(left), rng.choice(left), rng.choice(right), rng.choice(right)
+        match rng.randrange(4):
+            case 0:
+                bias = given(rng.choice(biases))
+                factors = [rng.choice([0, 1, 1, 2]) for _ in range(2)]
+                result = emit(f"addmm({bias}, {x}, {w}, beta={factors[0]}, alpha={factors[1]})")
+            case 1:
+                result = emit(f"add({emit(f'mm({x}, {w})')}, {given(rng.choice(biases))})")
+            case 2:
+                result = emit(f"add({emit(f'mm({x}, {w})')}, {emit(f'mm({y}, {v})')})")
+            case _:
+                result = emit(f"mm({x}, {w})")
+        results.append(emit(f"neg({result})"))
+    return "\n".join([f"def graph({', '.join(inputs)}):", *lines, f"    return [{', '.join(results)}]"]) + "\n"
+
+
+# Long chains and wide fans.
+
+
+def _chain(step: Callable[[str, int], str], inputs: str = "x: f32[4, 6]") -> Callable[[int], str]:
+    def listing(size: int) -> str:
+        lines = [f"def graph({inputs}):", "    h = relu(x)", f"    a0 = {step('h', 0)}"]
+        lines += [f"    a{k} = {step(f'a{k - 1}', k)}" for k in range(1, size)]
+        return "\n".join([*lines, f"    r = neg(a{size - 1})", "    return [r]"]) + "\n"
+
+    return listing
+
+
+def _fan(*steps: str, whole: str = "", first: str = "") -> Callable[[int], str]:
+    """Each step is made once for each member; `{k}` is its number, `{all}` the results of the last step."""
+
+    def listing(size: int) -> str:
+        lines = [f"def graph(x: f32[{4 * size}]):", "    h = relu(x)"]
+        lines += [f"    {first.format(size=size)}"] if first else []
+        lines += [f"    {step.format(k=k, a=4 * k, b=4 * k + 4)}" for k in range(size) for step in steps]
+        every = ", ".join(f"{steps[-1].split('{')[0]}{k}" for k in range(size))
+        last = [f"    r = {whole.format(all=every)}", "    return [r]"] if whole else [f"    return [{every}]"]
+        return "\n".join([*lines, *last]) + "\n"
+
+    return listing
+
+
+CHAINS: dict[str, Callable[[int], str]] = {
+    "slices": lambda size: _chain(lambda x, k: f"slice({x}, 0, 1, {2 * size - k})", f"x: f32[{2 * size}]")(size),
+    "nested concatenations": _chain(lambda x, k: f"cat([{x}, x])"),
+    "views": _chain(lambda x, k: f"view({x}, {[24] if k % 2 else [6, 4]})"),
+    "reshapes": _chain(lambda x, k: f"reshape({x}, {[[24], [3, 8], [8, 3]][k % 3]})"),
+    "permutations": _chain(lambda x, k: f"permute({x}, [1, 2, 0])", "x: f32[2, 3, 4]"),
+    "transposes": _chain(lambda x, k: f"transpose.int({x}, 0, 1)"),
+    "dims put in and taken out": _chain(lambda x, k: f"select.int({x}, 0, 0)" if k % 2 else f"unsqueeze({x}, 0)"),
+    "expansions": _chain(lambda x, k: f"expand({x}, [4, 6])"),
+    "copies": _chain(lambda x, k: f"clone({x})"),
+    "casts": _chain(lambda x, k: f"_to_copy({x}, dtype={'f32' if k % 2 else 'f64'})"),
+    "casts that round": _chain(lambda x, k: f"_to_copy({x}, dtype={'f32' if k % 2 else 'bf16'})"),
+    "zeros that are added": _chain(lambda x, k: f"add({x}, 0.0)"),
+    "zeros that are subtracted": _chain(lambda x, k: f"sub({x}, 0.0)"),
+    "slices of concatenations": _chain(lambda x, k: f"cat([{x}, x])" if k % 2 else f"slice({x}, 0, 0, 4)"),
+    "one node of many users": _fan("a{k} = neg(c)", first="c = clone(h)"),
+    "views of one node": _fan("v{k} = view(h, [-1, 2])", "w{k} = view(v{k}, [-1])", "a{k} = neg(w{k})"),
+    "one concatenation": _fan("v{k} = neg(h)", whole="cat([{all}])"),
+    "a concatenation of copies": _fan("v{k} = neg(h)", "w{k} = clone(v{k})", whole="cat([{all}])"),
+    "a concatenation of concatenations": _fan("v{k} = neg(h)", "w{k} = cat([v{k}, h])", whole="cat([{all}])"),
+    "pieces put together": _fan("s{k} = slice(h, 0, {a}, {b})", whole="cat([{all}])"),
+    "parts put together": _fan("s{k} = p[{k}]", whole="cat([{all}])", first="p = split(h, 4)"),
+    "parts one by one": _fan("s{k} = p[{k}]", "t{k} = neg(s{k})", first="p = split(h, 4)"),
+    "copies that are returned": _fan("v{k} = neg(h)", "w{k} = clone(v{k})"),
+}
+"""Programs of a given size by what they hold much of."""

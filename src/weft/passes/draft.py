@@ -18,13 +18,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from weft.compat import storage_key
+from weft.compat import OpOverload, storage_key
 from weft.errors import GraphError
 from weft.graph import lines, metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, Profile, profile
 from weft.passes.planned import AnyNode, New, op_word, sources, swapped
-from weft.passes.strides import is_alike, is_stride_blind
+from weft.passes.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
 from weft.planning.plan import Reason, Rewrite
 
 
@@ -52,7 +52,11 @@ class Draft:
         """Nodes that are taken out."""
         effects = self.dag.effects
         self._special = dict(effects.special)
+        self.notes: dict[Any, Any] = {}
+        """What rules worked out about nodes and may ask for again."""
         self._arguments: dict[AnyNode, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+        self._swaps: dict[AnyNode, dict[AnyNode, AnyNode]] = {}
+        """Heirs that are not yet in the arguments of a user: one with many arguments is written once for all."""
         self._users: dict[AnyNode, dict[AnyNode, None]] = {}
         self._held: dict[AnyNode, tuple[int, ...]] = {}
         self._next_storage = 1 << 48
@@ -85,8 +89,14 @@ class Draft:
     # What a node is.
 
     def arguments(self, node: AnyNode) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments of a call, positional and by keyword."""
-        return self._arguments.get(node) or (node.args, node.kwargs)
+        """The arguments of a call, positional and by keyword; the same object until they change."""
+        found = self._arguments.get(node)
+        if found is None:
+            found = self._arguments[node] = (node.args, node.kwargs)
+        swaps = self._swaps.pop(node, None)
+        if swaps is not None:
+            found = self._arguments[node] = (swapped(found[0], swaps), swapped(found[1], swaps))
+        return found
 
     def bind(self, node: AnyNode) -> dict[str, Any]:
         """The arguments of a call by the names of its schema, defaults filled in."""
@@ -94,12 +104,14 @@ class Draft:
 
     def users(self, node: AnyNode) -> Sequence[AnyNode]:
         """Who takes the node."""
-        found: Mapping[Any, None] = self._users[node] if node in self._users else getattr(node, "users", {})
-        return list(found)
+        return list(self._users_of(node))
 
     def num_users(self, node: AnyNode) -> int:
         """How many nodes take the node."""
-        return len(self._users[node] if node in self._users else getattr(node, "users", {}))
+        return len(self._users_of(node))
+
+    def _users_of(self, node: AnyNode) -> Mapping[Any, None]:
+        return self._users[node] if node in self._users else getattr(node, "users", {})
 
     def position(self, node: AnyNode) -> int:
         """Where the node stands; a planned call stands where the node stood that it was made before."""
@@ -223,11 +235,11 @@ class Draft:
         if not is_alike(was, value):
             return False
         changed: dict[AnyNode, Any] = {old: value}
-        only_moved = metadata.same(list(was.stride()), list(value.stride()))
+        change = self._change(old, new)
         waiting: list[AnyNode] = [old]
         while waiting:
             for user in self.users(waiting.pop()):
-                if not is_stride_blind(user.target, only_moved) or len(changed) > MAX_RESTRIDED:
+                if not self.is_stride_blind(user, change) or len(changed) > MAX_RESTRIDED:
                     return False
                 args, kwargs = self.arguments(user)
                 args, kwargs = self._looked_up([list(args), dict(kwargs)], changed)
@@ -238,6 +250,23 @@ class Draft:
                     changed[user] = result
                     waiting.append(user)
         return True
+
+    def _change(self, old: AnyNode, new: AnyNode) -> Change:
+        """How a tensor that stands for another differs from it. Memory of the caller may begin anywhere."""
+        was, value = self.value(old), self.value(new)
+        if not metadata.same(list(was.stride()), list(value.stride())):
+            return Change.STRIDES
+        offsets: list[Any] = [was.storage_offset(), value.storage_offset()]
+        is_known = all(type(n) is int for n in offsets) and self._outside.isdisjoint((*self.held(old), *self.held(new)))
+        distance = (offsets[0] - offsets[1]) * was.element_size() if is_known else 1
+        return Change.PLACE if distance % ALIGNMENT_BYTES else Change.ALIGNED_PLACE
+
+    def is_stride_blind(self, node: AnyNode, change: Change = Change.STRIDES) -> bool:
+        """Whether a node gives the same bits when what it takes is changed so."""
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            return False
+        values = [self.value(n) for n in (*sources(*self.arguments(node)), node)]
+        return is_stride_blind(node.target, self.bind(node), values, change)
 
     def _why_not_same(self, old: AnyNode, new: AnyNode) -> Refusal | None:
         """A view that is returned stays apart from an input, and from another tensor that is returned."""
@@ -250,7 +279,7 @@ class Draft:
         return None
 
     def _is_returned(self, node: AnyNode) -> bool:
-        return any(user.op == "output" for user in self.users(node))
+        return self.dag.nodes[-1] in self._users_of(node)
 
     def _why_not_copy(self, old: AnyNode, mine: set[int]) -> Refusal | None:
         """What was a view and becomes a tensor of its own: nobody may write through it, nor count on it."""
@@ -311,9 +340,7 @@ class Draft:
             self._count_result(old, -1)
             self._count_result(new, 0 if self._is_returned(new) else 1)
         for user in self.users(old):
-            args, kwargs = self.arguments(user)
-            swap = functools.partial(swapped, old=old, new=new)
-            self._arguments[user] = (swap(args), {key: swap(value) for key, value in kwargs.items()})
+            self._swaps.setdefault(user, {})[old] = new
             self._own_users(new)[user] = None
         self._users[old] = {}
 
@@ -337,7 +364,7 @@ class Draft:
         heapq.heapify(heap)
         while heap:
             node = heapq.heappop(heap)[2]
-            if node in self.gone or node.op != "call_function" or self.users(node):
+            if node in self.gone or node.op != "call_function" or self.num_users(node):
                 continue
             self.gone[node] = None
             erased.append(node)

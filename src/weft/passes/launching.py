@@ -19,7 +19,6 @@ from weft.graph.lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Context
 from weft.passes.draft import AnyNode, Draft, New, Refusal
-from weft.passes.strides import is_stride_blind
 from weft.planning.plan import Reason
 
 AS_STRIDED = ops.op_of("as_strided")
@@ -112,7 +111,7 @@ def why_not_own(draft: Draft, part: AnyNode, dim: int) -> Refusal | None:
     while stack:
         for user in draft.users(stack.pop()):
             is_view = user.op == "call_function" and draft.is_alias(user)
-            if user.target is AS_STRIDED or (dim and (is_view or not is_stride_blind(user.target, False))):
+            if user.target is AS_STRIDED or (dim and (is_view or not draft.is_stride_blind(user))):
                 return Refusal(Reason.UNSUPPORTED_FORM, f"{part.name} stays: {user.name} minds its strides", user.name)
             stack += [user] if is_view else []
     return None

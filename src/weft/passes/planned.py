@@ -50,10 +50,14 @@ def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
     return list(found)
 
 
-def swapped(item: Any, old: AnyNode, new: AnyNode) -> Any:
-    """Arguments with one node in place of another."""
-    if item is old:
-        return new
+def swapped(item: Any, heirs: Mapping[AnyNode, AnyNode]) -> Any:
+    """Arguments with heirs in place of nodes; heirs of heirs are followed."""
+    if isinstance(item, New | Node):
+        while item in heirs:
+            item = heirs[item]
+        return item
+    if isinstance(item, Mapping):
+        return {key: swapped(value, heirs) for key, value in item.items()}
     if isinstance(item, list | tuple):
-        return type(item)(swapped(i, old, new) for i in item) if not hasattr(item, "_fields") else item
+        return type(item)(swapped(i, heirs) for i in item) if not hasattr(item, "_fields") else item
     return item

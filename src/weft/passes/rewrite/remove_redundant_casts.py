@@ -13,8 +13,11 @@ After::
 
 A cast of a cast is one cast if the dtype in between holds every value of the first: bf16 to f32 to f16 is bf16 to f16;
 and none at all if it comes back to the first. Values that are not numbers stay so; their payload does not count.
+Which whole number a float becomes that is too large for the dtype, or negative for an unsigned one, depends on the
+float's own dtype and on the device.
 
-Declines: a dtype in between that loses something (f32 to bf16 to f32, i64 to i32 to i64).
+Declines: a dtype in between that loses something (f32 to bf16 to f32, i64 to i32 to i64); casts of floats, first or in
+between, to whole numbers that may not hold them.
 Numerics: exact.
 """
 
@@ -79,6 +82,10 @@ def _direct(draft: Draft, match: Match) -> Replacement:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {middle} does not hold all of {first}")
     if match["dtype"] == value.dtype:
         return source
+    last = DTYPE_NAMES.get(match["dtype"], "")
+    is_whole = not (match["dtype"].is_floating_point or match["dtype"].is_complex or last == "b8")
+    if is_whole and between.is_floating_point and last not in WIDER[first].split():
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {last} does not hold all of {first}")
     if match.root.target is ops.op_of("_to_copy"):
         return draft.call("_to_copy", source, dtype=match["dtype"], before=match.root)
     return draft.call(match.root.target, source, match["dtype"], before=match.root)
