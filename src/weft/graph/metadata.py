@@ -137,7 +137,7 @@ def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode)
 def same(first: Any, second: Any) -> bool:
     """Whether two fake values have the same type, sizes, strides and place."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.dtype == second.dtype and first.device == second.device and _numbers(first) == _numbers(second)
+        return first.dtype == second.dtype and first.device == second.device and numbers(first) == numbers(second)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, torch.SymInt) and isinstance(second, torch.SymInt):
@@ -153,9 +153,10 @@ def _share_storages(first: Any, second: Any) -> bool:
     return True
 
 
-def _numbers(tensor: Tensor) -> list[Any]:
-    numbers = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
-    return [expression_of(n) if isinstance(n, torch.SymInt) else n for n in numbers]
+def numbers(tensor: Tensor) -> list[Any]:
+    """Sizes, strides and place of a tensor, so that symbolic ones can be compared."""
+    found = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
+    return [expression_of(n) if isinstance(n, torch.SymInt) else n for n in found]
 
 
 def _bind_values(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import GroupTable
 from weft.graph.lines import LineReader
 from weft.passes.merging import merge
+from weft.passes.planned import sources
 from weft.passes.presets import NAMED
 from weft.planning.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
 
@@ -182,11 +183,15 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
         return
     nodes = nodes if nodes is not None else NamedNodes(edit.graph.nodes)
     reader = LineReader([call for action in rewrites for call in action.calls], nodes)
+    heirs: dict[Node, Node] = {}  # handed over when somebody names one: a user of many of them is written once
     for action in rewrites:
         like = [nodes[old] for old, _ in action.heirs]
         annotated = [*like, *(nodes[name] for name in action.erased)]
         for text in action.calls:
             line = reader.read(text)
+            if any(source in heirs for source in sources(line.args, line.kwargs)):
+                edit.replace_each(heirs)
+                heirs = {}
             nodes[line.name] = edit.call(
                 line.target,
                 line.args,
@@ -196,9 +201,14 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
                 like=like,
                 annotated=annotated,
             )
-        edit.replace_each({nodes[old]: nodes[new] for old, new in action.heirs})
+        mine = {nodes[old]: nodes[new] for old, new in action.heirs}
+        if not heirs.keys().isdisjoint([*mine, *mine.values()]):
+            edit.replace_each(heirs)
+            heirs = {}
+        heirs |= mine
         for name in action.erased:
             edit.erase(nodes[name])
+    edit.replace_each(heirs)
 
 
 def _stretches(order: list[Node], nodes: NamedNodes, runs: Iterable[tuple[str, str]]) -> list[Node]:

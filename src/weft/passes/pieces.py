@@ -5,6 +5,7 @@ Contract: a piece is exact or there is none. It is followed through one operator
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,15 +70,22 @@ def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | Non
         return None
     given = draft.bind(whole)
     size = _size(draft, given["self"], given["dim"], dim)
-    parts = draft.value(whole)
-    if size is None or not isinstance(parts, list | tuple):
+    begins = _begins(draft, whole, dim, is_single) if size is not None else None
+    if size is None or begins is None:
         return None
-    sizes = [1 if is_single else part.shape[dim] for part in parts]
-    if any(type(s) is not int for s in sizes):
-        return None
-    k %= len(sizes)
-    start = sum(sizes[:k])
-    return Piece(given["self"], dim, start, start + sizes[k], size, node)
+    k %= len(begins) - 1
+    return Piece(given["self"], dim, begins[k], begins[k + 1], size, node)
+
+
+def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int] | None:
+    """Where the parts of a split begin and the last one ends; kept, since each part asks. None if a size is unknown."""
+    key = ("begins", whole, dim)
+    if key not in draft.notes:
+        parts = draft.value(whole)
+        sizes = [1 if is_single else part.shape[dim] for part in parts] if isinstance(parts, list | tuple) else [None]
+        is_known = bool(sizes) and all(type(size) is int for size in sizes)
+        draft.notes[key] = list(itertools.accumulate(sizes, initial=0)) if is_known else None
+    return draft.notes[key]
 
 
 def _size(draft: Draft, source: Any, cut_dim: Any, dim: int) -> int | None:

@@ -114,24 +114,30 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
     """Apply rules to a draft until none applies. Returns old and new names of rewrites, and the refusals that stand."""
     index = RuleIndex(rules)
     order = itertools.count()
-    heap: list[tuple[int, int, AnyNode]] = [
-        (i, next(order), node)
-        for i, node in enumerate(draft.dag.nodes)
-        if node.op == "call_function" and node.target in index.targets
-    ]
+    heap: list[tuple[int, int, AnyNode]] = []
+    queued: set[AnyNode] = set()
+
+    def look_at(nodes: Iterable[AnyNode]) -> None:
+        for node in nodes:
+            is_wanted = node.op == "call_function" and node.target in index.targets
+            if is_wanted and node not in queued and node not in draft.gone:
+                queued.add(node)
+                heapq.heappush(heap, (draft.position(node), next(order), node))
+
+    look_at(draft.dag.nodes)
     applied: Applied = []
     refused: dict[tuple[AnyNode, int], tuple[tuple[str, ...], Refusal]] = {}
+    later: dict[AnyNode, None] = {}
     limit = MAX_REWRITES_PER_NODE * len(draft.dag.nodes)
     retried_after = 0
-    while heap or (refused and len(applied) > retried_after):
+    while heap or later or (refused and len(applied) > retried_after):
         if not heap:  # what was in the way of a refused one may be gone
             retried_after = len(applied)
-            again = dict.fromkeys(node for node, _ in refused if node not in draft.gone)
-            heap = [(draft.position(node), next(order), node) for node in again]
-            heapq.heapify(heap)
+            look_at(dict.fromkeys([*later, *(node for node, _ in refused)]))
+            later = {}
             continue
-        node: AnyNode
-        _, _, node = heapq.heappop(heap)
+        node = heapq.heappop(heap)[2]
+        queued.remove(node)
         for number, rule in index.rules_for(draft, node):
             if node in draft.gone:
                 break
@@ -139,14 +145,24 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
             outcome = _attempt(draft, rule, node)
             if isinstance(outcome, Refusal):
                 refused[node, number] = ((node.name,), outcome)
-            if isinstance(outcome, dict):
-                applied.append((tuple(n.name for n in outcome), tuple(n.name for n in outcome.values())))
-                for again in _touched(draft, outcome):
-                    if again.target in index.targets:
-                        heapq.heappush(heap, (draft.position(again), next(order), again))
+            if isinstance(outcome, Done):
+                heirs = outcome.heirs
+                applied.append((tuple(n.name for n in heirs), tuple(n.name for n in heirs.values())))
+                touched, freed = _touched(draft, outcome, index.has_pairs)
+                look_at(touched)
+                later.update(dict.fromkeys(freed))
         if len(applied) > limit:
             raise PipelineError(compose("rewrite", f"the rules for {node.name} undo each other"))
     return applied, [found for (node, _), found in refused.items() if node not in draft.gone]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A rewrite that was made."""
+
+    heirs: dict[AnyNode, AnyNode]
+    moved: tuple[AnyNode, ...]
+    """The nodes that take an heir now and took another node before."""
 
 
 class RuleIndex:
@@ -154,6 +170,8 @@ class RuleIndex:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.targets = {target for rule in rules for target in rule.targets}
+        self.has_pairs = any(isinstance(rule.pattern, tuple) for rule in rules)
+        """Whether a rule has several roots: who takes an heir already may match together with who takes it now."""
         self._always: dict[Any, list[tuple[int, Rule]]] = {}
         self._guarded: dict[Any, dict[int, dict[Any, list[tuple[int, Rule]]]]] = {}
         """By root, by the place of an argument, by the operator there."""
@@ -202,23 +220,34 @@ def _may_fit(draft: Draft, rule: Rule, node: AnyNode) -> bool:
     return place >= len(args) or getattr(args[place], "target", None) in targets
 
 
-def _touched(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> list[AnyNode]:
-    """What may match now and did not before: the new nodes, and what takes them, through a few users."""
+def _touched(draft: Draft, done: Done, has_pairs: bool) -> tuple[list[AnyNode], list[AnyNode]]:
+    """The nodes that may match now and did not before, and nodes with one of many users fewer, to be looked at later.
+
+    Those are the new nodes, and what takes them through a few users. Nodes that took an heir before see the same as
+    before: an heir of ten thousand users would bring all of them back each time that it gets another.
+    """
+    heirs = done.heirs
     found: dict[AnyNode, None] = {}
     level = list(dict.fromkeys(heirs.values()))
     inputs = [s for node in level if isinstance(node, New) for s in sources(node.args, node.kwargs)]
     found.update(dict.fromkeys(node for node in inputs if isinstance(node, New)))
-    for _ in range(REACH):
+    found.update(dict.fromkeys(level))
+    level = [user for node in level for user in draft.users(node)] if has_pairs else list(done.moved)
+    for _ in range(REACH - 1):
+        level = [node for node in dict.fromkeys(level) if node not in found and node.op != "output"]
         found.update(dict.fromkeys(level))
-        level = [user for node in level for user in draft.users(node) if user not in found and user.op != "output"]
-    freed = [s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old))]
+        level = [user for node in level for user in draft.users(node)]
+    freed = dict.fromkeys(s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old)))
+    later: list[AnyNode] = []
     for node in freed:  # a use fewer: patterns that ask for the number of users
-        users = draft.users(node) if draft.num_users(node) <= MOST_USERS else ()
-        found.update(dict.fromkeys([node, *users]))
-    return [node for node in found if node.op == "call_function" and node not in draft.gone]
+        if draft.num_users(node) <= MOST_USERS:
+            found.update(dict.fromkeys([node, *draft.users(node)]))
+        else:
+            later.append(node)
+    return list(found), later
 
 
-def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> dict[AnyNode, AnyNode] | Refusal | None:
+def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> Done | Refusal | None:
     """One rule at one node: what was replaced by what, or why nothing was; None where there is no match."""
     match = match_at(draft, rule.pattern, node)
     if match is None:
@@ -231,10 +260,12 @@ def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> dict[AnyNode, AnyNode] 
         heirs = {old: new for old, new in zip(match.roots, each, strict=True) if old is not new}
         refusal = why_not_apply(draft, match) or next(filter(None, _refusals(draft, rule, heirs)), None)
     if refusal is None and heirs:
+        moved = tuple(dict.fromkeys(user for old in heirs for user in draft.users(old)))
         refusal = draft.replace(heirs, match.nodes)
-    if refusal is not None or not heirs:
-        draft.forget()
-    return refusal or heirs or None
+        if refusal is None:
+            return Done(heirs, moved)
+    draft.forget()
+    return refusal
 
 
 def _refusals(draft: Draft, rule: Rule, heirs: dict[AnyNode, AnyNode]) -> Iterable[Refusal | None]:

@@ -17,14 +17,14 @@ def is_pointwise(node: AnyNode) -> bool:
 
 def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
     """Whether only pointwise operators take the node, directly or through views; something must."""
-    users = draft.users(node)
-    for user in users:
-        if is_pointwise(user):
-            continue
-        is_view = user.op == "call_function" and draft.profile(user).is_view
-        if not is_view or not only_pointwise_users(draft, user):
+    stack = [node]
+    while stack:
+        users = draft.users(stack.pop())
+        views = [user for user in users if not is_pointwise(user)]
+        if not users or not all(user.op == "call_function" and draft.profile(user).is_view for user in views):
             return False
-    return bool(users)
+        stack += views
+    return True
 
 
 def is_on_gpu(value: object, context: Context) -> bool:

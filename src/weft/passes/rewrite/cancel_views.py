@@ -14,7 +14,7 @@ After::
     r: f32[4, 8] = relu(h)
 
 A view that has the sizes, strides, place and dtype of a tensor that it is a view of is that tensor, whatever lies in
-between. Two reshapes in a row are one, and so are two permutations, if nobody needs what is between.
+between, up to 32 views. Two reshapes in a row are one, and so are two permutations, if nobody needs what is between.
 
 Declines: a view that is returned and would be an input, or be returned twice.
 Numerics: exact.
@@ -22,7 +22,7 @@ Numerics: exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,13 @@ from weft.compat import OpOverload
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft
 from weft.passes.pattern import ANY, VIEWS, Match, Var, op
-from weft.passes.rewrite.remove_noops import is_same
+from weft.passes.rewrite.remove_noops import layout_of
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 
 PERMUTATIONS = ("permute", "t", "transpose.int")
 ALL = (*VIEWS, *PERMUTATIONS, "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "expand", "alias", "slice")
+MAX_VIEWS = 32
+"""How many views up a tensor is looked for: a chain of views costs no more than its length times this."""
 MOST = (*ALL, "view.dtype", "as_strided", "detach", "select.int", "narrow", "flatten.using_ints")
 
 
@@ -58,13 +60,23 @@ class CancelViews(RewritePass):
 
 def _ancestor(draft: Draft, match: Match) -> Replacement:
     """A tensor further up that the view is."""
-    value = draft.value(match.root)
+    wanted = _layout(draft, match.root)
     node: Any = match.root
-    while isinstance(node, AnyNode) and node.op == "call_function" and _is_view(draft, node):
+    for _ in range(MAX_VIEWS):
+        if not isinstance(node, AnyNode) or node.op != "call_function" or not _is_view(draft, node):
+            return None
         node = draft.bind(node)[draft.profile(node).aliases[0]]
-        if isinstance(node, AnyNode) and is_same(value, draft.value(node)):
+        if wanted is not None and isinstance(node, AnyNode) and _layout(draft, node) == wanted:
             return node
     return None
+
+
+def _layout(draft: Draft, node: AnyNode) -> Hashable | None:
+    """The layout of what a node is; kept, since each view in a chain asks for it."""
+    key = ("layout", node)
+    if key not in draft.notes:
+        draft.notes[key] = layout_of(draft.value(node))
+    return draft.notes[key]
 
 
 def _is_view(draft: Draft, node: AnyNode) -> bool:

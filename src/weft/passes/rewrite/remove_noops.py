@@ -22,7 +22,7 @@ Numerics: exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,12 @@ def _by_row(argument: str, condition: Condition) -> Callable[[Draft, Match], Rep
 
 def is_same(first: Any, second: Any) -> bool:
     """Whether two fake values are of one type, with one layout of memory and the same bits of laziness."""
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    lazy = [(t.layout, t.is_conj(), t.is_neg()) for t in (first, second)]
-    return lazy[0] == lazy[1] and metadata.same(first, second)
+    layout = layout_of(first)
+    return layout is not None and layout == layout_of(second)
+
+
+def layout_of(value: Any) -> Hashable | None:
+    """The type of a tensor, how it lies in memory, and its bits of laziness; None for anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    return value.layout, value.is_conj(), value.is_neg(), value.dtype, value.device, *metadata.numbers(value)
