@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.fx import GraphModule
 
+from weft.compat import real_values
 from weft.cost.cluster import Cluster
 from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
 from weft.graph.collective import collectives
@@ -41,6 +42,7 @@ from weft.verification.bisection import Fault, find_fault
 from weft.verification.comparison import Verdict, compare, example_inputs
 from weft.verification.equivalence import Proof, prove
 from weft.verification.real_ranks import RealRanks
+from weft.verification.rounding import Sides, judge_rounding
 from weft.verification.virtual_cluster import VirtualCluster
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
@@ -192,6 +194,20 @@ def verify(
     check_ranks(ranks)
     check_mesh(mesh)
     check_groups("verify", groups)
+    with real_values():  # a compiler that calls us may be tracing
+        return _verify(before, after, ranks, mesh, backend, inputs, seed, groups)
+
+
+def _verify(
+    before: GraphModule | Sequence[GraphModule],
+    after: GraphModule | Sequence[GraphModule],
+    ranks: int | None,
+    mesh: Mapping[str, int] | None,
+    backend: str,
+    inputs: Sequence[Sequence[Any]] | None,
+    seed: int,
+    groups: Groups | None,
+) -> Verdict:
     first = before if isinstance(before, GraphModule) else before[0]
     table = read_groups(first, groups)
     num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(group.span for group in table)))
@@ -209,7 +225,10 @@ def verify(
             ]
     else:
         raise VerificationError(compose("verify", f"no backend is called {backend!r}", do="use 'virtual' or 'gloo'"))
-    return replace(compare(*results, num_terms=num_ranks), backend=backend)
+    verdict = compare(*results, num_terms=num_ranks)
+    if not verdict:
+        verdict = judge_rounding(verdict, Sides((before, after), sides, given, seed), results)
+    return replace(verdict, backend=backend)
 
 
 _verify_modules = verify

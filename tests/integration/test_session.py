@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -159,3 +160,41 @@ def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path
     assert found == ["weft_before", *found[1:-2], "weft_after", "weft_report"]
     assert found[1:-2] == sorted(found[1:-2])
     assert "= all_gather(" in text
+
+
+# The witnesses.
+
+
+@pytest.mark.parametrize("witness", ["structure", "equivalence", "values", "off"])
+def test_every_witness_is_heard_while_a_compiler_traces(mesh: DeviceMesh, witness: str):
+    with_collectives(mesh, **{"weft.verify": witness, "weft.strict": True})
+    said = " ".join(SESSION.report().entries[0].report["witnesses"])
+    assert ("bitwise equal on 2 virtual ranks" in said) == (witness == "values")
+    assert messages() == ()
+
+
+@pytest.mark.needs_cpp
+def test_values_are_compared_under_inductor_too(mesh: DeviceMesh):
+    group = mesh.get_group().group_name
+    options = {"weft.verify": "values", "weft.strict": True, "weft.cluster": "h100-2x8"}
+    compiled = torch.compile(functions.gather_and_multiply, backend="weft", options=options)
+    compiled(*functions.gather_and_multiply_arguments(group)).sum().backward()
+    assert messages() == ()
+
+
+def test_a_graph_without_collectives_is_forgotten_once_one_with_them_is_seen(mesh: DeviceMesh):
+    compile_and_run(functions.multiply, torch.ones(2, 2))
+    assert messages() == (MISSING,)
+    with_collectives(mesh)
+    assert messages() == ()
+
+
+def test_a_graph_that_was_left_as_it_was_has_its_collectives(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("injected")
+
+    monkeypatch.setattr("weft.frontends.session.optimize", fail)
+    with_collectives(mesh)
+    (message,) = messages()
+    assert message.startswith("a graph is left as it was: KeyError: 'injected'")
+    assert SESSION.report().entries[0].num_collectives == 1

@@ -169,6 +169,13 @@ def quiet_fake_kernels() -> Generator[None]:
         logger.disabled = was
 
 
+def real_values() -> contextlib.AbstractContextManager[Any]:
+    """Compute with real tensors inside, although a compiler that traces with fake ones is at work around it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def new_fake_mode() -> FakeTensorMode:
     """A mode with symbols, in which real constants may appear."""
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
@@ -259,6 +266,18 @@ def set_node_order(graph: torch.fx.Graph, order: Sequence[Node], displaced: set[
         if node in displaced:
             previous.append(node)
         previous = node
+
+
+def revive_node(node: Node) -> None:
+    """Put a node that was erased from its graph back, at the end and without arguments; nothing for one still there."""
+    graph = node.graph
+    if not node._erased:
+        return
+    node._erased = False
+    node._prev = node._next = node  # else it would be unlinked once more, from neighbours that have moved on
+    graph._root._prev.append(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
 
 
 def is_process_group(value: Any) -> bool:

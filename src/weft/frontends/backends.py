@@ -49,7 +49,8 @@ def weft(
     settings[compat.SCHEDULER_PASS] = KeepOrder(scheduler_pass, loops_too=MEMORY_ORDER not in given)
     hooks = hooks_in(given.get(HOOK)) or hooks_in(getattr(config, HOOK))
     settings[HOOK] = InductorPass(mine, hooks)
-    SESSION.note_frame(module, example_inputs)
+    with SESSION.contained("the name of a frame", mine.strict):
+        SESSION.note_frame(module, example_inputs)
     return compat.compile_with_inductor(module, example_inputs, settings)
 
 
@@ -74,10 +75,14 @@ def weft_eager(
         found = f"option {next(iter(theirs))!r}" if theirs else f"mode {mode!r}"
         what = f"{found} is for Inductor, which this backend does not use"
         raise PipelineError(compose("backend weft_eager", what, do="leave it out, or use backend='weft'"))
-    SESSION.note_frame(module, example_inputs)
     folder = Path(mine.report) if mine.report is not None else None
+    identity = ""
+    with SESSION.contained("the name of a frame", mine.strict):
+        SESSION.note_frame(module, example_inputs)
+        identity = mine.identity
 
     def rewrite(graph: GraphModule, _inputs: Sequence[Any]) -> GraphModule:
-        return SESSION.weave(graph, mine, mine.identity, folder, fuses=False)
+        SESSION.weave(graph, mine, identity, folder, fuses=False)
+        return graph
 
     return compat.compile_with_aot(module, example_inputs, rewrite)

@@ -34,7 +34,10 @@ class KeepOrder:
         self.chain, self.loops_too = chain, loops_too
 
     def __call__(self, nodes: Sequence[Any]) -> Sequence[Any]:
-        return compat.keep_kernel_order(self.chain(nodes) if self.chain else nodes, loops_too=self.loops_too)
+        nodes = self.chain(nodes) if self.chain else nodes
+        with SESSION.contained("the order of a graph in Inductor's code", strict=False):
+            nodes = compat.keep_kernel_order(nodes, loops_too=self.loops_too)
+        return nodes
 
     def uuid(self) -> str | None:
         """What Inductor's caches know this pass by; None where the user's pass has no identity."""
@@ -59,11 +62,13 @@ class InductorPass:
 
     def uuid(self) -> str | None:
         """What Inductor's caches know this pass by; None where a hook of the user has no identity."""
-        if not compat.settings_of("inductor").use_post_grad_passes:
-            SESSION.say(NOT_CALLED)
-        identity = _joined(self.options.identity, self.chain)
-        if identity is not None:
-            SESSION.note_look_up(identity, self.folder, self.options)
+        identity = None
+        with SESSION.contained("an identity for Inductor's caches", self.options.strict):
+            if not compat.settings_of("inductor").use_post_grad_passes:
+                SESSION.say(NOT_CALLED)
+            identity = _joined(self.options.identity, self.chain)
+            if identity is not None:
+                SESSION.note_look_up(identity, self.folder, self.options)
         return identity
 
     def __call__(self, graph: Graph) -> None:
@@ -73,11 +78,15 @@ class InductorPass:
         module = graph.owning_module
         if not isinstance(module, GraphModule):
             raise PipelineError(compose("inductor pass", "the graph has no module", do="make a GraphModule of it"))
-        _name_rivals()
-        identity = _joined(self.options.identity, self.chain) or self.options.identity
-        SESSION.weave(module, self.options, identity, self.folder)
-        if any(True for _ in collectives(graph)):
-            _keep_order()
+        identity, folder = "", None
+        with SESSION.contained("a place for reports", self.options.strict):
+            _name_rivals()
+            identity = _joined(self.options.identity, self.chain) or self.options.identity
+            folder = self.folder
+        is_woven = SESSION.weave(module, self.options, identity, folder)
+        with SESSION.contained("the order of a graph in Inductor's code", self.options.strict):
+            if is_woven and any(True for _ in collectives(graph)):
+                _keep_order()
 
 
 def inductor_pass(

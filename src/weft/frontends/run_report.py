@@ -30,6 +30,10 @@ class Entry:
     """The report of `weft.optimize` as data; empty where the graph was left as it was."""
     skipped: str = ""
     """Why the graph was left as it was."""
+    fault: str = ""
+    """The traceback, where a fault of Weft is why."""
+    num_left: int = 0
+    """The collectives of a graph that was left as it was."""
     statement: str = ""
     """What ranks compare, as JSON: `weft.verification.statement.Statement` without its name and decisions."""
     rank: int = 0
@@ -45,8 +49,8 @@ class Entry:
 
     @property
     def num_collectives(self) -> int:
-        """Of the graph as it came; 0 where it was left as it was."""
-        return self.report["before"]["num_collectives"] if self.report else 0
+        """Of the graph as it came."""
+        return self.report["before"]["num_collectives"] if self.report else self.num_left
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -54,7 +58,7 @@ class Entry:
         name = f"{self.phase} {self.compile_id}".rstrip()
         note = f"left as it was: {self.skipped}" if self.skipped else "from cache" if self.from_cache else ""
         if not self.report:
-            return name, "", "", "", "", "", note
+            return name, "", "", "", "", "", note or "no report"
         before, after = self.report["before"], self.report["after"]
         sizes = [f"{before[key]} -> {after[key]}" for key in ("num_nodes", "num_collectives")]
         milliseconds = sum(record["seconds"] for record in self.report["passes"]) * 1000

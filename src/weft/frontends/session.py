@@ -4,6 +4,11 @@ Contract: every graph that a compiler hands over becomes one entry of the report
 a recompile. Where a compiler takes its result from a cache Weft is not called; the report then takes what was written
 to the side file when the result was made. Listings, decisions and times also go to the structured trace (TORCH_TRACE,
 tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
+
+A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying and verifying decide which graph
+runs: where they fail, the graph stays as it came. They depend on the graph and the options alone, so ranks that hold
+the same graph meet the same fault. Reporting depends on the machine (a full disk, a log handler), so a fault in it
+changes nothing but the report: else one rank would run another graph than the others.
 """
 
 from __future__ import annotations
@@ -11,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +30,11 @@ from torch.fx import GraphModule
 
 from weft.api import Result, listing, optimize
 from weft.compat import compilers as compat
-from weft.errors import GraphError, VerificationError, WeftError, compose
+from weft.errors import VerificationError, WeftError, compose
 from weft.frontends.options import PREFIX, Options
 from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
+from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.graph.text import digest
 from weft.passes.pipeline import replay_in_place
@@ -37,12 +45,22 @@ from weft.verification.statement import FolderBoard, Statement, check_published,
 log = logging.getLogger("weft")
 
 NO_COLLECTIVES = (
-    "the graphs hold no collectives although torch.distributed runs {ranks} ranks, so there is nothing to weave. "
+    "no graph so far holds collectives although torch.distributed runs {ranks} ranks, so there is nothing to weave. "
     "FSDP2 (fully_shard) and default DDP communicate outside of compiled graphs. Use DTensor parametrisation "
     "(SimpleFSDP), tensor parallelism or functional collectives; for DDP set torch._dynamo.config.optimize_ddp = "
     "'python_reducer' and torch._dynamo.config.compiled_autograd = True before the model is wrapped, and compile a "
     "function that calls backward()"
 )
+REPORT_IT = (
+    "this is a fault of Weft, please report it: the traceback is in weft.run_report() and under TORCH_LOGS=weft, "
+    "the option weft.strict raises it"
+)
+OTHER_RANKS = (
+    "all ranks that hold this graph leave it as it was; if only some of them say so, they run different collectives "
+    "and will hang: the option weft.agreement tells"
+)
+_HOME = Path(__file__).parents[2]
+_NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
 NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
 
 
@@ -72,7 +90,11 @@ class Session:
                 is_missing = entry.phase in phases - called if phases != {""} else not called
                 if is_missing:
                     found[entry.key] = entry
-        return RunReport((*self._entries, *found.values()), tuple(self._messages))
+        entries = (*self._entries, *found.values())
+        has_collectives = any(entry.num_collectives for entry in entries)
+        # A graph without collectives may come before those with them: an evaluation, an optimizer.
+        said = (text for text in self._messages if not (has_collectives and text.startswith(_NONE_SO_FAR)))
+        return RunReport(entries, tuple(said))
 
     def _of_earlier_runs(self, identity: str, compile_id: str, folder: Path) -> Iterable[Entry]:
         frames = self._frames.get(compile_id, [])
@@ -93,7 +115,8 @@ class Session:
 
     def note_frame(self, module: GraphModule, inputs: Sequence[Any]) -> None:
         """Remember what Dynamo hands over to be compiled: a later run finds its entries by it."""
-        self._frames.setdefault(compat.compilation()[0], []).append(_digest_of_frame(module, inputs))
+        found = _digest_of_frame(module, inputs)
+        self._frames.setdefault(compat.compilation()[0], []).append(found)
 
     def note_look_up(self, identity: str, folder: Path, options: Options | None = None) -> None:
         """Remember that a cache was asked for the result of a pass: if the pass is not called now, the cache had it."""
@@ -110,35 +133,78 @@ class Session:
 
     def weave(
         self, module: GraphModule, options: Options, identity: str, folder: Path | None, *, fuses: bool = True
-    ) -> GraphModule:
-        """Optimize the graph of a module in place, wholly or not at all; the side file is in `folder`.
+    ) -> bool:
+        """Optimize the graph of a module in place; False where it stays as it was. The side file is in `folder`.
 
         `fuses` says whether what runs the graph makes one kernel of a chain of pointwise operators.
         """
         module.meta[APART_KEY] = True  # by the contract of AOTAutograd, whose graphs all compilers hand over
-        compile_id, phase = compat.compilation()
-        frame = self._frames.get(compile_id, [""])[-1]
-        entry = Entry(identity, frame, compile_id, phase or "inference", rank=_rank())
+        entry = Entry(identity, "", "", "inference")
+        with self.contained("the name of a graph", options.strict):
+            entry = self._entry(identity)
         try:
             with compat.timed("weft"):
                 result = _optimize(module, options, fuses)
-        except GraphError as error:  # the compiler can do without us, and the graph is as it was
+            with self.contained("a report of a graph", options.strict):
+                entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
+                _emit(entry, module, result)
+            replay_in_place(module, result.plan, groups=options.groups)
+        except Exception as error:  # the compiler can do without us, and the graph is as it was
             if options.strict:
                 raise
-            entry = replace(entry, skipped=str(error).splitlines()[0], statement=_state(module, options))
+            self._leave(module, entry, options, folder, error)
+            return False
+        with self.contained("a statement for other ranks", options.strict):
+            if folder is not None or options.agreement is not None:
+                entry = replace(entry, statement=_state(result.module, options, result))
+        with self.contained("a report of a graph", options.strict):
             self._add(entry, folder)
+        with self.contained("a statement for other ranks", options.strict):
             self._publish(entry, options)
-            self.say(f"a graph is left as it was: {error}")
-            return module
-        entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
-        _emit(entry, module, result)
-        replay_in_place(module, result.plan, groups=options.groups)
-        if folder is not None or options.agreement is not None:
-            entry = replace(entry, statement=_state(result.module, options, result))
-        self._add(entry, folder)
-        self._publish(entry, options)
-        self._look_for_collectives(entry, result)
-        return module
+        with self.contained("a search for collectives", options.strict):
+            if entry.report:
+                self._look_for_collectives(entry)
+        return True
+
+    @contextmanager
+    def contained(self, what: str, strict: bool) -> Generator[None]:
+        """Let a fault end only what is done inside, with a warning: the compilation goes on. `strict` raises it."""
+        try:
+            yield
+        except Exception as error:
+            if strict:
+                raise
+            log.info("weft: %s failed", what, exc_info=error)
+            self.say(f"{what} is missing: {_told(error)}")
+
+    def _entry(self, identity: str) -> Entry:
+        compile_id, phase = compat.compilation()
+        frame = self._frames.get(compile_id, [""])[-1]
+        return Entry(identity, frame, compile_id, phase or "inference", rank=_rank())
+
+    def _leave(
+        self, module: GraphModule, entry: Entry, options: Options, folder: Path | None, error: Exception
+    ) -> None:
+        """Note that a graph stays as it was, and why."""
+        told = _told(error)
+        is_fault = not isinstance(error, WeftError)
+        entry = replace(entry, report={}, skipped=told.splitlines()[0])
+        if is_fault:
+            log.info("weft: a graph is left as it was", exc_info=error)
+            entry = replace(entry, fault="".join(traceback.format_exception(error)))
+        with self.contained("a statement for other ranks", strict=False):
+            num_left = sum(1 for _ in collectives(module.graph))
+            entry = replace(entry, num_left=num_left, statement=_state(module, options))
+        with self.contained("a report of a graph", strict=False):
+            self._add(entry, folder)
+        with self.contained("a statement for other ranks", strict=False):
+            self._publish(entry, options)
+        with self.contained("a search for collectives", strict=False):
+            self._look_for_collectives(entry)
+        lines = [f"a graph is left as it was: {told}"]
+        lines += [REPORT_IT] if is_fault else []
+        lines += [OTHER_RANKS] if _num_ranks() > 1 and entry.num_left else []
+        self.say("\n".join(lines))
 
     def _add(self, entry: Entry, folder: Path | None) -> None:
         self._entries.append(entry)
@@ -185,13 +251,13 @@ class Session:
                 self._publish(entry, self._options)
         return check_published(FolderBoard(self._options.agreement), _num_ranks())
 
-    def _look_for_collectives(self, entry: Entry, result: Result) -> None:
+    def _look_for_collectives(self, entry: Entry) -> None:
         """Say it where communication must be somewhere and is not in the graphs.
 
         A forward graph proves nothing, since DDP communicates in backward; nor does a graph behind one with collectives
         (a micro-step that does not synchronize); nor one of compiled autograd while DDP's python reducer is on.
         """
-        self._has_collectives |= result.report.before.num_collectives > 0
+        self._has_collectives |= entry.num_collectives > 0
         if self._has_collectives or entry.phase == "forward":
             return
         reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.compile_id.startswith("!")
@@ -280,6 +346,19 @@ def _state(module: GraphModule, options: Options, result: Result | None = None) 
     report = result.report
     graphs = (report.before.digest, report.plan_digest, report.after.digest)
     return Statement("", *graphs, facts=result.plan.facts, order=order).to_json()
+
+
+def _told(error: Exception) -> str:
+    """What an error says; of one that Weft does not raise on purpose also its type and the place in Weft."""
+    if isinstance(error, WeftError):
+        return str(error)
+    try:
+        text = next(iter(str(error).strip().splitlines()), "")
+    except Exception:
+        text = "no text"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _HOME in Path(frame.filename).parents]
+    place = f" ({Path(frames[-1].filename).relative_to(_HOME)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
 
 
 def _num_ranks() -> int:

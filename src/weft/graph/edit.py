@@ -20,7 +20,14 @@ from typing import Any, Self
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from weft.compat import FakeTensorMode, codegen_of, input_nodes, lazy_graph_module, set_node_order
+from weft.compat import (
+    FakeTensorMode,
+    codegen_of,
+    input_nodes,
+    lazy_graph_module,
+    revive_node,
+    set_node_order,
+)
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
@@ -380,6 +387,46 @@ def _changes_value(user: Node, old: Node, new: Node) -> bool:
     if before is after:
         return False
     return user.op != "call_function" or not profile(user.target).plain or not metadata.same(before, after)
+
+
+class Snapshot:
+    """A graph and the attributes of its module as they are now, to be put back after edits that were not all made."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._nodes = [
+            (node, node.target, node.args, node.kwargs, dict(node.meta), dict(node.users))
+            for node in module.graph.nodes
+        ]
+        self._attributes = {name: dict(held) if name in _ATTRIBUTES else held for name, held in module.__dict__.items()}
+
+    def restore(self) -> None:
+        """Make the graph and the attributes what they were, with the same nodes in the same order."""
+        graph, kept = self._module.graph, [node for node, *_ in self._nodes]
+        added = [node for node in graph.nodes if node not in set(kept)]
+        for node, target, args, kwargs, meta, _ in self._nodes:
+            revive_node(node)
+            node.target, node.args, node.kwargs = target, args, kwargs
+            node.meta.clear()
+            node.meta.update(meta)
+        for node in added:
+            node.args, node.kwargs = (), {}
+        for node in added:
+            graph.erase_node(node)
+        set_node_order(graph, kept, set(kept))
+        for node, *_, users in self._nodes:
+            node.users = users
+        for name in [name for name in self._module.__dict__ if name not in self._attributes]:
+            del self._module.__dict__[name]
+        for name, held in self._attributes.items():
+            if name in _ATTRIBUTES:
+                self._module.__dict__[name].clear()
+                self._module.__dict__[name].update(held)
+            else:
+                self._module.__dict__[name] = held
+
+
+_ATTRIBUTES = ("_modules", "_parameters", "_buffers")
 
 
 # Graph modules.

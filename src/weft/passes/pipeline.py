@@ -25,7 +25,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.edit import copy_module, recompile
+from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
@@ -144,12 +144,21 @@ def replay(
 def replay_in_place(
     module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> None:
-    """Apply a plan that was made for a copy of the module to the module itself: for compilers that hold on to it."""
+    """Apply a plan that was made for a copy of the module to the module itself: for compilers that hold on to it.
+
+    On an exception the module is what it was: no compiler is left with half of a plan.
+    """
     context = Context(read_groups(module, groups))
-    refresh_names(module.graph)  # else new nodes may be called other than in the copy, and later steps miss them
-    for step in plan.steps:
-        parse_pass(step.spec).run(module.graph, context, step)
-    recompile(module)
+    kept = Snapshot(module)
+    try:
+        refresh_names(module.graph)  # else new nodes may be called other than in the copy, and later steps miss them
+        for step in plan.steps:
+            parse_pass(step.spec).run(module.graph, context, step)
+        recompile(module)
+    except BaseException:
+        kept.restore()
+        recompile(module)
+        raise
 
 
 def _run(

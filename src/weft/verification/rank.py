@@ -1,7 +1,8 @@
 """One rank's values while its graph runs: what the virtual cluster and the real ranks share.
 
 Contract: the caller's inputs, the module and its constants are never modified; a rank works on copies. Tensors that
-share a storage share one in the copies too, with their strides and offsets. Everything runs on the CPU.
+share a storage share one in the copies too, with their strides and offsets. Everything runs on the CPU. A `wide` rank
+computes the same in f64, whatever dtype the graph asks for: a reference that hardly rounds.
 """
 
 from __future__ import annotations
@@ -79,12 +80,25 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return rows.ne(0).to(torch.uint8) if tensor.dtype == torch.bool else rows
 
 
-class Copies:
-    """Copies of tensors on the CPU that share storages exactly where the originals do."""
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The widest dtype of the same kind."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
 
-    def __init__(self) -> None:
+
+def widen(value: Any) -> Any:
+    """A tensor of real or complex numbers in the widest dtype; anything else as it is."""
+    return value.to(wide_dtype(value.dtype)) if isinstance(value, Tensor) else value
+
+
+class Copies:
+    """Copies of tensors on the CPU that share storages exactly where the originals do; `wide` ones are of f64."""
+
+    def __init__(self, *, wide: bool = False) -> None:
+        self._wide = wide
         self._storages: dict[int, Tensor] = {}
-        self._originals: list[Tensor] = []
+        self._originals: dict[int, Tensor] = {}
 
     def of(self, value: Any) -> Any:
         """The value with a copy of each tensor in it."""
@@ -96,10 +110,20 @@ class Copies:
             raise VerificationError(compose("verification", what, do="give real tensors, as example_inputs makes them"))
         key = storage_key(tensor)
         if key not in self._storages:
-            self._originals.append(tensor)  # a key means something only while its storage is alive
-            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            self._storages[key] = raw.to("cpu", copy=True)
-        return view_of(self._storages[key], tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+            self._originals[key] = tensor  # a key means something only while its storage is alive
+            self._storages[key] = self._storage(tensor)
+        if self._wide and self._originals[key].dtype != tensor.dtype:
+            raise VerificationError(compose("verification", "tensors of several dtypes share memory"))
+        dtype = wide_dtype(tensor.dtype) if self._wide else tensor.dtype
+        return view_of(self._storages[key], dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+    def _storage(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).to("cpu", copy=True)
+        if not self._wide:
+            return raw
+        count = storage.nbytes() // tensor.element_size()
+        return widen(view_of(raw, tensor.dtype, 0, (count,), (1,)))
 
 
 def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
@@ -125,9 +149,10 @@ class Program:
 class Rank:
     """The values of one rank, and how it evaluates the nodes that do not communicate."""
 
-    def __init__(self, number: int, program: Program, inputs: Sequence[Any]) -> None:
+    def __init__(self, number: int, program: Program, inputs: Sequence[Any], *, wide: bool = False) -> None:
         self.number, self.program = number, program
-        self._copies = Copies()
+        self._wide = wide
+        self._copies = Copies(wide=wide)
         self.inputs: list[Any] = [self._copies.of(value) for value in inputs]
         self.values: dict[Node, Any] = dict(zip(program.placeholders, self.inputs, strict=True))
         self._attributes: dict[str, Any] = {}
@@ -141,10 +166,18 @@ class Rank:
             return self.values[leaf]
         if isinstance(leaf, torch.SymInt):
             return hint_of(leaf)
+        if self._wide and isinstance(leaf, torch.dtype):
+            return wide_dtype(leaf)
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    def _widened(self, value: Any) -> Any:
+        return substitute(value, widen) if self._wide else value
 
     def evaluate(self, node: Node) -> Any:
         """The value of a node that does not communicate."""
+        return self._widened(self._evaluate(node))
+
+    def _evaluate(self, node: Node) -> Any:
         if node.op == "placeholder":
             return self.values[node]
         if node.op == "get_attr":
@@ -179,7 +212,7 @@ class Rank:
         changed: dict[str, Tensor] = {}
         for path, value in sorted(self._attributes.items()):
             original = attribute(self.program.module, path)
-            if isinstance(value, Tensor) and not same_bits(value, original.to("cpu")):
+            if isinstance(value, Tensor) and not same_bits(value, self._widened(original.to("cpu"))):
                 changed[path] = value
         return RankResult(outputs, self.inputs, changed)
 

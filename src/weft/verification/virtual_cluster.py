@@ -58,8 +58,13 @@ class VirtualCluster:
         inputs: Sequence[Sequence[Any]],
         groups: GroupTable | Sequence[GroupTable],
         seed: int = 0,
+        *,
+        wide: bool = False,
     ) -> list[RankResult]:
-        """Run one graph on every rank, or one per rank, on `inputs[rank]`; rank r draws from the seed `seed + r`."""
+        """Run one graph on every rank, or one per rank, on `inputs[rank]`; rank r draws from the seed `seed + r`.
+
+        `wide` computes in f64 what the graph computes in narrower dtypes.
+        """
         graphs = one_per_rank(modules, GraphModule, self.num_ranks, "modules")
         tables = told_apart(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
         programs = {id(module): Program(module) for module in graphs}
@@ -68,7 +73,7 @@ class VirtualCluster:
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             steps: dict[int, Steps] = {}
             for r in range(self.num_ranks):
-                rank = Rank(r, programs[id(graphs[r])], inputs[r])
+                rank = Rank(r, programs[id(graphs[r])], inputs[r], wide=wide)
                 reader = LaunchReader(r, self.num_ranks, tables[r], places)
                 steps[r] = _RankRun(rank, reader, rendezvous, seed + r).steps()
             return self._take_turns(steps, rendezvous)

@@ -1,0 +1,127 @@
+"""Whether rounding explains how two runs differ: sums are counted, and both sides are run again in f64.
+
+Contract: two runs that differ by more than the sums over ranks explain are equal only if both of these hold. In f64
+they agree to `WIDE` times what f64 rounds, so that a wrong term or factor is found even where it is smaller than the
+rounding of the graph's own dtypes. And in the graph's dtypes they differ by no more than the sums along the graph
+explain, or than the first run differs from its f64 twin, so that a lost cast or a coarser product is found. Where the
+graphs cannot be run in f64 (they draw random numbers, look at bits, call what is unknown), nothing is explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from weft.compat import OpOverload, hint_of, input_nodes
+from weft.cost.flops import flops_of
+from weft.errors import WeftError
+from weft.graph import ops
+from weft.graph.groups import GroupTable
+from weft.graph.profiles import profile
+from weft.verification.comparison import Verdict, compare
+from weft.verification.rank import RankResult, tensors_in
+from weft.verification.virtual_cluster import VirtualCluster
+
+WIDE = 1 << 20
+"""Terms in f64 are counted this often: an allowance for ill-conditioned graphs, 1024 times the usual tolerance. It is
+still 10^4 times narrower than one rounding in f32."""
+
+MOVES = frozenset(f"aten::{name}" for name in ("cat", "stack", "clone", "copy", "copy_", "_to_copy", "constant_pad_nd"))
+"""Operators that put numbers elsewhere and add none."""
+
+Side = GraphModule | Sequence[GraphModule]
+Tables = GroupTable | Sequence[GroupTable]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two graphs, or two lists of one per rank, and all that they were run with."""
+
+    modules: tuple[Side, Side]
+    tables: Sequence[Tables]
+    inputs: Sequence[Sequence[Any]]
+    seed: int
+
+
+def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankResult]]) -> Verdict:
+    """The verdict anew, where the runs differ by more than the ranks' sums explain."""
+    num_ranks = len(sides.inputs)
+    modules = [module for side in sides.modules for module in ([side] if isinstance(side, GraphModule) else side)]
+    if any(_hides_values(module) for module in modules):
+        return verdict
+    terms = max(count_terms(module, num_ranks) for module in modules)
+    cluster = VirtualCluster(num_ranks)
+    try:
+        wide = [
+            cluster.run(side, sides.inputs, tables, seed=sides.seed, wide=True)
+            for side, tables in zip(sides.modules, sides.tables, strict=True)
+        ]
+    except WeftError:  # an operator without a kernel for f64, inputs of several dtypes in one memory
+        return verdict
+    in_f64 = compare(*wide, num_terms=WIDE * terms)
+    if not in_f64:
+        return in_f64
+    return compare(*results, num_terms=terms, reference=wide[0])
+
+
+def count_terms(module: GraphModule, num_ranks: int) -> int:
+    """The terms of products, reductions and collectives along the longest way through a graph."""
+    longest: dict[Node, int] = {}
+    for node in module.graph.nodes:
+        longest[node] = _terms(node, num_ranks) + max((longest[source] for source in input_nodes(node)), default=0)
+    return max(longest.values(), default=1)
+
+
+def _terms(node: Node, num_ranks: int) -> int:
+    """How many numbers each number of a result is made of, at most."""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload) or profile(target).is_view:
+        return 0
+    if ops.is_communication(target):
+        return num_ranks
+    if torch.Tag.pointwise in target.tags or target.name().partition(".")[0] in MOVES:
+        return 1
+    outputs = [_sizes(value) for value in tensors_in(ops.value_of(node))]
+    flops = flops_of(node)
+    if flops and outputs:
+        return max(flops // (2 * max(_numel(outputs[0]), 1)), 1)
+    sources = [_sizes(value) for source in input_nodes(node) for value in tensors_in(ops.value_of(source))]
+    largest = max(map(_numel, sources), default=1)
+    least = min(map(_numel, outputs), default=1)
+    return max(1, largest // max(least, 1), *(size for sizes in sources for size in sizes))
+
+
+def _sizes(value: Tensor) -> list[int]:
+    return [hint_of(size) or 1 for size in value.shape]
+
+
+def _numel(sizes: Sequence[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _hides_values(module: GraphModule) -> bool:
+    """Whether a graph does what means something else in f64: draws, looks at bits, or calls what is unknown."""
+    for node in module.graph.nodes:
+        target: Any = node.target
+        if node.op in ("placeholder", "output", "get_attr") or target is getitem:
+            continue
+        if node.op != "call_function":
+            return True
+        if not isinstance(target, OpOverload):
+            if profile(target).opaque:
+                return True
+            continue
+        known = target.namespace in ("aten", "prims") or ops.is_communication(target) or ops.is_wait(target)
+        is_bits = target.name().startswith(("aten::view.dtype", "prims::view_of_dtype", "aten::view_as_"))
+        if not known or is_bits or profile(target).random or profile(target).opaque:
+            return True
+    return False
