@@ -61,6 +61,13 @@ def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> P
     return Piece(given["self"], dim, start, start + length, size, node) if known and start is not None else None
 
 
+def part_of(draft: Draft, node: AnyNode) -> Piece | None:
+    """The part of the whole that a node is, along whatever dim it was cut."""
+    value = draft.value(node)
+    found = (piece_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
+    return next((piece for piece in found if piece is not None), None)
+
+
 def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
     """An item of what a tensor was split into."""
     whole, k = draft.arguments(node)[0]

@@ -14,7 +14,7 @@ and all sizes are numbers. Analysis looks and never changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +52,8 @@ class Family:
 class Shards:
     """The nodes of a graph that are shards side by side, or sums over shards."""
 
-    def __init__(self, draft: Draft, context: Context, rank: int | None) -> None:
-        self.draft, self.context, self.rank = draft, context, rank
+    def __init__(self, draft: Draft, context: Context, rank: int | None, own: Container[str] = ()) -> None:
+        self.draft, self.context, self.rank, self._own_names = draft, context, rank, own
         self.dims: dict[Node, int] = {}
         """Along which dim the parts of a node lie side by side."""
         self.sums: dict[Node, None] = {}
@@ -200,7 +200,7 @@ class Shards:
 
     def _is_own(self, node: Node, source: Node) -> bool:
         """Whether the node is the part of this rank."""
-        if self.rank is None:
+        if self.rank is None or node.name not in self._own_names:
             return False
         dim = self.dims[source]
         piece = piece_of(self.draft, node, dim)

@@ -20,7 +20,11 @@ from typing import Literal, NamedTuple
 from torch.fx import GraphModule
 
 from weft.graph.dag import collector_paused
-from weft.graph.groups import GroupTable
+from weft.graph.groups import GroupTable, read_groups
+from weft.graph.text import render
+from weft.passes.draft import Draft
+from weft.passes.launching import place_in
+from weft.passes.pieces import Piece, part_of
 from weft.verification.deadlock import Stand, cycles
 from weft.verification.issue_order import LABELS, IssueOrder, Launch, Transfer, read_order
 from weft.verification.rendezvous import Place
@@ -164,6 +168,42 @@ def withheld(graphs: Sequence[Graph], tables: Sequence[GroupTable] | None = None
             ranks = f"rank {place.members[0]} and rank {other}"
             found[rank][name] = f"{ranks} show different sequences of launches and waits in group {name!r}"
     return found
+
+
+def own_parts(graphs: Sequence[GraphModule]) -> tuple[str, ...]:
+    """The nodes that take the part of their own rank on every rank, for the option `own` of passes that need it.
+
+    `graphs` are those of all ranks, by rank. Nothing is found unless they differ in nothing but which part is taken.
+    The part must be that of the rank in every group by whose size it divides the whole.
+    """
+    texts = [render(graph).splitlines() for graph in graphs]
+    tables = [read_groups(graph) for graph in graphs]
+    if len({len(lines) for lines in texts}) != 1:
+        return ()
+    names: list[str] = []
+    for lines in zip(*texts, strict=True):
+        heads = {line.partition(" = ")[0] for line in lines}
+        if len(set(lines)) > 1 and len(heads) > 1:
+            return ()
+        names += [heads.pop().partition(":")[0].strip()] if len(set(lines)) > 1 else []
+    drafts = [Draft(graph.graph) for graph in graphs]
+    nodes = [{node.name: node for node in graph.graph.nodes} for graph in graphs]
+    pieces = {name: [part_of(draft, held[name]) for draft, held in zip(drafts, nodes, strict=True)] for name in names}
+    if any(piece is None for found in pieces.values() for piece in found):
+        return ()
+    return tuple(name for name, found in pieces.items() if _are_own(found, tables))
+
+
+def _are_own(pieces: Sequence[Piece | None], tables: Sequence[GroupTable]) -> bool:
+    if len({(piece.source.name, piece.dim, piece.size) for piece in pieces if piece is not None}) != 1:
+        return False
+    for rank, (piece, table) in enumerate(zip(pieces, tables, strict=True)):
+        size = piece.end - piece.start if piece is not None else 0
+        groups = [group for group in table if piece is not None and size and group.size * size == piece.size]
+        places = [place_in(group, rank) for group in groups]
+        if piece is None or not groups or any(place is None or place * size != piece.start for place in places):
+            return False
+    return True
 
 
 def _shown(order: IssueOrder) -> dict[str, tuple[object, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from weft.graph.ops import Kind
 from weft.passes.launching import place_in
 from weft.passes.pipeline import Pipeline, Run
 from weft.planning.plan import Reason
+from weft.verification.agreement import check, own_parts
 from weft.verification.equivalence import prove
 
 KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
@@ -110,14 +112,79 @@ def test_the_two_never_undo_each_other(us: tuple[float, float]):
 
 def test_five_gram_matrices_take_five_reductions_and_no_gather():
     assert kinds(Pipeline.parse("").run(newton_schulz(5))) == [Kind.ALL_GATHER]
-    assert kinds(Pipeline.parse("sink-gathers{rank=0}").run(newton_schulz(5))) == [Kind.ALL_REDUCE] * 5
+    assert kinds(Pipeline.parse("sink-gathers{rank=0 own=own}").run(newton_schulz(5))) == [Kind.ALL_REDUCE] * 5
 
 
 def test_the_part_of_another_rank_stays():
     listing = REDUCED.replace("    return [w]", "    part = slice(w, 0, 128, 256)\n    r = neg(part)\n    return [r]")
-    runs = [Pipeline.parse(f"fuse-sliced-all-reduces{{rank={rank}}}").run(weft.parse(listing)) for rank in range(8)]
-    assert [kinds(run) for run in runs] == [[Kind.REDUCE_SCATTER if r == 1 else Kind.ALL_REDUCE] for r in range(8)]
-    assert runs[0].log[0].step.declined[0].sentence == "part stays: it is not the part of rank 0"
+    run = Pipeline.parse("fuse-sliced-all-reduces{rank=0 own=part}").run(weft.parse(listing))
+    assert kinds(run) == [Kind.ALL_REDUCE]
+    assert run.log[0].step.declined[0].sentence == "part stays: it is not the part of rank 0"
+
+
+TAKES_A_PART = """group('dp', size=4)
+
+def graph(x: f32[8, 2]):
+    ar = all_reduce(x, 'sum', 'dp')
+    w = wait(ar)
+    part = slice(w, 0, START, END)
+    out = add(part, 1)
+    return [out]
+"""
+GATHERS_AND_TAKES_A_PART = """group('dp', size=4)
+
+def graph(x: f32[2, 2]):
+    ag = all_gather(x, 4, 'dp')
+    w = wait(ag)
+    big = exp(w)
+    part = slice(big, 0, START, END)
+    out = add(part, 1)
+    return [out]
+"""
+
+
+def ranks_of(listing: str, starts: Sequence[int]) -> list[GraphModule]:
+    return [weft.parse(listing.replace("START", str(k)).replace("END", str(k + 2))) for k in starts]
+
+
+def by_rank(name: str, graphs: list[GraphModule]) -> list[GraphModule]:
+    """What the ranks make of their graphs, each told its own rank."""
+    own = "/".join(own_parts(graphs))
+    specs = [f"{name}{{rank={rank}{f' own={own}' if own else ''}}}" for rank in range(len(graphs))]
+    return [Pipeline.parse(spec).run(graph).module for spec, graph in zip(specs, graphs, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "listing"),
+    [("fuse-sliced-all-reduces", TAKES_A_PART), ("sink-gathers", GATHERS_AND_TAKES_A_PART)],
+)
+@pytest.mark.parametrize("starts", [(0, 0, 0, 0), (2, 2, 2, 2), (0, 2, 4, 4), (6, 4, 2, 0), (0, 2, 4, 6)])
+def test_ranks_never_part_over_whose_part_is_taken(name: str, listing: str, starts: Sequence[int]):
+    before = ranks_of(listing, starts)
+    after = by_rank(name, before)
+    assert check(after).holds
+    assert weft.verify(before, after, ranks=4).equal
+    changed = [weft.listing(old) != weft.listing(new) for old, new in zip(before, after, strict=True)]
+    assert changed == [starts == (0, 2, 4, 6)] * 4
+
+
+def test_own_parts_are_found_only_in_graphs_that_differ_in_nothing_else():
+    graphs = ranks_of(TAKES_A_PART, (0, 2, 4, 6))
+    assert own_parts(graphs) == ("part",)
+    other = ranks_of(TAKES_A_PART.replace("add(part, 1)", "add(part, 2)"), (6,))
+    assert own_parts([*graphs[:3], *other]) == ()
+    longer = ranks_of(TAKES_A_PART.replace("    return [out]", "    more = neg(out)\n    return [more]"), (6,))
+    assert own_parts([*graphs[:3], *longer]) == ()
+
+
+def test_a_part_by_the_place_in_another_group_of_the_same_size_is_not_taken_for_the_own():
+    mesh = "group('dp', size=2, stride=2)\ngroup('tp', size=2)\n"
+    listing = TAKES_A_PART.replace("group('dp', size=4)\n", mesh).replace("f32[8, 2]", "f32[4, 2]")
+    for starts in ((0, 0, 2, 2), (0, 2, 0, 2)):
+        before = ranks_of(listing, starts)
+        after = by_rank("fuse-sliced-all-reduces", before)
+        assert check(after).holds
+        assert weft.verify(before, after, ranks=4).equal
 
 
 def test_the_place_of_a_rank_in_its_group_is_by_size_and_stride():

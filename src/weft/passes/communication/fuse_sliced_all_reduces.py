@@ -13,12 +13,12 @@ After::
     own_reduce_scatter: f32[2, 4] = reduce_scatter(g, 'sum', 2, 'dp')
     own_wait: f32[2, 4] = wait(own_reduce_scatter)
 
-A graph does not say which rank it is of, and a slice that is the first rank's own part is not the others'. So the pass
-must be told the rank, and takes it that a slice which is the own part here is the own part on every rank. `weft agree`
-compares what the ranks did: where one of them took another part it says so before anything runs. Parts are looked at by
-what they are of the whole: slices, and items of split or chunk along any dim.
+The graph of one rank does not say whether every rank takes its own part. If all ranks took the first part, the first
+rank alone would scatter, and all would hang. So the pass needs `own`, the nodes that are own parts on every rank:
+`weft.verification.agreement.own_parts` finds them in the graphs of all ranks. Parts are looked at by what they are of
+the whole: slices, and items of split or chunk along any dim.
 
-Declines: a rank that is not given; parts that are not the rank's own, or not all that is used of the sum.
+Declines: a rank that is not given; parts that are not own parts on every rank, or not all that is used of the sum.
 Numerics: reassociates; a reduce-scatter may add in another order. Bytes on the wire: half.
 """
 
@@ -26,16 +26,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, New, Refusal
+from weft.passes.draft import Draft, New, Refusal
 from weft.passes.launching import group_of, place_in, scattered, why_not_alone, why_not_own
 from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import ANY, Match, Var, match_at, op
-from weft.passes.pieces import PARTS, Piece, piece_of
+from weft.passes.pieces import PARTS, Piece, part_of
 from weft.passes.rewriting import why_not_apply
 from weft.planning.plan import Decision, Reason, Step
 
@@ -54,7 +53,9 @@ class FuseSlicedAllReduces(GraphwisePass):
     why_not_nested = "whether and how often its collectives run is not known"
 
     rank: int | None = None
-    """The rank that the graph is of; its own parts are taken for own parts on every rank. None: no part is."""
+    """The rank that the graph is of. None: no part is its own."""
+    own: tuple[str, ...] = ()
+    """The nodes that take the part of their own rank on every rank, as `own_parts` finds them."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         if not any(node.target is ALL_REDUCE for node in graph.nodes):
@@ -63,7 +64,7 @@ class FuseSlicedAllReduces(GraphwisePass):
         decisions: list[Decision] = []
         for node in draft.dag.nodes:
             match = next(filter(None, (match_at(draft, pattern, node) for pattern in (SLICE, ITEM))), None)
-            piece = _piece(draft, node) if match is not None else None
+            piece = part_of(draft, node) if match is not None else None
             if match is None or piece is None or piece.is_whole:
                 continue
             refusal = self._why_not(draft, match, piece, context) or why_not_apply(draft, match)
@@ -88,6 +89,9 @@ class FuseSlicedAllReduces(GraphwisePass):
         if self.rank is None:
             sentence = f"{name} stays: the graph does not say of which rank it is the part"
             return Refusal(Reason.OTHER_RANKS, sentence)
+        if name not in self.own:
+            sentence = f"{name} stays: one graph does not say whether every rank takes its own part"
+            return Refusal(Reason.OTHER_RANKS, sentence)
         own = place_in(group_of(draft, launch, context), self.rank)
         if own is None or piece.start != own * part:
             return Refusal(Reason.OTHER_RANKS, f"{name} stays: it is not the part of rank {self.rank}")
@@ -98,13 +102,6 @@ class FuseSlicedAllReduces(GraphwisePass):
         if piece.dim == 0 and not draft.value(match["sent"]).is_contiguous():
             return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: what is reduced is not contiguous")
         return why_not_own(draft, root, piece.dim)
-
-
-def _piece(draft: Draft, node: AnyNode) -> Piece | None:
-    """The part of the whole that a node is, along whatever dim it was cut."""
-    value = draft.value(node)
-    found = (piece_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
-    return next((piece for piece in found if piece is not None), None)
 
 
 def _scattered(draft: Draft, match: Match, piece: Piece, context: Context) -> New:

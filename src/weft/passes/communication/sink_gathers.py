@@ -19,8 +19,8 @@ After::
 
 Pointwise operators, permutations and products with tensors that are the same on all ranks commute with a gather; what
 is needed as a whole behind them is gathered there. All that depends on each other is changed or left together: by the
-time on the cluster, and without one by the bytes that a rank sends. `rank` is that of fuse-sliced-all-reduces. A gather
-of what another gather gave may sink at the next run.
+time on the cluster, and without one by the bytes that a rank sends. `rank` and `own` are those of
+fuse-sliced-all-reduces. A gather of what another gather gave may sink at the next run.
 
 Declines: where reductions and later gathers would take longer; results that are not contiguous; unknown calls between.
 Numerics: reassociates; sums are added by parts. Bytes on the wire: less. Compute: divided by the ranks.
@@ -53,13 +53,15 @@ class SinkGathers(GraphwisePass):
     why_not_nested = "whether and how often its collectives run is not known"
 
     rank: int | None = None
-    """The rank that the graph is of; its own parts are taken for own parts on every rank. None: no part is."""
+    """The rank that the graph is of. None: no part is its own."""
+    own: tuple[str, ...] = ()
+    """The nodes that take the part of their own rank on every rank, as `own_parts` finds them."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         if not any(node.target is GATHER for node in graph.nodes):
             return self.step([], [])
         draft = Draft(graph)
-        shards = Shards(draft, context, self.rank)
+        shards = Shards(draft, context, self.rank, self.own)
         decisions: list[Decision] = []
         heirs: dict[Node, AnyNode] = {}
         for family in shards.families():
