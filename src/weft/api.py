@@ -25,7 +25,7 @@ from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
 from weft.report.streams import record_streams
 from weft.report.work import check_tokens
-from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
+from weft.simulation.run import simulate_modules
 from weft.simulation.timeline import Timeline
 from weft.verification.arguments import (
     check_cluster,
@@ -305,20 +305,21 @@ def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, 
 
 def simulate(
     modules: GraphModule | Sequence[GraphModule],
-    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    cluster: str | Path | Cluster | None = None,
     *,
     groups: Groups | None = None,
     overrides: Mapping[str, float] | None = None,
 ) -> Timeline:
     """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound.
 
-    `cluster` is a preset, a TOML file or a `Cluster`. `groups` gives sizes or ranks of groups that the graph does not
-    state. `overrides` are times in microseconds by the name of a node, such as measured ones; they come before every
-    estimate. Raises `GraphError` where a graph cannot be simulated, `ClusterError` where the cluster cannot be read or
-    has too few ranks.
+    `cluster` is a preset, a TOML file or a `Cluster`; without one it is `h100-8x8`, or more such nodes where the groups
+    need them. `groups` gives sizes or ranks of groups that the graph does not state. `overrides` are times in
+    microseconds by the name of a node, such as measured ones; they come before every estimate. Raises `GraphError`
+    where a graph cannot be simulated, `ClusterError` where the cluster cannot be read or has too few ranks.
     """
     check_modules("simulate", modules)
-    check_cluster("simulate", cluster)
+    if cluster is not None:
+        check_cluster("simulate", cluster)
     check_groups("simulate", groups)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
 

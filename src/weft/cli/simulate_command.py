@@ -20,7 +20,7 @@ Sources = Annotated[
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME|FILE", help="A preset, or a TOML file; h100-8x8 where none is given."),
+    typer.Option("--cluster", metavar="NAME|FILE", help="A preset, or a TOML file; else h100-8x8, or larger."),
 ]
 
 
@@ -34,13 +34,15 @@ def simulate(
     usage.check_folder(output)
     with usage.progress("importing torch"):
         from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster
+        from weft.cost.cluster import Cluster, assumed_cluster
+        from weft.graph.groups import read_groups
         from weft.report.notes import notes_on
-        from weft.simulation.run import DEFAULT_CLUSTER, simulate_modules
+        from weft.simulation.run import NUM_NODES, simulate_modules
 
-    described = Cluster.load(cluster or DEFAULT_CLUSTER)
+    known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
+    described = known or assumed_cluster((group for module in modules for group in read_groups(module)), NUM_NODES)
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(modules, described, bound=True)
     notes = notes_on(described)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -217,6 +218,12 @@ class Cluster:
             return 1
         # Tiles of size * stride ranks do not line up with the blocks, so at least one of the groups crosses a border.
         return max(2, size if stride >= level.num_ranks else (size - 1) * stride // level.num_ranks + 1)
+
+
+def assumed_cluster(groups: Iterable[Group], num_nodes: int = 1) -> Cluster:
+    """The cluster where none is given: nodes of eight H100, as many as the groups need and at least `num_nodes`."""
+    num_ranks = max(map(_num_spanned, groups), default=1)
+    return Cluster.load(f"h100-{max(-(-num_ranks // 8), num_nodes)}x8")
 
 
 def _num_spanned(group: Group) -> int:

@@ -21,7 +21,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from weft.compat import refresh_names
-from weft.cost.cluster import Cluster
+from weft.cost.cluster import Cluster, assumed_cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
@@ -31,7 +31,6 @@ from weft.graph.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.planning.plan import Plan, Step, what_differs
-from weft.planning.policies import assumed_cluster
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION

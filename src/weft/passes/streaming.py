@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
-from weft.cost.cluster import Cluster
+from weft.cost.cluster import assumed_cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
@@ -31,7 +31,7 @@ from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes
 from weft.planning.trials import Costs
-from weft.simulation.run import DEFAULT_CLUSTER
+from weft.simulation.run import NUM_NODES
 
 Site = GatherSite | ScatterSite
 KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())
@@ -127,7 +127,7 @@ class StreamPass(Pass):
             cuts = [site.cut(self.chunks) for site in sites]
             costs = Costs(context.cluster, context.groups) if context.cluster is not None else None
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
-        cluster = context.cluster or Cluster.load(DEFAULT_CLUSTER)
+        cluster = context.cluster or assumed_cluster(context.groups, NUM_NODES)
         return choose(sites, dag, context.groups, cluster, context.effort)
 
     def _kernel(self, cut: Chunking) -> Kernel | Refusal:

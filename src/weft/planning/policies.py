@@ -14,8 +14,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from weft.cost.cluster import Cluster
-from weft.graph.groups import Group, GroupTable
+from weft.cost.cluster import Cluster, assumed_cluster
+from weft.graph.groups import GroupTable
 from weft.planning.members import Key
 from weft.planning.roles import Role
 
@@ -63,18 +63,6 @@ def module_paths(node: Node) -> list[str]:
     return [str(entry[0]) for entry in stack.values()] if stack else []
 
 
-def default_cluster(group: Group) -> Cluster:
-    """What is assumed where no cluster is given: as many nodes of eight H100 as the group needs."""
-    num_ranks = sum(map(len, group.ranks)) if group.ranks is not None else group.size * group.stride
-    return Cluster.load(f"h100-{max(-(-num_ranks // 8), 1)}x8")
-
-
-def assumed_cluster(groups: GroupTable) -> Cluster:
-    """What is assumed for a whole graph where no cluster is given: what its largest group needs."""
-    known = groups.groups.values()
-    return default_cluster(max(known, key=lambda group: (group.size * group.stride, group.name), default=Group("", 1)))
-
-
 def cap_from(
     caps: tuple[int, ...], cluster: Cluster | None, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:
@@ -88,7 +76,7 @@ def cap_from(
             return first
         if key not in known:
             group = groups.group(key.group)
-            known[key] = (cluster or default_cluster(group)).saturating_bytes(key.kind, group, SHARE)
+            known[key] = (cluster or assumed_cluster([group])).saturating_bytes(key.kind, group, SHARE)
         return known[key]
 
     return saturating

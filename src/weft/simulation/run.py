@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.fx import GraphModule
 
-from weft.cost.cluster import Cluster
+from weft.cost.cluster import Cluster, assumed_cluster
 from weft.errors import GraphError, compose
 from weft.graph.groups import read_groups
 from weft.simulation.bounds import lower_bound
@@ -16,12 +16,13 @@ from weft.simulation.build import sequence_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
 
-DEFAULT_CLUSTER = "h100-8x8"
+NUM_NODES = 8
+"""Nodes of eight H100 that are assumed where no cluster is given and the groups do not need more."""
 
 
 def simulate_modules(
     modules: GraphModule | Sequence[GraphModule],
-    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    cluster: str | Path | Cluster | None = None,
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
     *,
     bound: bool = False,
@@ -36,7 +37,10 @@ def simulate_modules(
     given = [modules] if isinstance(modules, GraphModule) else list(modules)
     if not given:
         raise GraphError(compose("simulate", "there is no graph to simulate", do="give one graph module or more"))
+    tables = [read_groups(module, groups) for module in given]
+    if cluster is None:
+        cluster = assumed_cluster((group for table in tables for group in table), NUM_NODES)
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    program = sequence_of([(module, read_groups(module, groups)) for module in given], described, overrides)
+    program = sequence_of(list(zip(given, tables, strict=True)), described, overrides)
     timeline = simulate(program)
     return replace(timeline, lower_bound_ns=lower_bound(program).bound_ns) if bound else timeline

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster, Level, Link, assumed_cluster
 from weft.cost.cluster_file import LevelTable, presets, read
 from weft.errors import ClusterError
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
+from weft.passes.base import all_passes
+from weft.passes.presets import NAMED
 
 TEXT = """
 name = "two-boxes"
@@ -401,3 +403,45 @@ def test_a_larger_share_needs_no_fewer_bytes(
 def test_a_larger_group_of_one_level_has_no_less_latency(links: tuple[Link, ...], kind: Kind):
     cluster = cluster_of(links)
     assert cluster.latency_us(kind, Group("a", 4)) <= cluster.latency_us(kind, Group("a", 8))
+
+
+def test_where_no_cluster_is_given_as_many_nodes_are_assumed_as_the_groups_need():
+    assert assumed_cluster([]).name == "h100-1x8"
+    assert assumed_cluster([Group("dp", 8)]).name == "h100-1x8"
+    assert assumed_cluster([Group("dp", 8)], num_nodes=8).name == "h100-8x8"
+    assert assumed_cluster([Group("tp", 8), Group("dp", 64, stride=8)], num_nodes=8).num_ranks == 512
+    assert assumed_cluster([Group("dp", 4, stride=8)]).num_ranks == 32
+    assert assumed_cluster([Group("dp", 2, ranks=((0, 1), (2, 3)))]).num_ranks == 8
+    assert assumed_cluster([Group("dp", 2, ranks=((3, 100),))]).num_ranks == 104
+
+
+LARGE = """group('dp', size=64, stride=8)
+group('tp', size=8)
+
+def graph(x: bf16[512, 1024], w: bf16[1024, 512], p: bf16[16, 512]):
+    a = all_gather(x, 8, 'tp')
+    wa = wait(a)
+    g = all_gather(p, 64, 'dp')
+    wg = wait(g)
+    y = mm(wa, w)
+    z = mm(y, w2)
+    s = reduce_scatter(z, 'sum', 8, 'tp')
+    ws = wait(s)
+    r = all_reduce(wg, 'sum', 'dp')
+    wr = wait(r)
+    return [ws, wr]
+""".replace("z = mm(y, w2)", "t = t(w)\n    z = mm(y, t)")
+
+
+@pytest.mark.parametrize("name", ["auto", *sorted(NAMED)])
+def test_every_preset_plans_for_512_ranks_without_a_cluster(name: str):
+    weft.optimize(weft.parse(LARGE), pipeline=name)
+
+
+def test_every_pass_plans_for_512_ranks_without_a_cluster():
+    for name in all_passes():
+        weft.optimize(weft.parse(LARGE), pipeline=name)
+
+
+def test_512_ranks_are_simulated_without_a_cluster():
+    assert weft.simulate(weft.parse(LARGE)).step_us == weft.simulate(weft.parse(LARGE), "h100-64x8").step_us

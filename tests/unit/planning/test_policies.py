@@ -12,7 +12,7 @@ from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
 from weft.planning.members import Key
-from weft.planning.policies import SHARE, Policy, cap_from, default_cluster, module_paths
+from weft.planning.policies import SHARE, Policy, cap_from, module_paths
 
 MIB = 1 << 20
 
@@ -45,10 +45,6 @@ def test_without_caps_the_cluster_says_where_bandwidth_is_reached(name: str, kin
 
 
 def test_without_a_cluster_as_many_nodes_are_assumed_as_the_group_needs():
-    assert default_cluster(Group("dp", 8)).name == "h100-1x8"
-    assert default_cluster(Group("dp", 16)).num_ranks == 16
-    assert default_cluster(Group("dp", 4, stride=8)).num_ranks == 32
-    assert default_cluster(Group("dp", 2, ranks=((0, 1), (2, 3)))).num_ranks == 8
     cap = cap_from((), None, table(dp=64))
     assert cap(key(size=64), 0) == Cluster.load("h100-8x8").saturating_bytes(Kind.ALL_GATHER, Group("dp", 64), SHARE)
 

@@ -41,6 +41,7 @@ from typing import Literal
 
 from torch.fx import Graph
 
+from weft.cost.cluster import assumed_cluster
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
@@ -51,7 +52,6 @@ from weft.planning.bucket_prices import BucketPrices
 from weft.planning.jobs import Jobs
 from weft.planning.members import COALESCED
 from weft.planning.plan import Action, Decision, Merge, Settle, Step
-from weft.planning.policies import assumed_cluster
 from weft.planning.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
