@@ -8,14 +8,18 @@ of them (`aliasing`), are kept in order like one storage where one of them is wr
 A launch reads its inputs and writes its results until its wait. So a wait counts as one more read of the inputs and one
 more write of the results: a write to either moves neither into nor out of the flight, and a wait sinks past none.
 Communication of an unknown kind, point-to-point communication and opaque calls are barriers for all communication.
+
+A copy to the host with `non_blocking` writes its result until the host waits for the device. Whoever touches the result
+stays on its side of every node at which the host may wait. So does a write to what a copy from the host still reads.
 """
 
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
@@ -25,6 +29,7 @@ from weft.compat import input_nodes
 from weft.graph import ops
 from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
+from weft.graph.host import Wait, transfer_of
 from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
 
 # Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
@@ -60,6 +65,7 @@ class Effects:
         self._memories = memories(nodes)
         self._given: dict[Node, Storage] = {}
         self.special: list[tuple[int, Profile]] = []
+        self._transfers: list[int] = []
         self._number_storages()
         self.flights: list[Flight] = []
         self._waits: dict[int, list[int]] = {}
@@ -68,6 +74,16 @@ class Effects:
         self._arrivals: list[tuple[int, int]] = []
         self._arrived: set[int] = set()
         self._follow_flights()
+        self.landings: dict[int, tuple[int, ...]] = {}
+        """Copies to the host that return before they are done, each with the storages that it fills."""
+        self.syncs: list[int] = []
+        """Nodes at which the host waits for the device, of those after the first copy that returns early."""
+        self.may_sync: list[int] = []
+        """Nodes at which it may wait, besides opaque calls."""
+        self.races: dict[int, int] = {}
+        """Copies from the host whose source is written before a sync, each with the waits that may stand between."""
+        self._leaving: dict[int, tuple[int, ...]] = {}
+        self._follow_host_copies()
         self.accesses = sorted(self._find_accesses())
 
     def find(self, storage: int) -> int:
@@ -202,6 +218,8 @@ class Effects:
                 found = profile(node.target)
                 if found.opaque:
                     found = profile_of(node)
+                if found.host:
+                    self._transfers.append(i)
                 if found.plain and not found.several:
                     storages[i] = i
                     continue
@@ -352,9 +370,53 @@ class Effects:
                     landed.add(storage)
         self.flights = [Flight(i, ends.get(f), reads, writes) for f, (i, reads, writes) in enumerate(pending)]
 
+    def _follow_host_copies(self) -> None:
+        """Find the copies that return early, and let what the host waits at act outside: it keeps its place."""
+        found = [(i, transfer) for i in self._transfers if (transfer := transfer_of(self.nodes[i])) is not None]
+        early = [i for i, transfer in found if transfer.wait in (Wait.LANDS, Wait.LEAVES)]
+        if not early:
+            return
+        profiles = dict(self.special)
+        for i, transfer in found:
+            if transfer.wait is Wait.LANDS:
+                self.landings[i] = tuple(s for held in self._held_by(transfer.destinations) for s in held)
+            elif transfer.wait is Wait.LEAVES:
+                self._leaving[i] = tuple(s for held in self._held_by(transfer.sources) for s in held)
+            elif i > early[0]:
+                profiles[i] = replace(profiles.get(i, profile(self.nodes[i].target)), plain=False, ordered=True)
+                (self.syncs if transfer.wait is Wait.SYNCS else self.may_sync).append(i)
+        self.special = sorted(profiles.items(), key=lambda item: item[0])
+
+    def _order_host_copies(self, found: set[tuple[int, int, bool]]) -> Iterable[tuple[int, int, bool]]:
+        """Whoever touches a copy on its way keeps its place among all that may wait for the device."""
+        begins: dict[int, int] = {}
+        for i, storages in self.landings.items():
+            for storage in map(self.find, storages):
+                begins[storage] = min(begins.get(storage, i), i)
+        if begins:  # views stay with what they show
+            found = found | {(i, storage, False) for i in range(len(self.nodes)) for storage in self.held(i)}
+        writes: dict[int, list[int]] = {}
+        for i, storage, is_write in found:
+            if begins.get(storage, i + 1) <= i:
+                yield i, OUTSIDE, False
+            if is_write:
+                writes.setdefault(storage, []).append(i)
+        waits = [i for i, p in self.special if p.ordered or p.opaque]
+        for i, storages in self._leaving.items():
+            for storage in map(self.find, storages):
+                later = sorted(j for j in writes.get(storage, ()) if j > i)
+                yield from ((j, OUTSIDE, False) for j in (i, *later) if later)
+                if later and bisect_right(self.syncs, i) == bisect_left(self.syncs, later[0]):
+                    self.races[i] = bisect_left(waits, later[0]) - bisect_right(waits, i)
+
     def _find_accesses(self) -> set[tuple[int, int, bool]]:
         found: set[tuple[int, int, bool]] = set()
         surely = {i: self._surely_written(i, p) for i, p in self.special if p.opaque or p.writes}
+        for i, storages in self.landings.items():
+            surely.setdefault(i, set()).update(storages)
+            k = bisect_right(self.syncs, i)
+            if k < len(self.syncs):  # until then the copy writes
+                surely.setdefault(self.syncs[k], set()).update(storages)
         self._doubt({*(s for storages in surely.values() for s in storages), *(s for _, s in self._arrivals)})
         find = self.find
         writes = {i: set(map(find, storages)) for i, storages in surely.items()}
@@ -373,6 +435,7 @@ class Effects:
         followed |= {storage for _, storage, _ in arrivals}
         found |= arrivals
         found.update(self._reads_of(followed, writes))
+        found |= set(self._order_host_copies(found))
         found.update(self._order_outside())
         return found
 

@@ -28,7 +28,7 @@ from weft.compat import (
     schema_of,
     storage_key,
 )
-from weft.graph import ops, understated
+from weft.graph import host, ops, understated
 from weft.graph.ops import attribute
 
 
@@ -54,6 +54,8 @@ class Profile:
     wait: bool = False
     opaque: bool = False
     """Nothing is known: reads and writes its arguments, draws, orders, communicates."""
+    host: bool = False
+    """May copy between a device and the host, or let the host wait for the device; see `weft.graph.host`."""
     joins: tuple[Node, ...] = ()
     """Inputs of a call with nested graphs whose memory its results may share."""
 
@@ -128,6 +130,7 @@ def profile(target: Any) -> Profile:
         ordered=ordered,
         launch=launch,
         wait=wait,
+        host=host.may_transfer(target),
     )
 
 

@@ -19,7 +19,9 @@ from torch.nn import Module
 
 from weft.compat import FakeTensor, hint_of, input_nodes, storage_key
 from weft.errors import GraphError, VerificationError, compose, point_at
+from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
+from weft.graph.host import may_transfer, transfer_of
 from weft.graph.profiles import attribute
 from weft.graph.writer import excerpt
 
@@ -144,6 +146,20 @@ class Program:
             ending = [n for n in (node, *input_nodes(node)) if n not in seen]
             seen.update(ending)
             self.last_uses[node] = ending
+        self.landings: dict[Node, tuple[Node, ...]] = {}
+        """Copies to the host that return before they are done, each with the nodes that hold what it fills."""
+        self.syncs: frozenset[Node] = frozenset()
+        """Nodes at which the host waits for the device, or may."""
+        if any(node.op == "call_function" and may_transfer(node.target) for node in self.nodes):
+            self._find_landings(Dag(self.nodes))
+
+    def _find_landings(self, dag: Dag) -> None:
+        for i in dag.effects.landings:
+            transfer = transfer_of(self.nodes[i])
+            self.landings[self.nodes[i]] = transfer.destinations if transfer else ()
+        if self.landings:
+            unknown = [i for i, profile in dag.effects.special if profile.opaque]
+            self.syncs = frozenset(self.nodes[i] for i in (*dag.effects.syncs, *dag.effects.may_sync, *unknown))
 
 
 class Rank:

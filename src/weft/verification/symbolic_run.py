@@ -24,6 +24,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import elementwise, exchanges, identities, rows
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
@@ -71,6 +72,9 @@ class SymbolicRun(Arguments):
         self._bases: dict[int, tuple[int, Hashable]] = {}
         self._copies: dict[tuple[int, int], int] = {}
         """How many tangled tensors of a storage were made in the same way, less one."""
+        self._syncs = frozenset(self.effects.syncs)
+        self._on_the_way: list[tuple[Place | Tangle, Value, Value]] = []
+        """Copies to the host that are not known to be done: where, what they will be, what is there now."""
         self._arrivals = find_arrivals(dag)
         self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
         self.tangled = find_tangles(dag, self.followed)
@@ -96,7 +100,11 @@ class SymbolicRun(Arguments):
             elif node.op == "output":
                 self._finish(node)
             else:
+                if i in self._syncs:
+                    self._land()
                 self.held[node] = self._call(i, node, self._profiles.get(i, PLAIN))
+                if i in self.effects.landings or i in self.effects.races:
+                    self._take_off(i, node)
                 if self._racing:
                     self._note_races(i, node)
 
@@ -261,6 +269,7 @@ class SymbolicRun(Arguments):
         self.draws.append(atom)
         for storage in self.tangled.intersection(self._storages(node)):
             self.contents.happened(storage, atom)
+        self._land(atom)
         return self._own(i, self.result(ops.value_of(node), atom))
 
     def _names(self, node: Node) -> tuple[Hashable, ...]:
@@ -342,6 +351,41 @@ class SymbolicRun(Arguments):
         if isinstance(node.args[0], Node):
             return held[0]
         return [self.held[source] for source in node.args[0]]  # type: ignore[union-attr]
+
+    # Copies between host and device.
+
+    def _take_off(self, i: int, node: Node) -> None:
+        """Until the host waits for the device, what a copy gives is not what it will be."""
+        label = ("raced", self.effects.races[i]) if i in self.effects.races else "in flight"
+        transfer = transfer_of(node)
+        for leaf in [leaf for end in transfer.destinations for leaf in leaves(self.held[end])] if transfer else []:
+            if isinstance(leaf, Tangle):
+                self.contents.happened(leaf.storage, label)
+            value = self.read(leaf)
+            mark = self.terms.whole(label, value.shape, value.dtype, (self.terms.number(value),))
+            if isinstance(leaf, Place):
+                self.contents.write(leaf, mark)
+            elif isinstance(leaf, Value):
+                self.held[node] = mark
+            if i in self.effects.landings and not isinstance(leaf, Value):
+                self._on_the_way.append((leaf, value, mark))
+
+    def _land(self, past: int | None = None) -> None:
+        """The host waits for the device; at a call of which that is not known (`past`) it may do so."""
+        still: list[tuple[Place | Tangle, Value, Value]] = []
+        for leaf, value, mark in self._on_the_way:
+            if isinstance(leaf, Tangle):
+                self.contents.happened(leaf.storage, ("waited", past))
+                landed = mark
+            elif self.terms.number(self.contents.read(leaf)) != self.terms.number(mark):
+                continue  # somebody wrote to it on its way: it stays what that left
+            else:
+                number = (self.terms.number(mark),)
+                landed = value if past is None else self.terms.whole(("waited", past), value.shape, value.dtype, number)
+                self.contents.write(leaf, landed)
+            if past is not None:
+                still.append((leaf, value, landed))
+        self._on_the_way = still
 
     def _write(self, i: int, node: Node, profile: Profile) -> Any:
         bound = ops.bind(node)

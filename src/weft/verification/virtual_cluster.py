@@ -2,7 +2,8 @@
 
 Every rank runs its graph node by node. A launch posts its part and goes on; a wait blocks its rank until all members
 have posted. Results are filled with nonsense until they are waited for, and what was sent is read as late as possible,
-so that what would be a race on real ranks is a wrong value here, every time. Reads before a wait and writes to a buffer
+so that what would be a race on real ranks is a wrong value here, every time. So are copies to the host with
+`non_blocking`, until the host waits for the device. Reads before a wait and writes to a buffer
 in flight are found by the storages of the real tensors and raise, as do ranks that disagree on the order of a group,
 and deadlocks. No communication operator reaches torch's own kernels.
 """
@@ -16,9 +17,10 @@ from operator import getitem
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from weft.compat import HigherOrderOperator, OpOverload, intercept, version_of
+from weft.compat import HigherOrderOperator, OpOverload, intercept, storage_key, version_of
 from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
@@ -118,6 +120,8 @@ class _RankRun:
     def __init__(self, rank: Rank, reader: LaunchReader, rendezvous: Rendezvous, seed: int) -> None:
         self.rank, self.reader, self.rendezvous = rank, reader, rendezvous
         self.flights = Flights()
+        self._on_the_way: list[tuple[Tensor, Tensor]] = []
+        """Copies to the host that are not done, each with what it will be."""
         self._random_state = torch.Generator().manual_seed(seed).get_state()
 
     def steps(self) -> Steps:
@@ -127,6 +131,7 @@ class _RankRun:
             if node.op == "output":
                 outputs = rank.resolve(node.args[0])
                 yield from self._land(node, tuple(self.flights))  # launches that escape: the caller sees them complete
+                self._land_copies()
                 return rank.result(outputs)
             target: Any = node.target if node.op == "call_function" else None
             if ops.is_wait(target):
@@ -138,7 +143,10 @@ class _RankRun:
                 if target.name() == RESHARD:
                     yield from self._land(node, tuple(self.flights.writing(value)))
             else:
+                if node in rank.program.syncs:
+                    self._land_copies()
                 value = self._compute(node)
+                value = self._take_off(node, value) if node in rank.program.landings else value
             rank.values[node] = value
             rank.release(node)
         return rank.result(None)
@@ -149,6 +157,23 @@ class _RankRun:
         for flight in flights:
             flight.land(self.rank.number)
             self.flights.close(flight)
+
+    def _take_off(self, node: Node, value: Any) -> Any:
+        """A copy to the host that is on its way: nonsense until the host waits for the device."""
+        filled = self.rank.program.landings[node]
+        given = {storage_key(tensor) for tensor in self._given(node).tensors}
+        if filled == (node,) and any(storage_key(tensor) in given for tensor in tensors_in(value)):
+            value = value.clone()  # on one device, a copy may be its argument
+        self.rank.values[node] = value
+        for tensor in [tensor for end in filled for tensor in tensors_in(self.rank.values[end])]:
+            self._on_the_way.append((tensor, tensor.clone()))
+            poison(tensor)
+        return value
+
+    def _land_copies(self) -> None:
+        for tensor, value in self._on_the_way:
+            tensor.copy_(value)
+        self._on_the_way = []
 
     def _launch(self, node: Node) -> Any:
         target: Any = node.target

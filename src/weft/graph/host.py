@@ -1,0 +1,102 @@
+"""Copies between a device and the host, and what makes it safe to touch them.
+
+A copy with `non_blocking` returns before it is done. A program reads the result on the host after something has waited
+for the device: a blocking copy, `.item()`, an event. Nothing in the data of the graph says so, only the order.
+
+Contract: told by schema, and by the devices in the metadata. Where the devices are not known, a copy that may return
+early is taken to do so, and a copy that may block is not counted on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import OpOverload
+from weft.graph import ops
+
+EARLY = "non_blocking"
+"""The argument by which a copy returns before it is done."""
+DESTINATIONS = ("dst", "self")
+"""The argument that holds what a copy between two arguments writes; the other one is the source."""
+
+
+class Wait(Enum):
+    """What a node does about the order of host and device."""
+
+    LANDS = "a copy to the host that may be on its way after the node"
+    LEAVES = "a copy from the host that may be on its way after the node"
+    SYNCS = "the host waits for all that the device was given before"
+    MAY_SYNC = "the host may wait for the device"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A node that copies between host and device, or lets the host wait."""
+
+    wait: Wait
+    sources: tuple[Node, ...] = ()
+    destinations: tuple[Node, ...] = ()
+    """The nodes that hold what is written: arguments, or the copy itself."""
+
+
+@functools.cache
+def may_transfer(target: Any) -> bool:
+    """Whether calls of an operator may copy between host and device, or let the host wait for the device."""
+    if not isinstance(target, OpOverload):
+        return False
+    by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+    return any(name == EARLY for name, *_ in ops.parameters(target)) or any(tag in target.tags for tag in by_data)
+
+
+def transfer_of(node: Node) -> Transfer | None:
+    """What a node does about the order of host and device; None if nothing."""
+    target: Any = node.target
+    bound = ops.bind(node)
+    if EARLY not in bound:
+        on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
+        waits = Wait.SYNCS if torch.Tag.data_dependent_output in target.tags else Wait.MAY_SYNC
+        return None if on_host else Transfer(waits)
+    sources, destinations = _ends(node, bound)
+    begins, ends = ([_device(end) for end in both] for both in (sources, destinations))
+    is_early = bound[EARLY] is not False and bound[EARLY] is not None
+    may_land = any(place != "cpu" for place in begins) and any(place in ("cpu", None) for place in ends)
+    if may_land and is_early:
+        return Transfer(Wait.LANDS, sources, destinations)
+    if may_land:
+        is_known = None not in (*begins, *ends)
+        return Transfer(Wait.SYNCS if is_known else Wait.MAY_SYNC)
+    may_leave = any(place in ("cpu", None) for place in begins) and any(place != "cpu" for place in ends)
+    return Transfer(Wait.LEAVES, sources, destinations) if may_leave and is_early else None
+
+
+def _ends(node: Node, bound: dict[str, Any]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The nodes that a copy reads, and those that it writes."""
+    names = [name for name, value in bound.items() if _nodes([value])]
+    into = next((name for name in DESTINATIONS if name in names), None) if len(names) > 1 else None
+    sources = [bound[name] for name in names if name != into]
+    return _nodes(sources), _nodes([bound[into]]) if into is not None else (node,)
+
+
+def _device(node: Node) -> str | None:
+    """Where the tensors of a node are; None where that is not known, or they are in several places."""
+    value = ops.value_of(node)
+    found = {t.device.type for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, Tensor)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _nodes(parts: Iterable[Any]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for part in parts:
+        if isinstance(part, Node):
+            found.append(part)
+        elif isinstance(part, list | tuple):
+            found += _nodes(part)
+    return tuple(found)
