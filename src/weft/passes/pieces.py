@@ -1,13 +1,14 @@
 """Pieces: which part of which tensor a node is.
 
-Contract: a piece is exact or there is none. It is followed through one operator; sizes along its dim are numbers.
+Contract: a piece is exact or there is none. It is followed through one operator that cuts, and through one that takes a
+dim of one element away or puts it back; sizes along its dim are numbers.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,9 @@ PARTS = ("split", "split_with_sizes", "split.sizes", "chunk", "unsafe_split", "u
 SPLITS = frozenset(ops.op_of(name) for name in PARTS[:-1]) - {None}
 UNBIND = ops.op_of("unbind.int")
 SLICE, NARROW, SELECT, ITEM = (ops.op_of(n) for n in ("slice", "narrow", "select.int", "operator.getitem"))
+
+RESHAPES = frozenset(ops.op_of(name) for name in ("view", "reshape", "_unsafe_view")) - {None}
+SQUEEZES = frozenset(ops.op_of(n) for n in ("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze")) - {None} | RESHAPES
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> P
         return None
     if node.target is ITEM:
         return _item(draft, node, dim, is_single)
+    if node.target in SQUEEZES:
+        return _squeezed(draft, node, dim, is_single)
     if node.target not in (SLICE, NARROW, SELECT):
         return None
     given = draft.bind(node)
@@ -95,6 +101,22 @@ def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int
     return draft.notes[key]
 
 
+def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
+    """A piece of one element whose dim was taken away, or an element that was selected and has its dim again."""
+    source = draft.bind(node)["self"]
+    if not isinstance(source, AnyNode) or source.target in SQUEEZES:
+        return None
+    mine, theirs = draft.value(node), draft.value(source)
+    if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)) or abs(mine.dim() - theirs.dim()) != 1:
+        return None
+    longer, shorter = (list(v.shape) for v in ((theirs, mine) if is_single else (mine, theirs)))
+    is_known = all(type(n) is int for n in longer)
+    if not is_known or dim >= len(longer) or longer[dim] != 1 or longer[:dim] + longer[dim + 1 :] != shorter:
+        return None
+    piece = piece_of(draft, source, dim, is_single=not is_single)
+    return replace(piece, node=node) if piece is not None and piece.end - piece.start == 1 else None
+
+
 def _size(draft: Draft, source: Any, cut_dim: Any, dim: int) -> int | None:
     """The size of a source along the dim that it is cut from, if that is the dim asked for and the size is known."""
     value = draft.value(source) if isinstance(source, AnyNode) else None
@@ -124,3 +146,8 @@ def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool 
         else:
             found.append(piece)
     return found
+
+
+def cut_dim(draft: Draft, node: AnyNode, num_dims: int, *, is_single: bool = False) -> int | None:
+    """The first of so many dims of its source along which a node is a piece; None where it is none."""
+    return next((d for d in range(num_dims) if piece_of(draft, node, d, is_single=is_single) is not None), None)

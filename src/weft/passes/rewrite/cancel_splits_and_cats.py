@@ -15,11 +15,13 @@ After::
     (h itself)
 
 A concatenation of neighbouring pieces of one tensor along the dim that they were cut from is that tensor, or one piece
-of it. A piece of a concatenation that lies in one of its parts is a piece of that part. A concatenation inside another
-along the same dim is part of it. Pieces are those of split, chunk, slice, narrow, unbind and select.
+of it; a stack of them is a permutation of it. A piece of a piece is a piece of the whole. A piece of a concatenation
+that lies in one of its parts is a piece of that part. A concatenation inside another along the same dim, or a piece of
+one, is part of it. Pieces are those of split, chunk, slice, narrow, unbind and select, with a dim of
+one element taken away or put back, and before a stack or a concatenation viewed, all in the same way.
 
-Declines: pieces that are missing, out of order, of another dim or of unknown size; results that would share memory
-with an input or with each other where the graph returns or writes them.
+Declines: pieces of one tensor that are missing, out of order or of unequal sizes; results that would share memory with
+an input or with each other where the graph returns or writes them; what would be copied twice, or saves no copy.
 Numerics: exact.
 """
 
@@ -28,20 +30,26 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
+from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import ANY, Match, Var, op
-from weft.passes.pieces import PARTS, Piece, joined, piece_of
+from weft.passes.pieces import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
 from weft.passes.rewriting import Replacement, RewritePass, Rule, why_not_apply
+from weft.planning.plan import Reason
 
-CAT = ops.op_of("cat")
+CAT, STACK = ops.op_of("cat"), ops.op_of("stack")
+CUTS = SPLITS | {SLICE, NARROW}
+MAX_PARTS = 64
+"""Pieces of concatenations that others are made of are taken in up to so many parts: their number may double each time.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,18 @@ class CancelSplitsAndCats(RewritePass):
 
     def rules(self, context: Context) -> Iterable[Rule]:
         cat = op("cat", Var("pieces"), dim=Var("dim")).named("cat")
+        stack = op("stack", Var("pieces"), dim=Var("dim"))
         item = op("operator.getitem", op(PARTS).ignoring(), ANY)
         return [
             Rule(cat, _whole),
             Rule(cat, _flat),
-            Rule(cat, _selected),
-            Rule(op("stack", Var("pieces"), dim=Var("dim")), _unbound),
+            Rule(cat, _spanned),
+            Rule(cat, _selected, keeps_strides=False),
+            Rule(cat, _viewed, keeps_strides=False),
+            Rule(stack, _unbound, keeps_strides=False),
+            Rule(stack, _viewed, keeps_strides=False),
             Rule(item, _of_part, keeps_strides=False),
-            Rule(op(("slice", "narrow")).ignoring(), _of_part, keeps_strides=False),
+            Rule(op(("slice", "narrow", "select.int")).ignoring(), _of_part, keeps_strides=False),
         ]
 
 
@@ -72,14 +84,30 @@ def _whole(draft: Draft, match: Match) -> Replacement:
     dim = match["dim"] % value.dim()
     parts = joined(draft, nodes, dim)
     if len(parts) == len(nodes):
-        return None
+        return _why_not_joined(root, parts)
     made = [_made(draft, part, root) for part in parts]
     return made[0] if len(made) == 1 else draft.call("cat", made, dim, before=root)
+
+
+def _why_not_joined(root: AnyNode, parts: Sequence[Piece]) -> Refusal | None:
+    """Why pieces of one tensor are not one piece; None where they are pieces of several, or of none."""
+    sources = {id(part.source) if part.size else None for part in parts}
+    if len(parts) < 2 or len(sources) > 1 or None in sources:
+        return None
+    sentence = f"{root.name} stays: its pieces of {parts[0].source.name} are not neighbours in this order"
+    return Refusal(Reason.UNSUPPORTED_FORM, sentence)
 
 
 def _made(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
     if part.is_whole or part.node is not None:
         return part.source if part.node is None else part.node
+    return _cut(draft, part, root)
+
+
+def _cut(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
+    """A piece of its source with the dim that it was cut along."""
+    if part.is_whole:
+        return part.source
     return draft.call("slice", part.source, part.dim, part.start, part.end, before=root)
 
 
@@ -89,10 +117,12 @@ def _flat(draft: Draft, match: Match) -> Replacement:
     One that becomes part of another itself is left to that one: each part is written down once however deep it lies.
     """
     root, nodes = match.root, match["pieces"]
-    dim = match["dim"] % draft.value(root).dim()
     cat = _cat(draft, root)
+    if cat is None:
+        return None
+    dim = cat.dim
     users = draft.users(root) if draft.num_users(root) == 1 else ()
-    if cat is not None and any(_is_inner(draft, root, dim, user, user) for user in users):
+    if any(_is_inner(draft, root, dim, user, user) for user in users):
         return None
     flat: list[AnyNode] = []
     inner: list[AnyNode] = []
@@ -154,6 +184,59 @@ def _read_cat(draft: Draft, node: AnyNode) -> Cat | None:
     return Cat(dim, parts, begins, once)
 
 
+def _spanned(draft: Draft, match: Match) -> Replacement:
+    """A concatenation of the parts of others of which it takes pieces that span several, if nobody else needs them."""
+    root, cat = match.root, _cat(draft, match.root)
+    if cat is None or cat.begins is None:
+        return None
+    pieces = [piece_of(draft, node, cat.dim) for node in cat.parts]
+    sources = dict.fromkeys(p.source for p in pieces if p and _parts_of_cat(draft, p.source, cat.dim) is not None)
+    inner = {source: None for source in sources if _is_only_for(draft, source, root)}
+    flat: list[AnyNode] = []
+    for node, piece in zip(cat.parts, pieces, strict=True):
+        source = node if piece is None else piece.source
+        found = _cat(draft, source) if source in inner else None
+        if found is None or len(flat) + len(found.parts) > MAX_PARTS:
+            flat.append(node)
+        elif piece is None:
+            flat += found.parts
+        else:
+            flat += [_cut(draft, part, root) for part in _within(draft, piece, found)]
+    if len(flat) > len(cat.parts):
+        match.nodes += inner  # what they read is read here then
+        return draft.call("cat", flat, cat.dim, before=root)
+    needed = next((source for source in sources if source not in inner), None)
+    if needed is None:
+        return None
+    return Refusal(Reason.NO_GAIN, f"{root.name} stays: others need {needed.name} too", needed.name)
+
+
+def _is_only_for(draft: Draft, node: AnyNode, root: AnyNode) -> bool:
+    """Whether nothing but the root takes a node, directly or as pieces."""
+    return all(
+        user is root or (user.target in CUTS and all(_is_taken_by(draft, u, root) for u in draft.users(user)))
+        for user in draft.users(node)
+    )
+
+
+def _is_taken_by(draft: Draft, user: AnyNode, root: AnyNode) -> bool:
+    return user is root or (user.target is ITEM and all(u is root for u in draft.users(user)))
+
+
+def _within(draft: Draft, piece: Piece, cat: Cat) -> Iterator[Piece]:
+    """A piece of a concatenation as pieces of its parts."""
+    begins = cat.begins
+    if begins is None:
+        return
+    for k in range(bisect_right(begins, piece.start) - 1, len(begins)):
+        if begins[k] >= piece.end:
+            return
+        size = draft.value(cat.parts[k]).shape[piece.dim]
+        start, end = max(piece.start - begins[k], 0), min(piece.end - begins[k], size)
+        if start < end:
+            yield Piece(cat.parts[k], piece.dim, start, end, size)
+
+
 def _parts_of_cat(draft: Draft, node: Any, dim: int) -> Sequence[AnyNode] | None:
     """The parts of a concatenation along a dim, each with a size along it that is known; None for anything else."""
     cat = _cat(draft, node)
@@ -161,40 +244,141 @@ def _parts_of_cat(draft: Draft, node: Any, dim: int) -> Sequence[AnyNode] | None
 
 
 def _selected(draft: Draft, match: Match) -> Replacement:
-    """A concatenation of all that was selected along the dim in front of the one it joins: the two dims become one."""
-    value, nodes = draft.value(match.root), match["pieces"]
+    """A concatenation of neighbours that were selected along one dim: that dim and the one it joins become one."""
+    root, nodes = match.root, match["pieces"]
+    value = draft.value(root)
     if not isinstance(value, Tensor) or not value.dim() or len(nodes) < 2:
         return None
-    parts = joined(draft, nodes, match["dim"] % value.dim(), is_single=True)
-    if len(parts) > 1 or not parts[0].is_whole:
-        return None
-    return draft.call("reshape", parts[0].source, list(value.shape), before=match.root)
+    found = _neighbours(draft, root, nodes, value.dim() + 1)
+    if not isinstance(found, Piece):
+        return found
+    to = match["dim"] % value.dim()
+    if found.dim != to and not _are_only_for(draft, nodes, root):
+        return _no_copy_saved(root, found.source)
+    turned = _turned(draft, _cut(draft, found, root), found.dim, to, root)
+    return draft.call("reshape", turned, list(value.shape), before=root)
 
 
 def _unbound(draft: Draft, match: Match) -> Replacement:
-    """A stack of all that was unbound along the same dim."""
-    value, nodes = draft.value(match.root), match["pieces"]
-    dim = match["dim"] % value.dim()
+    """A stack of neighbours that were selected along one dim."""
+    root, nodes = match.root, match["pieces"]
+    value = draft.value(root)
+    if not isinstance(value, Tensor):
+        return None
+    found = _neighbours(draft, root, nodes, value.dim())
+    if not isinstance(found, Piece):
+        return found
+    turned = _turned(draft, _cut(draft, found, root), found.dim, match["dim"] % value.dim(), root)
+    return _fitting(draft, turned, root, nodes) if found.dim != match["dim"] % value.dim() else turned
+
+
+def _fitting(draft: Draft, node: AnyNode, root: AnyNode, nodes: Sequence[AnyNode]) -> Replacement:
+    """A view for the root, copied where somebody minds; not if that saves neither a copy nor what it was made of."""
+    if draft.why_not_replace(root, node, keeps_strides=False) is None:
+        return node
+    if not _are_only_for(draft, nodes, root):
+        return _no_copy_saved(root, nodes[0])
+    return draft.call("clone", node, memory_format=torch.contiguous_format, before=root)
+
+
+def _are_only_for(draft: Draft, nodes: Sequence[AnyNode], root: AnyNode) -> bool:
+    return all(draft.num_users(node) == 1 for node in nodes) and all(draft.users(node) == [root] for node in nodes)
+
+
+def _no_copy_saved(root: AnyNode, node: AnyNode) -> Refusal:
+    sentence = f"{root.name} stays: others need {node.name} too, and a view of all would be copied all the same"
+    return Refusal(Reason.NO_GAIN, sentence, node.name)
+
+
+def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims: int) -> Piece | Refusal | None:
+    """The piece of a tensor that elements which were selected from it are, in their order."""
+    dim = cut_dim(draft, nodes[0], num_dims, is_single=True)
+    if dim is None:
+        return None
     parts = joined(draft, nodes, dim, is_single=True)
-    return parts[0].source if len(parts) == 1 and parts[0].is_whole else None
+    return parts[0] if len(parts) == 1 else _why_not_joined(root, parts)
+
+
+def _turned(draft: Draft, node: AnyNode, dim: int, to: int, root: AnyNode) -> AnyNode:
+    """A tensor with one dim at another place."""
+    if dim == to:
+        return node
+    order = list(range(draft.value(node).dim()))
+    order.insert(to, order.pop(dim))
+    return draft.call("permute", node, order, before=root)
+
+
+def _viewed(draft: Draft, match: Match) -> Replacement:
+    """A stack or a concatenation of views of all neighbouring pieces of a tensor, all of one shape: a view of it."""
+    root, nodes = match.root, match["pieces"]
+    value = draft.value(root)
+    if len(nodes) < 2 or not all(isinstance(node, AnyNode) and node.target in RESHAPES for node in nodes):
+        return None
+    inner = [draft.bind(node)["self"] for node in nodes]
+    whole = draft.value(inner[0])
+    dim = cut_dim(draft, inner[0], whole.dim()) if isinstance(whole, Tensor) else None
+    if dim is None or not isinstance(value, Tensor) or any(type(n) is not int for n in (*value.shape, *whole.shape)):
+        return None
+    parts = joined(draft, inner, dim)
+    if len(parts) > 1:
+        return _why_not_joined(root, parts)
+    shapes = {
+        (tuple(draft.value(node).shape), tuple(draft.value(i).shape)) for node, i in zip(nodes, inner, strict=True)
+    }
+    to = match["dim"] % value.dim()
+    if len(shapes) > 1:
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{root.name} stays: its views of {parts[0].source.name} differ in size"
+        )
+    if dim and to:
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: a view of {parts[0].source.name} would be copied twice")
+    ((shape, cut),) = shapes
+    found = _cut(draft, parts[0], root)
+    if dim:
+        found = draft.call("reshape", found, [*cut[:dim], len(nodes), *cut[dim:]], before=root)
+        found = _turned(draft, found, dim, 0, root)
+    if to:
+        found = _turned(draft, draft.call("reshape", found, [len(nodes), *shape], before=root), 0, to, root)
+    if not to or root.target is not STACK:
+        found = draft.call("reshape", found, list(value.shape), before=root)
+    return _fitting(draft, found, root, nodes)
 
 
 def _of_part(draft: Draft, match: Match) -> Replacement:
-    """A piece of a concatenation, as a piece of the part that it lies in."""
+    """A piece of a piece as one of the whole, and a piece of a concatenation as one of the part that it lies in."""
     root = match.root
     value = draft.value(root)
     if not isinstance(value, Tensor):
         return None
-    for dim in range(value.dim()):
-        piece = piece_of(draft, root, dim)
-        cat = _cat(draft, piece.source) if piece is not None and piece.start < piece.end else None
-        if piece is None or cat is None or cat.dim != dim or cat.begins is None:
-            continue
-        k = bisect_right(cat.begins, piece.start) - 1
-        part, begin = cat.parts[k], cat.begins[k]
-        size = draft.value(part).shape[dim]
-        if piece.end <= begin + size:
-            inside = Piece(part, dim, piece.start - begin, piece.end - begin, size)
-            match.nodes.append(piece.source)  # what it reads is read here then
-            return _made(draft, inside, root)
-    return None
+    is_single = root.target is SELECT
+    dim = cut_dim(draft, root, value.dim() + is_single, is_single=is_single)
+    piece = None if dim is None else piece_of(draft, root, dim, is_single=is_single)
+    if dim is None or piece is None:
+        return None
+    if not is_single and draft.num_users(root) == 1 and _cuts_along(draft, draft.users(root)[0], dim):
+        return None  # a link of a chain: the last one is made at once
+    whole = piece
+    while (outer := piece_of(draft, whole.source, dim)) is not None:
+        whole = Piece(outer.source, dim, outer.start + whole.start, outer.start + whole.end, outer.size)
+    if whole is not piece:
+        return _piece_or_element(draft, whole, is_single, root)
+    cat = _cat(draft, piece.source)
+    found = next(_within(draft, piece, cat), None) if cat is not None and cat.dim == dim else None
+    if found is None or found.end - found.start < piece.end - piece.start:
+        return None
+    match.nodes.append(piece.source)  # what it reads is read here then
+    return _piece_or_element(draft, found, is_single, root)
+
+
+def _cuts_along(draft: Draft, node: AnyNode, dim: int) -> bool:
+    if node.target not in CUTS and node.target is not SELECT:
+        return False
+    given = draft.bind(node)
+    value = draft.value(given["self"])
+    return isinstance(value, Tensor) and given["dim"] % value.dim() == dim
+
+
+def _piece_or_element(draft: Draft, piece: Piece, is_single: bool, root: AnyNode) -> AnyNode:
+    if is_single:
+        return draft.call("select.int", piece.source, piece.dim, piece.start, before=root)
+    return _cut(draft, piece, root)
