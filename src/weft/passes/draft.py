@@ -339,17 +339,32 @@ class Draft:
         if self._is_returned(old):
             self._count_result(old, -1)
             self._count_result(new, 0 if self._is_returned(new) else 1)
-        for user in self.users(old):
+        users, held = self.users(old), self.held(new)
+        for user in users:
             self._swaps.setdefault(user, {})[old] = new
             self._own_users(new)[user] = None
         self._users[old] = {}
+        if not set(held).issuperset(self.held(old)):
+            self._hold(users, held)
+
+    def _hold(self, users: Sequence[AnyNode], held: tuple[int, ...]) -> None:
+        """Let the views among the users of a node, and views of these, hold the storages that it is of now."""
+        stack = list(users)
+        while stack:
+            node = stack.pop()
+            if node.op != "call_function" or not self.is_alias(node) or self.held(node) == held:
+                continue
+            is_returned = self._is_returned(node)
+            self._count_result(node, -1 if is_returned else 0)
+            self._held[node] = held
+            self._count_result(node, 1 if is_returned else 0)
+            stack += self.users(node)
 
     def _count_result(self, node: AnyNode, times: int) -> None:
         for storage in self.held(node):
-            count = self._escaping.get(storage, 0) + times
-            self._escaping[storage] = count
-            if not count:
-                del self._escaping[storage]
+            count = self._escaping.pop(storage, 0) + times
+            if count:
+                self._escaping[storage] = count
 
     def _own_users(self, node: AnyNode) -> dict[AnyNode, None]:
         if node not in self._users:
