@@ -5,7 +5,7 @@ queue and, where latencies are known, any merging of collectives of one queue. I
 that drain the stream: those only make a step longer. So does memory, unless a limit is given:
 then a bound holds only for orders whose peak is at most that. It does not cover moves that change the operations
 themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes with a certificate
-that `check_bound` recomputes from the program alone.
+that `check_bound` recomputes from the program alone, each time, before the bound is returned.
 
     compute           all compute
     communication     all collectives of a link
@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.graph.dag import collector_paused
+from weft.simulation import check_bound
 from weft.simulation.certificates import (
     Certificate,
     certificate_of,
@@ -48,7 +49,7 @@ from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, 
 
 @dataclass(frozen=True)
 class Bound:
-    """A proved lower bound of a program's step."""
+    """A lower bound of a program's step that `check_bound` has proved from the certificate; made by `lower_bound`."""
 
     bound_ns: int
     name: str
@@ -106,11 +107,14 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
         values = dict[str, int]()
         for each in found:
             values[each.name] = max(values.get(each.name, 0), each.value - program.launch_gap_ns)
+        rests = proof(program, tasks, best)
+        certificate = certificate_of(bound_ns, merging, tasks.chains, best.clock, rests, overlap)
+        check_bound.check(program, certificate)  # a bound that it does not prove is never returned
         return Bound(
             bound_ns,
             best.name,
             best.rests_on,
-            certificate_of(bound_ns, merging, tasks.chains, best.clock, proof(program, tasks, best), overlap),
+            certificate,
             values,
             LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
         )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from weft.errors import VerificationError
+from weft.simulation import bounds
 from weft.simulation.bounds import NO_MERGING, lower_bound
 from weft.simulation.check_bound import check
 from weft.simulation.program import Program, Queue, Sort
@@ -46,6 +47,19 @@ def program(text: str, links: tuple[int, ...] = (0, 1), **fields: Any) -> Progra
         latency_ns=tuple(latency for _, _, latency, _, _ in rows) if is_merging else (),
         **fields,
     )
+
+
+def test_a_bound_that_its_certificate_does_not_prove_is_never_returned(monkeypatch: pytest.MonkeyPatch):
+    """Whatever finds bounds may be wrong: each goes through the independent checker before anybody calls it proved."""
+    work = program("a: compute 5\nb: compute 3 a")
+    found = bounds.candidates
+
+    def too_high(*given: Any) -> list[bounds.Candidate]:
+        return [replace(candidate, value=candidate.value + 1) for candidate in found(*given)]
+
+    monkeypatch.setattr(bounds, "candidates", too_high)
+    with pytest.raises(VerificationError, match="the certificate claims 9 ns and proves 8 ns"):
+        lower_bound(work)
 
 
 def test_compute_takes_its_time():
