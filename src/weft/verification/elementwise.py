@@ -1,18 +1,22 @@
 """Operators that make each element of their result from the elements at the same place of their inputs.
 
-Contract: an operator is taken apart element by element only if its result is correctly rounded, and so does not depend
-on where in a vector register the element stands: `exp` of a concatenation may differ in its last bit from the
-concatenation of `exp`s. With `reassociates`, where rounding may differ anyway, all elementwise operators are, sums are
-taken as sets of terms, and a sum of reductions as the reduction of the sum.
+Contract: an operator is taken apart element by element only if its result does not depend on where in a vector register
+the element stands: `exp` of a concatenation may differ in its last bit from the concatenation of `exp`s, and `maximum`
+of 0.0 and -0.0 is the first or the second as memory lies. `laws` names the operators and dtypes for which that holds.
+With `reassociates`, where rounding may differ anyway, all elementwise operators are taken apart, sums are taken as sets
+of terms, and a sum of reductions as the reduction of the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
+from weft.verification.index_maps import Call
 from weft.verification.terms import (
     Run,
     Segment,
@@ -27,30 +31,46 @@ from weft.verification.terms import (
     settle,
 )
 
-CORRECTLY_ROUNDED = frozenset(
-    (
-        *("neg", "abs", "relu", "sign", "floor", "ceil", "trunc", "round", "sqrt", "isnan", "isinf"),
-        *("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "clamp", "clamp_min", "clamp_max"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "threshold_backward"),
-        *("logical_and", "logical_or", "logical_not", "logical_xor"),
-        *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"),
-    )
-)
-# Torch computes these with one rounding or with two, as the vector unit has it, unless the argument is left alone.
-PLAIN_ONLY: Mapping[str, tuple[str, Any]] = {
-    **dict.fromkeys(("add", "sub", "rsub"), ("alpha", 1)),
-    "div": ("rounding_mode", None),
-    "round": ("decimals", 0),
-}
+FOREACH = "_foreach_"
+OF_EACH: Mapping[str, str] = {"scalar": "other", "scalars": "other"}
+"""Arguments of a `_foreach` operator, and what the operator itself calls them."""
+MASKS = ("condition", "mask")
 ADDITIVE = ("sum", "avg")
 
 
-def is_taken_apart(name: str, arguments: Mapping[str, Any], *, all_of_them: bool) -> bool:
-    """Whether an elementwise operator of this name (without overload or trailing underscore) is followed."""
-    argument, plain = PLAIN_ONLY.get(name, ("", None))
-    if argument in arguments and arguments[argument] != plain:
-        return False
-    return all_of_them or name in CORRECTLY_ROUNDED
+def applied(call: Call) -> list[Value]:
+    """The result of an elementwise operator, in bits.
+
+    Its tensors have one dtype, but for a mask: a kernel may convert a number beside a vector with or without rounding.
+    """
+    shape, dtype = call.results[0]
+    if len({v.dtype for key, v in call.arguments.items() if isinstance(v, Value) and key not in MASKS}) > 1:
+        raise Undecided
+    return [apply(call.terms, call.operator, call.arguments, shape, dtype)]
+
+
+def applied_to_each(call: Call) -> list[Value]:
+    """A `_foreach` operator: the operator on each item of its lists."""
+    return [item for one in each(call) for item in applied(one)]
+
+
+def each(call: Call) -> list[Call]:
+    """The calls that a `_foreach` operator stands for."""
+    lists = {key: value for key, value in call.arguments.items() if isinstance(value, list)}
+    if any(len(value) != len(call.results) for value in lists.values()):
+        raise Undecided
+    name = call.operator.removeprefix(FOREACH)
+    return [
+        replace(
+            call,
+            arguments={
+                OF_EACH.get(key, key): lists[key][k] if key in lists else value for key, value in call.arguments.items()
+            },
+            results=[kind],
+            operator=name,
+        )
+        for k, kind in enumerate(call.results)
+    ]
 
 
 def apply(
@@ -65,17 +85,16 @@ def apply(
     """The result of an elementwise operator. Inputs have the shape of the result, or one element."""
     full: list[Value] = []
     slots: list[Hashable] = []
-    ignored = PLAIN_ONLY.get(name, ("", None))[0]
+    mixes_dtypes = len({value.dtype for value in arguments.values() if isinstance(value, Value)}) > 1
     for argument, value in arguments.items():
-        if argument == ignored:
-            continue
         if not isinstance(value, Value):
-            slots.append((argument if value is None else "", constant(value, dtype)))
+            slots.append((argument, constant(value, dtype)))
         elif same_elements(value.shape, shape):
-            slots.append((len(full), value.dtype))
+            # Beside another dtype a tensor without dims is converted as a number is.
+            slots.append((argument, value.dtype, mixes_dtypes and not value.shape))
             full.append(value)
         elif is_single(value):
-            slots.append((terms.number(value), "for all"))
+            slots.append((argument, terms.number(value), "for all"))
         else:
             raise Undecided
     if not full:
@@ -90,7 +109,7 @@ def apply(
 
 def constant(value: Any, dtype: torch.dtype | None = None) -> Hashable:
     """A scalar as part of a label: 0.0 is not -0.0 and True is not 1, but 2 is 2.0 where floats are computed."""
-    if isinstance(value, Value):
+    if value is not None and not isinstance(value, bool | int | float | str | complex | sympy.Basic | torch.dtype):
         raise Undecided
     if type(value) is int and dtype is not None and dtype.is_floating_point and abs(value) <= 1 << 53:
         value = float(value)

@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from weft.errors import GraphError
-from weft.graph import ops
-from weft.graph.collective import Collective
 from weft.graph.groups import Group
-from weft.graph.ops import Kind
-from weft.verification.index_maps import FILL, as_dtype, bytes_of
+from weft.verification.index_maps import Call, as_dtype, bytes_of, number_of
 from weft.verification.terms import (
     Run,
     Segment,
@@ -38,96 +35,87 @@ from weft.verification.terms import (
 
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
-ZEROS = ("0", "0.0", "-0.0", "False")
+SENT = "sent"
+"""The argument by which a rule finds the tensor that it is about: a coalesced launch has several."""
 EVEN = 5
 """Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
 
 
-def delivered(
-    terms: Terms,
-    collective: Collective,
-    value: Any,
-    group: Hashable,
-    splits: Sequence[Any],
-    shape: tuple[Size, ...],
-    reassociates: bool = False,
-) -> Value:
-    """What a rank receives for one tensor that it sent. `splits` are those in and out of an all-to-all."""
-    if not isinstance(value, Value):
-        raise Undecided
-    bound = ops.bind(collective.launch)
-    kind, reduce_op = collective.kind, collective.reduce_op
-    if not all(type(bound.get(name, 0)) is int for name in ("group_size", "src")):
-        raise Undecided
-    if isinstance(group, tuple) and any(isinstance(part, Group) and part.size == 1 for part in group):
-        return alone(value, shape)
-    if kind is Kind.ALL_REDUCE:
-        return all_reduced(terms, value, group, reduce_op, shape, reassociates)
-    if kind is Kind.BROADCAST:
-        return sent_from(terms, value, group, bound["src"], shape)
-    if kind is Kind.ALL_GATHER:
-        summed = scattered_and_gathered(terms, value, group, bound["group_size"], shape) if reassociates else None
-        return summed or gathered(terms, value, group, bound["group_size"], shape)
-    if kind is Kind.REDUCE_SCATTER:
-        return scattered(terms, value, group, reduce_op, bound["group_size"], shape, reassociates)
-    into, out = splits
-    if kind is not Kind.ALL_TO_ALL or not into or into != out or any(n != into[0] for n in into):
-        raise Undecided
-    return exchanged(terms, value, group, len(into), shape)
-
-
-def alone(value: Value, shape: tuple[Size, ...]) -> Value:
+def alone(call: Call) -> list[Value] | None:
     """The only rank of a group receives what it sent."""
+    value, group, shape = _sent(call), call.arguments["group"], call.results[0][0]
+    if not (isinstance(group, tuple) and any(isinstance(part, Group) and part.size == 1 for part in group)):  # pyright: ignore[reportUnknownVariableType]
+        return None
     if product(shape) != product(value.shape):
         raise Undecided
-    return Value(shape, value.dtype, value.runs)
+    return [Value(shape, value.dtype, value.runs)]
 
 
-def all_reduced(
-    terms: Terms,
-    value: Value,
-    group: Hashable,
-    reduce_op: str | None,
-    shape: tuple[Size, ...],
-    reassociates: bool = False,
-) -> Value:
+def _sent(call: Call) -> Value:
+    """The tensor of a launch that this call is about."""
+    value = call.arguments[SENT]
+    if not isinstance(value, Value) or call.results[0][1] != value.dtype:
+        raise Undecided
+    return value
+
+
+def _num_ranks(call: Call) -> int:
+    number = call.arguments["group_size"]
+    if type(number) is not int or number < 1:
+        raise Undecided
+    return number
+
+
+def all_reduced(call: Call) -> list[Value]:
     """Element i of the result is the sum (or another reduction) of element i on every rank."""
-    label = (ALL_REDUCE, reduce_op, group)
+    return [_all_reduced(call, lambda _: False)]
+
+
+def all_reduced_in_real(call: Call) -> list[Value]:
+    """As `all_reduced`, and the reduction of zeros is zero."""
+    return [_all_reduced(call, lambda atom: _is_zero(call.terms, atom))]
+
+
+def _all_reduced(call: Call, is_kept: Callable[[int], bool]) -> Value:
+    terms, value = call.terms, _sent(call)
+    label = (ALL_REDUCE, call.arguments["reduce_op"], call.arguments["group"])
 
     def reduced(atom: int) -> int:
-        if reassociates and _is_zero(terms, atom):
-            return atom
-        return terms.atom(label, terms.sizes[atom], value.dtype, ((atom, 0),))
+        return atom if is_kept(atom) else terms.atom(label, terms.sizes[atom], value.dtype, ((atom, 0),))
 
-    return Value(shape, value.dtype, join((reduced(a), s, n) for a, s, n in value.runs))
+    return Value(call.results[0][0], value.dtype, join((reduced(a), s, n) for a, s, n in value.runs))
 
 
-def sent_from(terms: Terms, value: Value, group: Hashable, source: int, shape: tuple[Size, ...]) -> Value:
+def broadcast(call: Call) -> list[Value]:
     """Element i of the result is element i on the source rank."""
-    label = ("broadcast", source, group)
-    return Value(shape, value.dtype, join((_moved(terms, label, a, 1), s, n) for a, s, n in value.runs))
+    value, source = _sent(call), call.arguments["src"]
+    if type(source) is not int:
+        raise Undecided
+    label = ("broadcast", source, call.arguments["group"])
+    runs = join((_moved(call.terms, label, a, 1), s, n) for a, s, n in value.runs)
+    return [Value(call.results[0][0], value.dtype, runs)]
 
 
-def gathered(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]) -> Value:
+def gathered(call: Call) -> list[Value]:
     """Part k of the result is the value on rank k.
 
     The elements of an atom on rank k follow those on rank k - 1 in one larger atom: gathering a whole is one run.
     """
-    label = ("all_gather", num_ranks, group)
+    terms, value, num_ranks = call.terms, _sent(call), _num_ranks(call)
+    label = ("all_gather", num_ranks, call.arguments["group"])
     parts = [(_moved(terms, label, a, num_ranks), terms.sizes[a], s, n) for a, s, n in value.runs]
     runs = ((atom, settle(k * size + s), n) for k in range(num_ranks) for atom, size, s, n in parts)
-    return Value(shape, value.dtype, join(runs))
+    return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
-def scattered_and_gathered(
-    terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]
-) -> Value | None:
+def scattered_and_gathered(call: Call) -> list[Value] | None:
     """Parts that were reduced and scattered, gathered again, as the reduction of the whole; None where they are not.
 
     In real arithmetic: which ranks are added first is another matter.
     """
+    terms, value, group = call.terms, _sent(call), call.arguments["group"]
     runs: list[Run] = []
-    for k in range(num_ranks):
+    for k in range(_num_ranks(call)):
         for atom, start, length in value.runs:
             label = _label(terms, atom)
             if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], value.dtype):
@@ -137,7 +125,7 @@ def scattered_and_gathered(
             shift = settle(k * step) if step is not None else shift
             reduced = terms.atom((ALL_REDUCE, label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
             runs.append((reduced, settle(start + shift), length))
-    return Value(shape, value.dtype, join(runs))
+    return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
 def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
@@ -150,26 +138,27 @@ def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)  # pyright: ignore[reportUnknownVariableType]
 
 
-def scattered(
-    terms: Terms,
-    value: Value,
-    group: Hashable,
-    reduce_op: str | None,
-    num_ranks: int,
-    shape: tuple[Size, ...],
-    reassociates: bool = False,
-) -> Value:
+def scattered(call: Call) -> list[Value]:
     """Element p of the result on rank r is the reduction of element p of part r on every rank.
 
     Which part is one's own is not known here; so an element is named by all the parts it may come from.
     """
-    label = (REDUCE_SCATTER, reduce_op, group)
+    return [_scattered(call, lambda _label, _segment: None)]
+
+
+def scattered_in_real(call: Call) -> list[Value]:
+    """As `scattered`, and a scatter of a sum over another axis is a sum of scatters."""
+    dtype = _sent(call).dtype
+    return [_scattered(call, lambda label, segment: _reduced_later(call.terms, label, segment, dtype))]
+
+
+def _scattered(call: Call, swapped: Callable[[tuple[Any, ...], Segment], Run | None]) -> Value:
+    value, label = _sent(call), (REDUCE_SCATTER, call.arguments["reduce_op"], call.arguments["group"])
 
     def part(segment: Segment) -> Run:
-        swapped = _reduced_later(terms, label, segment, value.dtype) if reassociates else None
-        return swapped or _by_rank(terms, label, segment, value.dtype)
+        return swapped(label, segment) or _by_rank(call.terms, label, segment, value.dtype)
 
-    return Value(shape, value.dtype, join(map(part, align(_parts(value, num_ranks)))))
+    return Value(call.results[0][0], value.dtype, join(map(part, align(_parts(value, _num_ranks(call))))))
 
 
 def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run | None:
@@ -198,8 +187,7 @@ def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype
 
 
 def _is_zero(terms: Terms, atom: int) -> bool:
-    label = _label(terms, atom)
-    return label[0] == FILL and label[1] in ZEROS
+    return number_of(terms.labels[atom]) == 0
 
 
 @functools.cache
@@ -226,15 +214,18 @@ def _reach_the_same(reduced: Hashable, scattered_over: Hashable) -> bool:
     return True
 
 
-def exchanged(terms: Terms, value: Value, group: Hashable, num_ranks: int, shape: tuple[Size, ...]) -> Value:
+def exchanged(call: Call) -> list[Value]:
     """Element p of part k of the result on rank r is element p of part r on rank k."""
-    segments = list(align(_parts(value, num_ranks)))
+    value, into, out = _sent(call), call.arguments["input_split_sizes"], call.arguments["output_split_sizes"]
+    if not into or into != out or any(n != into[0] for n in into):
+        raise Undecided
+    segments = list(align(_parts(value, len(into))))
     runs: Iterable[Run] = (
-        _from_rank(terms, ("all_to_all", k, group), segment, value.dtype)
-        for k in range(num_ranks)
+        _from_rank(call.terms, ("all_to_all", k, call.arguments["group"]), segment, value.dtype)
+        for k in range(len(into))
         for segment in segments
     )
-    return Value(shape, value.dtype, join(runs))
+    return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
 def _parts(value: Value, num_ranks: int) -> list[list[Run]]:

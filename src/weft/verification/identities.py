@@ -1,8 +1,8 @@
 """Calls that give back what they are given, and tensors that are filled with one number.
 
 Contract: written from what the operators mean, and from nothing else in Weft; the passes that take such calls away are
-not looked at. Each law holds for every value and every bit, but for the payload of what is no number: x + 0.0 is no x,
-since it makes 0.0 of -0.0. A law gives what the result is; where its type is not that of the call, there is none.
+not looked at. Each rule holds for every bit, but for the payload of a NaN: x + 0.0 is not x, since it makes 0.0 of
+-0.0. A rule sees the arguments that its law names in `laws`, and no others; it returns None where it does not apply.
 """
 
 from __future__ import annotations
@@ -11,32 +11,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-from weft.compat import OpOverload
-from weft.verification.index_maps import FILL, Call, filled
+from weft.verification.index_maps import Call, number_of, of_one_number
 from weft.verification.terms import Run, Terms, Value, join
 
-Arguments = Mapping[str, Any]
-Law = Callable[[Terms, str, Arguments], Value | None]
+Rule = Callable[[Call], list[Value] | None]
 
 
-def known(call: Call, target: OpOverload) -> Value | None:
-    """What a call gives, where a law says it; None for others."""
-    namespace, _, full = target.name().partition("::")
-    name = full.partition(".")[0].removesuffix("_")
-    if namespace != "aten" or len(call.results) != 1:
-        return None
-    terms, arguments = call.terms, call.arguments
+def given_back(call: Call, value: Any) -> list[Value] | None:
+    """An argument as the result of a call, where it has the type of the result."""
     shape, dtype = call.results[0]
-    if name in FILLED:
-        return filled(call, arguments.get("fill_value", FILLED[name]), *call.results[0])
-    found = LAWS[name](terms, name, arguments)
-    if found is None and name == "mul" and not _is_float(dtype) and 0 in _numbers(terms, arguments):
-        return filled(call, 0, *call.results[0])
-    if found is None or found.shape != shape or found.dtype != dtype or not call.same_device:
+    if not isinstance(value, Value) or not call.same_device or len(call.results) != 1:
         return None
-    return Value(shape, dtype, found.runs)
+    return [Value(shape, dtype, value.runs)] if (value.shape, value.dtype) == (shape, dtype) else None
 
 
 # Tensors of one number.
@@ -46,6 +32,23 @@ FILLED: Mapping[str, int | None] = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
 }
+"""Operators that make a tensor of one number, and the number where it is not an argument."""
+
+
+def filled(call: Call) -> list[Value] | None:
+    """A tensor of one number, known by the number and the device."""
+    return _of_one(call, call.arguments.get("fill_value", FILLED[call.operator]))
+
+
+def times_zero(call: Call) -> list[Value] | None:
+    """A product with zero, of integers."""
+    return (
+        _of_one(call, 0) if 0 in (_number(call.terms, call.arguments.get(key)) for key in ("self", "other")) else None
+    )
+
+
+def _of_one(call: Call, number: Any) -> list[Value]:
+    return [of_one_number(call, number, *call.results[0])]
 
 
 def _number(terms: Terms, value: Any) -> int | float | None:
@@ -55,132 +58,79 @@ def _number(terms: Terms, value: Any) -> int | float | None:
     if not isinstance(value, Value) or not value.runs:
         return None
     labels = {terms.labels[atom] for atom, _, _ in value.runs}
-    label = labels.pop()
-    if labels or not (isinstance(label, tuple) and label[0] == FILL):
-        return None
-    text = str(label[1])
-    return {"True": 1, "False": 0}[text] if text in ("True", "False") else float(text) if "." in text else _whole(text)
+    return number_of(labels.pop()) if len(labels) == 1 else None
 
 
-def _whole(text: str) -> int | float:
-    return int(text) if text.removeprefix("-").isdigit() else float(text)
+# Rules.
 
 
-def _numbers(terms: Terms, arguments: Arguments) -> list[int | float | None]:
-    return [_number(terms, arguments.get(key)) for key in ("self", "other")]
+def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> Rule:
+    """A rule: an operator leaves alone what it takes with this number; of zeros of floats only one keeps the sign."""
 
-
-def _is_float(dtype: torch.dtype | None) -> bool:
-    return dtype is None or dtype.is_floating_point or dtype.is_complex
-
-
-# Laws.
-
-
-def _neutral(number: int, *, either_way: bool) -> Law:
-    """An operator that leaves alone what it takes with this number; of zeros only the one that keeps the sign."""
-
-    def law(terms: Terms, name: str, arguments: Arguments) -> Value | None:
-        if arguments.get("alpha", 1) != 1 or arguments.get("rounding_mode") is not None:
-            return None
+    def rule(call: Call) -> list[Value] | None:
         pairs = [("self", "other"), ("other", "self")] if either_way else [("self", "other")]
         for mine, theirs in pairs:
-            value, found = arguments.get(mine), _number(terms, arguments.get(theirs))
+            value, found = call.arguments.get(mine), _number(call.terms, call.arguments.get(theirs))
             if not isinstance(value, Value) or found is None or found != number:
                 continue
-            wants_negative = name == "add"
-            if number == 0 and _is_float(value.dtype) and (math.copysign(1, found) < 0) != wants_negative:
+            is_float = value.dtype is None or value.dtype.is_floating_point
+            if number == 0 and is_float and (math.copysign(1, found) < 0) != negative_zero:
                 continue
-            if number == 0 and value.dtype is not None and value.dtype.is_complex:
-                continue
-            return value
+            return given_back(call, value)
         return None
 
-    return law
+    return rule
 
 
-def _first_if(holds: Callable[[Arguments, Value], bool], argument: str = "self") -> Law:
-    """An argument of the call, where that holds of the call."""
+def first_if(holds: Callable[[Mapping[str, Any]], bool], argument: str = "self") -> Rule:
+    """A rule: a call gives back an argument, where that holds of its arguments."""
 
-    def law(terms: Terms, name: str, arguments: Arguments) -> Value | None:
-        value = arguments.get(argument)
-        return value if isinstance(value, Value) and holds(arguments, value) else None
+    def rule(call: Call) -> list[Value] | None:
+        return given_back(call, call.arguments.get(argument)) if holds(call.arguments) else None
 
-    return law
+    return rule
 
 
-def _twice_is_none(terms: Terms, name: str, arguments: Arguments) -> Value | None:
+def twice_is_none(call: Call) -> list[Value] | None:
     """An operator that undoes itself."""
-    return _inside(terms, name, arguments.get("self"))
+    return given_back(call, _inside(call))
 
 
-def _twice_is_once(terms: Terms, name: str, arguments: Arguments) -> Value | None:
-    """An operator that does nothing to its own results, nor, if it rounds, to whole numbers."""
-    value = arguments.get("self")
-    if not isinstance(value, Value):
-        return None
-    if name in ROUNDING and not _is_float(value.dtype):
-        return value
-    return value if _inside(terms, name, value) is not None else None
+def twice_is_once(call: Call) -> list[Value] | None:
+    """An operator that does nothing to its own results."""
+    return given_back(call, call.arguments.get("self")) if _inside(call) is not None else None
 
 
-def _inside(terms: Terms, name: str, value: Any) -> Value | None:
-    """What an operator of one argument was applied to, where a value is its result."""
+def _inside(call: Call) -> Value | None:
+    """The value that an operator of one argument was applied to before, where it takes its own result."""
+    value, terms = call.arguments.get("self"), call.terms
     if not isinstance(value, Value) or not value.runs:
         return None
     runs: list[Run] = []
     for atom, start, length in value.runs:
-        label = terms.labels[atom]
-        if not (isinstance(label, tuple) and label[:2] == ("elementwise", name) and len(terms.operands[atom]) == 1):
+        if terms.labels[atom] != ("elementwise", call.operator, value.dtype, (("self", value.dtype, False),)):
             return None
         ((inner, shift),) = terms.operands[atom]
-        if shift != 0 or terms.dtypes[inner] != value.dtype:
+        if shift != 0:
             return None
         runs.append((inner, start, length))
     return Value(value.shape, value.dtype, join(runs))
 
 
-def _both_alike(terms: Terms, name: str, arguments: Arguments) -> Value | None:
+def both_alike(call: Call) -> list[Value] | None:
     """An operator that chooses between two values that are one."""
-    value, other = arguments.get("self"), arguments.get("other")
-    if isinstance(value, Value) and isinstance(other, Value) and terms.number(value) == terms.number(other):
-        return value
+    value, other = call.arguments.get("self"), call.arguments.get("other")
+    if isinstance(value, Value) and isinstance(other, Value) and call.terms.number(value) == call.terms.number(other):
+        return given_back(call, value)
     return None
 
 
-def _either(*laws: Law) -> Law:
-    def law(terms: Terms, name: str, arguments: Arguments) -> Value | None:
-        return next(filter(None, (each(terms, name, arguments) for each in laws)), None)
-
-    return law
-
-
-def _is_one(number: Any) -> bool:
+def is_one(number: Any) -> bool:
+    """Whether an argument is the number one."""
     return type(number) in (int, float) and number == 1
 
 
-def _covers_all(arguments: Arguments, source: Value) -> bool:
-    """Whether what is scattered is as large as what it is scattered to."""
-    target = arguments.get("self")
-    return isinstance(target, Value) and target.shape == source.shape
-
-
-ROUNDING = ("ceil", "floor", "round", "trunc")
-LAWS: Mapping[str, Law] = {
-    "mul": _neutral(1, either_way=True),
-    "div": _neutral(1, either_way=False),
-    "add": _neutral(0, either_way=True),
-    "sub": _neutral(0, either_way=False),
-    **dict.fromkeys(("bitwise_xor", "__lshift__", "__rshift__"), _neutral(0, either_way=False)),
-    "bitwise_or": _either(_neutral(0, either_way=False), _both_alike),
-    **dict.fromkeys(("maximum", "minimum", "bitwise_and", "where"), _both_alike),
-    **dict.fromkeys(("neg", "bitwise_not", "logical_not"), _twice_is_none),
-    **dict.fromkeys((*ROUNDING, "abs", "relu"), _twice_is_once),
-    "pow": _first_if(lambda given, _: _is_one(given.get("exponent"))),
-    "repeat": _first_if(lambda given, _: all(n == 1 for n in given["repeats"])),
-    "constant_pad_nd": _first_if(lambda given, _: all(n == 0 for n in given["pad"])),
-    "slice_scatter": _first_if(_covers_all, "src"),
-    "copy": _first_if(_covers_all, "src"),
-}
-NAMES = frozenset((*FILLED, *LAWS))
-"""The operators that there are laws of, without overload and trailing underscore."""
+def covers_all(arguments: Mapping[str, Any]) -> bool:
+    """Whether a source that is scattered is as large as its target."""
+    target, source = arguments.get("self"), arguments.get("src")
+    return isinstance(target, Value) and isinstance(source, Value) and target.shape == source.shape

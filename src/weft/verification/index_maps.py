@@ -6,14 +6,14 @@ looked at. A map that cannot be followed raises `Undecided`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import ast
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from weft.compat import FUNCTIONAL
+from weft.verification.casts import FILLABLE, is_seen_through
 from weft.verification.permutes import turned
 from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
 
@@ -36,6 +36,8 @@ class Call:
     """Whether everything is on one device."""
     device: str = ""
     """Of the results."""
+    operator: str = ""
+    """Its name, without namespace, overload and the underscore of a call in place."""
 
     @property
     def source(self) -> Value:
@@ -80,32 +82,9 @@ def _cast_atom(terms: Terms, atom: int, dtype: torch.dtype) -> int:
     label = terms.labels[atom]
     if isinstance(label, tuple) and label[0] == CAST:
         source = terms.operands[atom][0][0]
-        if _loses_nothing(terms.dtypes[source], terms.dtypes[atom]):
+        if is_seen_through(terms.dtypes[source], terms.dtypes[atom], dtype):
             return source if terms.dtypes[source] == dtype else _cast_atom(terms, source, dtype)
     return terms.atom((CAST, dtype), terms.sizes[atom], dtype, ((atom, 0),))
-
-
-@functools.cache
-def _loses_nothing(before: torch.dtype | None, after: torch.dtype | None) -> bool:
-    """Whether every number of a dtype is a number of another."""
-    if before is None or after is None or before.is_complex or after.is_complex or torch.bool in (before, after):
-        return before is torch.bool and after is not None
-    try:
-        if before.is_floating_point:
-            small, large = torch.finfo(before), torch.finfo(after)
-            finer = large.eps <= small.eps and large.smallest_normal <= small.smallest_normal
-            return after.is_floating_point and finer and large.max >= small.max and _has_infinity(after)
-        whole = torch.iinfo(before)
-        if after.is_floating_point:
-            exact = int(2 / torch.finfo(after).eps)
-            return whole.max <= exact and -whole.min <= exact and whole.max <= torch.finfo(after).max
-        return torch.iinfo(after).min <= whole.min and whole.max <= torch.iinfo(after).max
-    except TypeError:  # a dtype that torch has no table of
-        return False
-
-
-def _has_infinity(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def sliced(call: Call) -> list[Value]:
@@ -173,30 +152,41 @@ def stacked(call: Call) -> list[Value]:
     return [_interleave(call, call.sources, dim, [1] * len(call.sources), shape, dtype)]
 
 
+def of_one_number(call: Call, number: Any, shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
+    """A tensor of one number, known by the number and the device."""
+    if product(shape) == 0:
+        return Value(shape, dtype, ())
+    is_large = type(number) is int and number.bit_length() > 64
+    if not isinstance(number, int | float) or dtype not in FILLABLE or is_large:
+        raise Undecided
+    number = bool(number) if dtype is torch.bool else float(number) if dtype.is_floating_point else number
+    return call.terms.whole((FILL, repr(number), call.device), shape, dtype)
+
+
+def number_of(label: Hashable) -> int | float | None:
+    """The number that an atom of this label is filled with; None for others."""
+    if not (isinstance(label, tuple) and label[0] == FILL):
+        return None
+    number = ast.literal_eval(text) if (text := str(label[1])) not in ("inf", "-inf", "nan") else float(text)
+    return int(number) if isinstance(number, bool) else number
+
+
 def padded(call: Call) -> list[Value]:
     """`constant_pad_nd`: the source with copies of one number before and after it, along the last dims."""
     value, pad, number = call.source, call.arguments["pad"], call.arguments.get("value", 0)
     result, dtype = call.results[0]
-    if any(type(n) is not int or n < 0 for n in pad) or value.dtype != dtype:
+    if any(type(n) is not int or n < 0 for n in pad) or value.dtype != dtype or not call.same_device:
         raise Undecided
     for k, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(value.shape) - 1 - k
         sides = [(*value.shape[:dim], n, *value.shape[dim + 1 :]) for n in (before, after)]
-        front, back = (filled(call, number, shape, dtype) for shape in sides)
+        front, back = (of_one_number(call, number, shape, dtype) for shape in sides)
         extents = [before, value.shape[dim], after]
         shape = (*value.shape[:dim], settle(sum(extents)), *value.shape[dim + 1 :])
         value = _interleave(call, [front, value, back], dim, extents, shape, dtype)
     if value.shape != result:
         raise Undecided
     return [value]
-
-
-def filled(call: Call, number: Any, shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
-    """A tensor of one number, on the device of the call."""
-    if not isinstance(number, int | float) or dtype.is_complex:
-        raise Undecided
-    number = bool(number) if dtype is torch.bool else float(number) if dtype.is_floating_point else number
-    return call.terms.whole((FILL, repr(number), call.device), shape, dtype)
 
 
 def permuted(call: Call) -> list[Value]:
@@ -383,39 +373,3 @@ def _shaped(
     if product(shape) != count:
         raise Undecided
     return Value(shape, dtype, runs)
-
-
-MAPS: dict[str, Callable[[Call], list[Value]]] = {
-    **dict.fromkeys(
-        (
-            *("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::flatten.using_ints", "aten::unflatten.int"),
-            *("aten::contiguous", "aten::clone", "aten::alias", "aten::detach", "aten::_reshape_alias", "aten::ravel"),
-            *("aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::unsqueeze", "aten::view_as"),
-            *("aten::lift_fresh", "aten::lift_fresh_copy", "aten::view_copy", "aten::alias_copy", "aten::reshape_as"),
-            f"{FUNCTIONAL}::_wrap_tensor_autograd",
-        ),
-        relabel,
-    ),
-    **dict.fromkeys(("aten::_to_copy", "aten::to.dtype", "prims::convert_element_type", "prims::device_put"), copied),
-    **dict.fromkeys(("aten::slice.Tensor", "aten::slice_copy.Tensor"), sliced),
-    **dict.fromkeys(("aten::narrow", "aten::narrow_copy"), narrowed),
-    **dict.fromkeys(("aten::select.int", "aten::select_copy.int"), selected),
-    **dict.fromkeys(
-        (
-            *("aten::split.Tensor", "aten::split.sizes", "aten::split_with_sizes", "aten::split_with_sizes_copy"),
-            *("aten::chunk", "aten::unsafe_chunk", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"),
-        ),
-        parted,
-    ),
-    "aten::unbind.int": unbound,
-    **dict.fromkeys(("aten::cat", "aten::concat"), concatenated),
-    "aten::stack": stacked,
-    "aten::constant_pad_nd": padded,
-    **dict.fromkeys(
-        ("aten::permute", "aten::permute_copy", "aten::t", "aten::t_copy", "aten::transpose.int"),
-        permuted,
-    ),
-    **dict.fromkeys(("aten::expand", "aten::expand_copy"), expanded),
-    "aten::view.dtype": reinterpreted,
-    "weft::pack": packed,
-}

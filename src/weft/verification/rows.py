@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from weft.compat import OpOverload
 from weft.verification import elementwise
+from weft.verification.index_maps import Call
 from weft.verification.terms import Run, Size, Terms, Undecided, Value, cut, join, product
 
 MAX_ROWS = 1 << 13
@@ -36,16 +36,24 @@ COMMUTES = ("add", "mul")
 ALONG_A_ROW = ("mean", "sum", "amax", "amin")
 
 
-def is_followed(target: OpOverload) -> bool:
-    """Whether an operator is a product, or sums along rows."""
-    namespace, _, name = target.name().partition("::")
-    return namespace == "aten" and name.partition(".")[0] in (*LEFT_AND_RIGHT, *ALONG_A_ROW)
+def multiplied(call: Call) -> list[Value]:
+    """A product of matrices, in real arithmetic."""
+    return [product_of(call.terms, call.operator, call.arguments, *call.results[0])]
 
 
-def follow(terms: Terms, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
-    """The result of an operator of that name, without overload, that `is_followed`."""
-    made = product_of if name in LEFT_AND_RIGHT else reduced
-    return made(terms, name, arguments, shape, dtype)
+def summed(call: Call) -> list[Value]:
+    """A sum, a mean or an extremum along the last dims, in real arithmetic."""
+    return [reduced(call.terms, call.operator, call.arguments, *call.results[0])]
+
+
+def applied(call: Call) -> list[Value]:
+    """A pointwise operator, in real arithmetic."""
+    return [pointwise(call.terms, call.operator, call.arguments, *call.results[0])]
+
+
+def applied_to_each(call: Call) -> list[Value]:
+    """A `_foreach` operator, in real arithmetic."""
+    return [item for one in elementwise.each(call) for item in applied(one)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ def product_of(
     if len(first.shape) < 2 or not second.shape:
         raise Undecided
     others = {key: value for key, value in values.items() if key not in (left, right)}
+    if name == "_scaled_mm" and not all(_is_per_row(key, value, shape) for key, value in others.items()):
+        raise Undecided  # scales of blocks depend on where a row stands
     if name in ("addmm", "baddbmm") and _is_plain_sum(arguments):
         return _added(terms, first, second, others["self"], shape, dtype)
     name = ONE_BY_ONE.get(name, name)
@@ -97,8 +107,14 @@ def _added(
     runs: list[Run] = []
     for mine, theirs, bias in zip(*(_batches(value, shape, num) for value in (first, second, added)), strict=True):
         found = product_of(terms, "mm", {"self": mine, "mat2": theirs}, shape[-2:], dtype)
-        runs += pointwise(terms, "add", {"self": found, "other": bias, "alpha": 1}, shape[-2:], dtype).runs
+        runs += pointwise(terms, "add", {"self": found, "other": bias}, shape[-2:], dtype).runs
     return Value(shape, dtype, join(runs))
+
+
+def _is_per_row(key: str, value: Value, shape: tuple[Size, ...]) -> bool:
+    """Whether an argument of a scaled product is one number, one for each row, or the same for all rows."""
+    of_all = product(value.shape) == 1 or key == "bias"
+    return of_all or value.shape == ((shape[0], 1) if key == "scale_a" else (1, shape[-1]))
 
 
 def _is_plain_sum(arguments: Mapping[str, Any]) -> bool:

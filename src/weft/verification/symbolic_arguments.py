@@ -82,10 +82,15 @@ class Arguments:
 
     def call(self, node: Node) -> Call:
         """A call as an index map takes it."""
-        value = ops.value_of(node)
-        results = value if isinstance(value, list | tuple) else [value]
+        value, target = ops.value_of(node), node.target
+        results: Any = value if isinstance(value, list | tuple) else [value]
+        if value is None:  # it writes the tensors of a list and returns nothing
+            written = ops.bind(node).get("self")
+            results = [ops.value_of(item) for item in written] if isinstance(written, list | tuple) else []
         types = [self.type_of(v) for v in results]
-        return Call(self.terms, self.by_name(node), types, _is_on_one_device(node, results), str(results[0].device))
+        name = base_of(target).partition("::")[2] if isinstance(target, OpOverload) else ""
+        device = str(results[0].device) if results else ""
+        return Call(self.terms, self.by_name(node), types, _is_on_one_device(node, results), device, name)
 
     def freeze(self, argument: Any, numbers: list[int]) -> Hashable:
         """An argument as part of a label. Values are left out of it: their numbers are added to `numbers`."""
@@ -134,7 +139,7 @@ class Arguments:
 
     def type_of(self, value: Any) -> tuple[tuple[Size, ...], torch.dtype]:
         """Shape and dtype by metadata."""
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
             raise Undecided
         return tuple(n if type(n) is int else self._number(n, None) for n in value.shape), value.dtype
 
@@ -174,6 +179,12 @@ class Arguments:
             self._num_made += 1
         expression: Any = expression_of(number).xreplace(self._symbols)
         return settle(expression) if isinstance(number, torch.SymInt) else expression
+
+
+def base_of(target: OpOverload) -> str:
+    """The name of an operator without overload and without the underscore of a call in place."""
+    name = target.name().partition(".")[0]
+    return name if name.endswith("__") else name.removesuffix("_")
 
 
 def literal(argument: Any) -> Hashable:

@@ -8,7 +8,7 @@ generator is also named by n. Metadata is read for sizes, dtypes, devices and st
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import getitem
 from typing import Any
@@ -26,13 +26,12 @@ from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
-from weft.verification import elementwise, exchanges, identities, rows
+from weft.verification import exchanges
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
-from weft.verification.index_maps import MAPS, Call, cast
+from weft.verification.index_maps import Call, cast
+from weft.verification.laws import laws_of
 from weft.verification.symbolic_arguments import Arguments, Token, containers, leaves, name_of
 from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
-
-FOREACH = "_foreach_"
 
 
 @dataclass(frozen=True)
@@ -184,44 +183,16 @@ class SymbolicRun(Arguments):
         return self._unknown(node, ("shares", self._names(node)) if profile.joins else ())
 
     def _follow(self, node: Node, target: OpOverload) -> Any:
-        """The result of an operator whose elements can be followed; None for others."""
-        name = name_of(target)
-        if name in MAPS:
-            results = MAPS[name](self.call(node))
-            return results if isinstance(ops.value_of(node), list | tuple) else results[0]
-        short = target.name().partition("::")[2].partition(".")[0].removesuffix("_")
-        if short in identities.NAMES and (known := identities.known(self.call(node), target)) is not None:
-            return known
-        if short.startswith(FOREACH):
-            return self._each(node, short.removeprefix(FOREACH))
-        by_rows = self.setting.reassociates and rows.is_followed(target)
-        if target.namespace != "aten" or not (by_rows or torch.Tag.pointwise in target.tags):
+        """The result of an operator that there is a law of; None for others."""
+        laws = laws_of(target, real=self.setting.reassociates)
+        if not laws:
             return None
-        arguments, kind = self.by_name(node), self.type_of(ops.value_of(node))
-        if by_rows:
-            return rows.follow(self.terms, short, arguments, *kind)
-        followed = elementwise.is_taken_apart(short, arguments, all_of_them=self.setting.reassociates)
-        return self._elementwise(short, arguments, *kind) if followed else None
-
-    def _elementwise(
-        self, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
-    ) -> Value:
-        made = elementwise.apply if not self.setting.reassociates else rows.pointwise
-        return made(self.terms, name, arguments, shape, dtype)
-
-    def _each(self, node: Node, name: str) -> list[Value] | None:
-        """A `_foreach` operator: the operator on each item of its lists."""
-        arguments = self.by_name(node)
-        if not elementwise.is_taken_apart(name, arguments, all_of_them=self.setting.reassociates):
-            return None
-        lists = {key: value for key, value in arguments.items() if isinstance(value, list)}
-        first = next(iter(lists.values()))
-        if any(len(value) != len(first) for value in lists.values()):
-            raise Undecided
-        each = [arguments | {key: value[k] for key, value in lists.items()} for k in range(len(first))]
-        values: Any = ops.value_of(node)
-        types = [self.type_of(v) for v in values] if values else [(v.shape, v.dtype) for v in first]
-        return [self._elementwise(name, a, *types[k]) for k, a in enumerate(each)]
+        call = self.call(node)
+        for law in laws:
+            found = law.follow(call, target)
+            if found is not None:
+                return found[0] if isinstance(ops.value_of(node), Tensor) else found
+        return None
 
     def _draw(self, node: Node) -> Any:
         # Draws fill memory in its order, so the strides of the result are part of what is drawn.
@@ -323,12 +294,15 @@ class SymbolicRun(Arguments):
 
     def _viewed(self, node: Node, call: Call, name: str, value: Value) -> Sequence[Value]:
         """A view of what a storage holds now."""
-        if name_of(node.target) in MAPS:
+        target: Any = node.target
+        changed = replace(call, arguments={**call.arguments, name: value})
+        for law in laws_of(target, real=False) if isinstance(target, OpOverload) else ():
             try:
-                changed = Call(call.terms, {**call.arguments, name: value}, call.results, call.same_device)
-                return MAPS[name_of(node.target)](changed)
+                found = law.follow(changed, target)
             except Undecided:
-                pass
+                break
+            if found is not None:
+                return found
         others: list[int] = [self.terms.number(value)]
         frozen = self.freeze([(k, v) for k, v in ops.bind(node).items() if k != name], others)
         label = ("call", name_of(node.target), frozen, "view")
@@ -496,19 +470,29 @@ class SymbolicRun(Arguments):
         size, known = ops.bind(node).get("group_size"), self.table.groups.get(name)
         if known is not None and known.size and size is not None and size != known.size:
             raise Lost(f"it has group_size {size}, group {name!r} has {known.size} ranks")
-        bound = {name: value for name, value in ops.bind(node).items() if name not in ops.GROUP_ARGUMENTS}
+        value, target = ops.value_of(node), node.target
+        results = value if isinstance(value, list | tuple) else [value]
         sent = [self.read(self.held[source]) for source in collective.inputs]
-        value = ops.value_of(node)
+        arguments = {**self.by_name(node), "group": group}
         try:
-            types = [self.type_of(v) for v in (value if isinstance(value, list | tuple) else [value])]
-            splits = [self.resolve(bound.get(name)) for name in ("input_split_sizes", "output_split_sizes")]
             found = [
-                exchanges.delivered(self.terms, collective, v, group, splits, shape, self.setting.reassociates)
-                for v, (shape, _) in zip(sent, types, strict=True)
+                self._delivered(target, {**arguments, exchanges.SENT: v}, self.type_of(result))
+                for v, result in zip(sent, results, strict=True)
             ]
         except Undecided:
             return self._unknown(node, group)
         return found if collective.form.coalesced else found[0]
+
+    def _delivered(
+        self, target: Any, arguments: Mapping[str, Any], kind: tuple[tuple[Size, ...], torch.dtype]
+    ) -> Value:
+        """What a rank receives for one tensor that it sent."""
+        call = Call(self.terms, arguments, [kind], same_device=True)
+        for law in laws_of(target, real=self.setting.reassociates):
+            found = law.follow(call, target)
+            if found is not None:
+                return found[0]
+        raise Undecided
 
 
 def _kind_of_draw(node: Node) -> str:
