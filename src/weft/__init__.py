@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from weft.process import left_as_it_was
 from weft.version import VERSION
 
 if TYPE_CHECKING:
@@ -74,9 +75,11 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(home), name)
+            with left_as_it_was():
+                return getattr(importlib.import_module(home), name)
     if name == "zoo":
-        return importlib.import_module("weft.zoo")
+        with left_as_it_was():
+            return importlib.import_module("weft.zoo")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 

@@ -21,6 +21,7 @@ from weft.graph.text import parse as read_listing
 from weft.passes.base import Context, Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.planning.plan import Plan
+from weft.process import left_as_it_was
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
 from weft.report.streams import record_streams
@@ -60,6 +61,7 @@ class Result:
     """What each pass did, with the listing before and after it."""
 
 
+@left_as_it_was()
 def optimize(
     module: GraphModule,
     cluster: str | Path | Cluster | None = None,
@@ -154,6 +156,7 @@ def _record(module: GraphModule, listing: str) -> GraphRecord:
     return GraphRecord(len(module.graph.nodes), sum(1 for _ in collectives(module.graph)), digest(listing))
 
 
+@left_as_it_was()
 def apply(module: GraphModule, plan: Plan, *, groups: Groups | None = None) -> GraphModule:
     """Apply a plan to a copy of the module.
 
@@ -168,6 +171,7 @@ def apply(module: GraphModule, plan: Plan, *, groups: Groups | None = None) -> G
     return replay(module, plan, groups=groups).module
 
 
+@left_as_it_was()
 def verify(
     before: GraphModule | Sequence[GraphModule],
     after: GraphModule | Sequence[GraphModule],
@@ -236,6 +240,7 @@ _verify_modules = verify
 __all__ = ["Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"]
 
 
+@left_as_it_was()
 def bisect(
     module: GraphModule,
     cluster: str | Path | Cluster | None = None,
@@ -303,6 +308,7 @@ def _table(module: GraphModule, num_ranks: int, mesh: Mapping[str, int] | None, 
     return GroupTable(known, table.runtime)
 
 
+@left_as_it_was()
 def simulate(
     modules: GraphModule | Sequence[GraphModule],
     cluster: str | Path | Cluster | None = None,
@@ -324,12 +330,14 @@ def simulate(
     return simulate_modules(modules, cluster, groups, overrides=overrides)
 
 
+@left_as_it_was()
 def listing(module: GraphModule) -> str:
     """The graph of a module as text; `weft.parse` reads it back."""
     check_module("listing", module)
     return render(module)
 
 
+@left_as_it_was()
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
     """The graph module of a listing, as `weft.listing` writes it; no part of the text is run.
 

@@ -7,6 +7,8 @@ from tests.architecture.source import Source, imports, package_sources
 LAYERS = (
     "version",
     "errors",
+    "files",
+    "process",
     "compat",
     "graph",
     "cost",

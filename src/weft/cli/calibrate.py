@@ -58,7 +58,7 @@ def calibrate(
 
     With --json stdout gets one object with the fit, and with the TOML unless -o takes it.
     """
-    usage.check_folder(output)
+    usage.check_files((output,), files)
     if missing := [path for path in files if not path.is_file()]:
         where = [f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}" for path in missing]
         raise usage.UsageError(compose("calibrate", "nothing can be fitted", where=where))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.usage import Effort, EffortOption, JsonOption, MemoryOption, parse_optional_size, progress
+from weft.cli.usage import Effort, EffortOption, JsonOption, MemoryOption, parse_optional_size, progress, writing
 
 if TYPE_CHECKING:
     from weft.api import Result
@@ -41,7 +41,8 @@ def demo(
     from weft.zoo import load
 
     limit = parse_optional_size(memory_limit, "--memory-limit")
-    output.mkdir(parents=True, exist_ok=True)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
     shown = f"{layers} layer{'s' if layers > 1 else ''}"
     with progress(f"capturing {shown} of llama-8b under FSDP on {NUM_RANKS} ranks"):
         module = load("llama-8b", "fsdp", ranks=NUM_RANKS, layers=layers)
@@ -51,8 +52,9 @@ def demo(
         small = optimize(load("llama-debug", "fsdp", ranks=SMALL_RANKS), CLUSTER, verify="values")
     with progress("simulating both graphs"):
         title = f"llama-8b, {shown}, FSDP on {NUM_RANKS} ranks"
-        result.report.save_html(output / "report.html", title=title)
-        result.report.save_trace(output / "trace.json")
+        with writing(output):
+            result.report.save_html(output / "report.html", title=title)
+            result.report.save_trace(output / "trace.json")
     if as_json:
         found = {"report": json.loads(result.report.to_json()), "values": small.report.witnesses[-1]}
         typer.echo(json.dumps(found, indent=1))

@@ -5,6 +5,9 @@ Artifacts go to stdout, messages to stderr. Exit status 0: done; 1: refused, or 
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +37,13 @@ class Commands(TyperGroup):
         except WeftError as error:
             show(with_units(str(error)) if isinstance(error, RefusedError) else str(error), err=True)
             raise typer.Exit(exit_status(error)) from None
+        except BrokenPipeError:  # whoever reads us has seen enough
+            raise
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError) and "null byte" not in str(error):
+                raise
+            show(f"weft: {error}", err=True)
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -64,4 +74,19 @@ def options(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left for stdout now: at the exit of Python, a full disk would be a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            return
+        show(f"weft: stdout cannot be written: {error.strerror}", err=True)
+        raise SystemExit(1) from None

@@ -29,7 +29,7 @@ def optimize_source(
     effort: usage.Effort = usage.Effort.DEFAULT,
 ) -> tuple[GraphModule, Result]:
     """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
-    usage.check_files(files)
+    usage.check_files(files, (source, cluster))
     module, passes, described, limit = read_all(source, cluster, pipeline, memory_limit)
     from weft.api import optimize as run
 

@@ -31,7 +31,7 @@ def simulate(
     as_json: usage.JsonOption = False,
 ) -> None:
     """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
-    usage.check_folder(output)
+    usage.check_files((output,), (*sources, cluster))
     with usage.progress("importing torch"):
         from weft.cli.source import load_source
         from weft.cost.cluster import Cluster, assumed_cluster

@@ -25,7 +25,8 @@ MAX_BYTES = 1 << 28
 MAX_SHOWN = 20
 """Graphs of a log that an error shows."""
 ZIP = b"PK\x03\x04"
-RUNNABLE = re.compile(r"^class Repro\(.*^def load_args\(", re.MULTILINE | re.DOTALL)
+RUNNABLE = (re.compile(r"^class Repro\(", re.MULTILINE), re.compile(r"^def load_args\(", re.MULTILINE))
+"""What a runnable has, one after the other. Each is searched for once: one expression for both would try every pair."""
 LISTING = re.compile(r"^(?:def graph|group|symbol|device|tensor)\(", re.MULTILINE)
 GRAPH_OF_LOG = re.compile(r"(.+):(\d{1,9})")
 
@@ -70,7 +71,8 @@ def _load_file(path: Path) -> GraphModule:
     if len(content) > MAX_BYTES:
         raise ReadError(compose(str(path), f"it has more than {MAX_BYTES} bytes and is no archive and no log"))
     text = content.decode(errors="replace")
-    if RUNNABLE.search(text):
+    start = RUNNABLE[0].search(text)
+    if start is not None and RUNNABLE[1].search(text, start.end()):
         return read_runnable(path)
     if LISTING.search(text):
         return parse(text)

@@ -71,7 +71,7 @@ def sweep(
 
     A cell that fails is a row with its error, and the exit status is 1. A limit that none meets tells what would fit.
     """
-    usage.check_files((output, plot))
+    usage.check_files((output, plot), (*arguments, *(cluster or ())))
     if plot is not None and plot.suffix.lower() != ".svg":
         raise usage.UsageError(
             compose(str(plot), "plots are drawn as SVG", do=f"write --plot {plot.with_suffix('.svg')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from weft.errors import ClusterError, PipelineError, ReportError, WeftError, compose
+from weft.files import write_whole
 
 
 class UsageError(WeftError):
@@ -73,6 +75,7 @@ EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to look
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES = re.compile(r"\b([0-9]{4,}) bytes\b")
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
@@ -121,33 +124,48 @@ def check_folder(path: Path | None) -> None:
         raise UsageError(compose(str(path), what, do="give a file in a folder that exists"))
 
 
-def check_files(paths: Iterable[Path | None]) -> None:
-    """The same for several, each of which must be another file."""
+def check_files(paths: Iterable[Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
+    """The same for several, each of which must be another file, and none of them one that is read."""
     given = [path for path in paths if path is not None]
+    read = [Path(name) for each in inputs if each is not None for name in (str(each), str(each).rpartition(":")[0])]
     for i, path in enumerate(given):
         check_folder(path)
-        if path.resolve() in (other.resolve() for other in given[:i]):
+        if any(_is_same(path, other) for other in given[:i]):
             raise UsageError(compose(str(path), "two artifacts would go there", do="give each its own file"))
+        if any(_is_same(path, other) or (path.exists() and _is_same(path.parent, other)) for other in read):
+            raise UsageError(compose(str(path), "it is read, and would be overwritten", do="give another file"))
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether two paths are one file, by whatever names and links; devices such as /dev/null may be used twice."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return False
+    if path.exists() and other.exists() and other.name:
+        return path.samefile(other)
+    return bool(other.name) and path.resolve() == other.resolve()
 
 
 def write(text: str, path: Path | None) -> None:
     """Put an artifact into a file, or on stdout where none is given."""
     if path is None:
-        show(text) if sys.stdout.isatty() else sys.stdout.write(text)
+        show(text) if sys.stdout.isatty() else sys.stdout.write(text.encode(errors="replace").decode())
         return
     with writing(path):
-        path.write_text(text)
+        write_whole(path, text)
 
 
 @contextmanager
 def writing(path: Path) -> Generator[None, None, None]:
-    """Say which file cannot be written."""
+    """Say which file cannot be written. A disk that is full is not a matter of usage."""
     try:
         yield
-    except OSError as error:
-        raise UsageError(compose(str(path), f"it cannot be written: {error.strerror}")) from None
-    except ReportError as error:
-        raise UsageError(str(error)) from None
+    except (OSError, ReportError) as error:
+        fault = error if isinstance(error, OSError) else error.__cause__
+        is_full = isinstance(fault, OSError) and fault.errno in FULL
+        text = str(error)
+        if isinstance(error, OSError):
+            text = compose(str(path), f"it cannot be written: {error.strerror or error}")
+        raise (ReportError if is_full else UsageError)(text) from None
 
 
 def show(text: str, *, err: bool = False) -> None:

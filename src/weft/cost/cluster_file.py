@@ -250,9 +250,10 @@ def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         do = f"give a TOML file, or a preset: {_listed()}, with any number of nodes"
-        raise ClusterError(compose(f"cluster {path}", f"it cannot be read: {error.strerror}", do=do)) from None
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ClusterError(compose(f"cluster {path}", f"it cannot be read: {why}", do=do)) from None
     if len(content) > MAX_BYTES:
         raise ClusterError(compose(f"cluster {path}", f"it has more than {MAX_BYTES} bytes, which no cluster needs"))
     return content
@@ -261,7 +262,7 @@ def _content(path: Path) -> bytes:
 def _parse(who: str, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or a number of thousands of digits
         raise ClusterError(compose(f"cluster {who}", f"it is no TOML: {error}")) from None
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sys
 import zipfile
@@ -29,7 +28,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from weft.compat import FakeTensor
-from weft.errors import GraphError, ReadError, compose
+from weft.errors import GraphError, ReadError, ReportError, compose
+from weft.files import whole_file
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
 from weft.graph.edit import MEMBERS_KEY
@@ -112,11 +112,12 @@ def save(module: GraphModule, path: str | Path) -> None:
         sha256={name: hashlib.sha256(files[name]).hexdigest() for name in (LISTING, CONSTANTS, PROVENANCE)},
     )
     files[FACTS] = _json(facts.model_dump())
-    beside = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(files):
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name])
-    os.replace(beside, path)
+    try:
+        with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name in sorted(files):
+                archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name])
+    except OSError as error:
+        raise ReportError(compose(str(path), f"it cannot be written: {error.strerror or error}")) from error
 
 
 def _json(value: Any) -> bytes:

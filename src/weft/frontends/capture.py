@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +36,13 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import MADE_UP, TABLE_KEY, Group, GroupTable, read_groups, table_of
 from weft.passes.pipeline import Pipeline
+from weft.process import left_as_it_was
 from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"
+_TURN = threading.RLock()
+"""One capture at a time: the default process group, and what torch changes while it traces, belong to the process."""
 
 Part = Literal["step", "joint", "forward", "backward"]
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -64,6 +68,7 @@ class TrainingStep:
     """Makes the optimizer of a list of parameters; or `adamw` or `sgd`."""
 
 
+@left_as_it_was()
 def capture(
     step: Callable[..., Any] | TrainingStep,
     example_inputs: Sequence[Any],
@@ -88,7 +93,7 @@ def capture(
     """
     _check_arguments(step, example_inputs, mesh)
     asked = _what_is_asked(step, part)
-    with collector_paused(), _world(mesh, rank) as live:
+    with _TURN, collector_paused(), _world(mesh, rank) as live:
         mode = new_fake_mode()
         tracing = _Tracing(mode, live, dynamic)
         if isinstance(asked, TrainingStep):

@@ -2,11 +2,12 @@
 
 Contract: inside, this process is one rank of a process group of the asked size, and every axis of the mesh has a group.
 A process group that is there already is used if it has the right size, and left alone. On exit a group that was made
-here is gone again.
+here is gone again, and so is the hook for exceptions that torch sets with it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -30,11 +31,13 @@ def fake_world(mesh: Mapping[str, int], *, rank: int = 0) -> Generator[DeviceMes
         _check_existing(num_ranks)
         yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
         return
+    hook = sys.excepthook  # torch puts one of its own before it for each world, and never takes it away
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=fake_store())
     try:
         yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 def mesh_groups(mesh: DeviceMesh) -> dict[str, Group]:

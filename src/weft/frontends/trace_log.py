@@ -128,7 +128,7 @@ def read_log(path: str | Path, *, strict: bool = True) -> list[LoggedGraph]:
             return [graph for file in files for graph in read_log(file, strict=strict)]
         with open_bytes(path) as file:
             return list(_Scan(path, file, strict).graphs())
-    except (OSError, EOFError, zlib.error) as fault:
+    except (OSError, EOFError, ValueError, zlib.error) as fault:  # a NUL in the path is a ValueError
         do = "read_log(path, strict=False) reads what is left of a file that was cut" if strict else ""
         raise ReadError(compose(str(path), f"it cannot be read: {fault}", do=do)) from None
 

@@ -132,6 +132,9 @@ class _Reader(LiteralReader):
                 sizes = {len(part) for part in parts}
             except TypeError:
                 self.fail(call, "ranks are lists of numbers, one list per group", name="ranks")
+            listed = [rank for part in parts for rank in part]
+            if len(set(listed)) < len(listed) or min(listed, default=0) < 0:
+                self.fail(call, f"group {name!r} holds a rank twice, or one below 0", "give each rank once", "ranks")
             self.groups[name] = Group(name, max(sizes, default=0), 1, parts, known)
             return
         size, stride = keywords.get("size"), keywords.get("stride", 1)

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from weft.errors import PlanError, WeftError, compose
+from weft.files import write_whole
 
 FORMAT = 2
 """Since 2, plans hold the digests of their outcome and of their contents."""
+MAX_FAULTS = 20
+"""That the error about a plan shows."""
 
 
 class Reason(StrEnum):
@@ -339,14 +342,16 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a plan. The error names every fault with its path; a plan that was edited is refused."""
+        """Read a plan. The error names faults with their paths; a plan that was edited is refused."""
         from pydantic import ValidationError
 
         sealed = _sealed(text)
         try:
             plan: Self = _reader_of(cls).validate_json(text)
         except ValidationError as error:
-            faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+            found = error.errors()
+            faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in found[:MAX_FAULTS]]
+            faults += [f"... and {len(found) - MAX_FAULTS} more"] if len(found) > MAX_FAULTS else []
             raise PlanError(
                 compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")
             ) from None
@@ -362,7 +367,7 @@ class Plan:
         """Read a plan from a file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             do = "give a file that plan.save wrote"
             raise PlanError(compose("plan", f"{path} cannot be read: {why}", do=do)) from None
@@ -387,13 +392,13 @@ def _sealed(text: str) -> Any:
 
 
 def save_text(path: str | Path, text: str, fault: type[WeftError]) -> None:
-    """Write a file of a caller. Half characters, which no file can hold, become question marks."""
+    """Write a file of a caller, whole or not at all."""
     try:
-        Path(path).write_text(text, encoding="utf-8", errors="replace")
+        write_whole(path, text)
     except OSError as error:
         folder = Path(path).parent
         do = "give the path of a file that can be written" if folder.is_dir() else f"make the folder {folder} first"
-        raise fault(compose(str(path), f"it cannot be written: {error.strerror}", do=do)) from None
+        raise fault(compose(str(path), f"it cannot be written: {error.strerror or error}", do=do)) from error
 
 
 @functools.cache

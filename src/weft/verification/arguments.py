@@ -6,6 +6,7 @@ converted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -74,6 +75,14 @@ def check_groups(who: str, given: Any) -> None:
         if not is_ranks and not (type(value) is int and value >= 1):
             what = f"group {name!r} is given as {_shown(value)}, a size of at least 1 or lists of ranks are needed"
             raise GraphError(compose(who, what, do=do))
+        ranks = [rank for part in value for rank in part] if is_ranks else []
+        wrong = next((rank for rank in ranks if type(rank) is not int or rank < 0), None)
+        if wrong is not None:
+            raise GraphError(compose(who, f"group {name!r} holds {_shown(wrong)}, which is not a rank", do=do))
+        twice = next((rank for rank, count in Counter(ranks).items() if count > 1), None)
+        if twice is not None:
+            what = f"group {name!r} holds rank {twice} twice"
+            raise GraphError(compose(who, what, do="give each rank once"))
 
 
 def check_optimization(

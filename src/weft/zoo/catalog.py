@@ -16,6 +16,7 @@ from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
 from weft.graph.about import TOKENS_KEY
 from weft.graph.types import DTYPE_NAMES
+from weft.process import left_as_it_was
 from weft.zoo import llama, moe, vision
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import mesh_of, parallelise, strategy_of
@@ -56,6 +57,7 @@ def names() -> list[str]:
     return list(ENTRIES)
 
 
+@left_as_it_was()
 def build(
     name: str,
     parallel: str = "none",
@@ -84,6 +86,7 @@ def build(
     return model, make_batch
 
 
+@left_as_it_was()
 def load(
     name: str,
     parallel: str = "fsdp",

@@ -1,0 +1,33 @@
+"""The process that Weft is called in: left as it was.
+
+Contract: modules that torch and others import late act when they are imported. torch sets TORCHINDUCTOR_CACHE_DIR, rich
+draws from `random`, sympy adds a filter of warnings. Whoever calls Weft sees none of that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Of the environment, that torch sets when its compilers are imported or asked for their cache."""
+
+
+@contextmanager
+def left_as_it_was() -> Generator[None]:
+    """Take back what imports inside did to the process; also a decorator."""
+    unset = [name for name in VARIABLES if name not in os.environ]
+    num_modules, state, filters = len(sys.modules), random.getstate(), list(warnings.filters)
+    try:
+        yield
+    finally:
+        for name in unset:
+            os.environ.pop(name, None)
+        if len(sys.modules) != num_modules:
+            random.setstate(state)
+            if list(warnings.filters) != filters:
+                warnings.filters[:] = filters  # type: ignore[index]
