@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -511,6 +513,29 @@ def test_what_cannot_be_captured_is_refused_with_what_to_do(step: Any, inputs: A
         weft.capture(step, inputs, **options)
     assert str(caught.value) == message
     assert not dist.is_initialized()
+
+
+def wrapped(mesh: Any, how: str) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    return fully_shard(model, mesh=mesh) if how == "FSDP (fully_shard)" else DistributedDataParallel(model)
+
+
+@pytest.mark.parametrize("made", ["here", "in the capture", "in a function"])
+@pytest.mark.parametrize("how", ["FSDP (fully_shard)", "DistributedDataParallel"])
+def test_a_wrapper_that_communicates_from_hooks_is_refused_with_what_to_use_instead(how: str, made: str):
+    def call(x: Tensor, mesh: Any) -> Tensor:
+        return wrapped(mesh, how)(x).sum()
+
+    with fake_world({"dp": 2}) as mesh:
+        model: Any = wrapped(mesh, how) if made == "here" else (lambda live: wrapped(live, how))
+        step = weft.TrainingStep(model, loss=lambda out: out.sum(), num_targets=0)
+        given = (call, "step") if made == "in a function" else (step, "joint")
+        with pytest.raises(CaptureError) as caught:
+            weft.capture(given[0], [torch.ones(2, 4)], mesh, given[1])  # type: ignore[arg-type]
+    first, *_, last = str(caught.value).splitlines()
+    assert how in first
+    assert "from hooks that no graph shows" in first
+    assert last.startswith("use DTensor parameters (as weft.zoo does)")
 
 
 def test_a_step_that_fails_is_shown_with_its_reason_and_its_line():

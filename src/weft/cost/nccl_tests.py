@@ -38,6 +38,7 @@ from weft.cost.samples import (
 from weft.graph.ops import Kind
 
 MAX_LINE = 1 << 16
+MAX_BYTES = 1 << 26
 PREFIX = re.compile(r"^\s*(?:\([^()]{0,200}\)\s*)?(?:\[\d+,\d+\]<std(?:out|err)>:)?\s*")
 """What mpirun and launchers put before a line."""
 HEADER = re.compile(r"#\s+size\s+count\s+type\s")
@@ -71,10 +72,13 @@ def read_nccl_tests(path: str | Path, kind: Kind | None = None) -> Measurements:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
+    number = num_bytes = 0
     with open_measurements(path) as file:
         while line := file.readline(MAX_LINE):
             number += 1
+            num_bytes += len(line)
+            if num_bytes > MAX_BYTES:  # a small gzip file may unpack to any size
+                raise ValueError(f"it has more than {MAX_BYTES} bytes, which no table has")
             yield number, PREFIX.sub("", line.decode(errors="replace").rstrip("\r\n"), count=1)
 
 

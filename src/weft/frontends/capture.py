@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.parallel import DistributedDataParallel
 
-from weft.compat import FakeTensorMode, as_if_compiled, new_fake_mode, python_kernels, resolve_group
+from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.leaves import Faker, plain
@@ -41,6 +44,9 @@ from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"
+DDP, FSDP = "DistributedDataParallel", "FSDP (fully_shard)"
+WRAPPERS = ((DistributedDataParallel, DDP), (FSDPModule, FSDP), (FullyShardedDataParallel, FSDP))
+INSTEAD = "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
 _TURN = threading.RLock()
 """One capture at a time: the default process group, and what torch changes while it traces, belong to the process."""
 
@@ -100,6 +106,7 @@ def capture(
             traced = tracing.step(asked, example_inputs, part)
         else:
             traced = tracing.function(asked, example_inputs)
+        _refuse_in_place(traced)
         traced.meta[TABLE_KEY] = _group_table(traced, live)
         traced.meta[APART_KEY] = True
         if live is not None:
@@ -188,8 +195,42 @@ def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
         return
     what = f"the step has no collectives, though the mesh has {mesh.size()} ranks"
     why = ["FSDP2 (fully_shard) and DDP by default communicate from hooks, which no graph shows"]
-    do = "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
-    warnings.warn(compose("capture", what, where=why, do=do), stacklevel=3)
+    warnings.warn(compose("capture", what, where=why, do=INSTEAD), stacklevel=3)
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """Refuse a model whose wrapper communicates where no graph shows it."""
+    for path, module in model.named_modules():
+        found = next((name for kind, name in WRAPPERS if isinstance(module, kind)), None)
+        if found is not None:
+            where = f"module {path!r}" if path else "the model"
+            what = f"{where} is wrapped by {found}, which communicates from hooks that no graph shows"
+            raise CaptureError(compose("capture", what, do=INSTEAD))
+
+
+def _refuse_in_place(module: GraphModule) -> None:
+    """Refuse collectives of process groups themselves, which write in place and are waited for outside of the graph."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.namespace == "c10d":
+            what = (
+                f"the step calls {node.target}, which is not a functional collective: {FSDP} and {DDP} communicate "
+                "from hooks that no graph shows"
+            )
+            raise CaptureError(compose("capture", what, do=INSTEAD))
+
+
+def _refuse_failed_hooks(error: BaseException) -> None:
+    """Where a wrapper failed, say what it is: it may be inside a function, or fail before there is a model."""
+    seen: BaseException | None = error
+    while seen is not None:
+        files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(seen.__traceback__)]
+        for part, name in (("/nn/parallel/distributed.py", DDP), ("/distributed/fsdp/", FSDP)):
+            if any(part in file for file in files):
+                text = next(iter(str(error).strip().splitlines()), "")
+                what = f"the step uses {name}, which communicates from hooks that no graph shows"
+                where = [f"{type(error).__name__}: {text}", *failing_line(error)]
+                raise CaptureError(compose("capture", what, where=where, do=INSTEAD)) from error
+        seen = seen.__cause__ or seen.__context__
 
 
 class _Tracing:
@@ -264,6 +305,7 @@ class _Tracing:
         except WeftError:
             raise
         except Exception as error:
+            _refuse_failed_hooks(error)
             text = next(iter(str(error).strip().splitlines()), "")
             what = f"the step failed with {type(error).__name__}: {text}"
             kind = self.faker.device.type.upper()
@@ -275,12 +317,18 @@ class _Tracing:
 
     def _model(self, step: TrainingStep) -> nn.Module:
         if isinstance(step.model, nn.Module):
+            _refuse_hooks(step.model)
             return step.model
-        with self.mode:
-            made: Any = step.model(self.mesh)
+        try:
+            with self.mode:
+                made: Any = step.model(self.mesh)
+        except Exception as error:
+            _refuse_failed_hooks(error)
+            raise
         if not isinstance(made, nn.Module):
             what = f"the model is a {type(made).__name__}, a module is needed"
             raise CaptureError(compose("capture", what, do="let the factory return a torch.nn.Module"))
+        _refuse_hooks(made)
         return made
 
     def _state(self, model: nn.Module) -> dict[str, Tensor]:

@@ -75,7 +75,8 @@ def check_groups(who: str, given: Any) -> None:
         if not is_ranks and not (type(value) is int and value >= 1):
             what = f"group {name!r} is given as {_shown(value)}, a size of at least 1 or lists of ranks are needed"
             raise GraphError(compose(who, what, do=do))
-        ranks = [rank for part in value for rank in part] if is_ranks else []
+        parts: Any = value if is_ranks else ()
+        ranks: list[Any] = [rank for part in parts for rank in part]
         wrong = next((rank for rank in ranks if type(rank) is not int or rank < 0), None)
         if wrong is not None:
             raise GraphError(compose(who, f"group {name!r} holds {_shown(wrong)}, which is not a rank", do=do))

@@ -14,6 +14,7 @@ import weft
 from tests.unit.planning.listings import graph, node
 from weft.compat import storage_key
 from weft.graph import metadata, ops
+from weft.graph.edit import Edit
 from weft.passes.pipeline import Pipeline
 
 LAUNCHES = {
@@ -207,7 +208,11 @@ def annotate(module: GraphModule, parts: dict[str, str]) -> None:
 
 
 def test_members_of_members_are_kept():
-    """A bucket that a second kind of bucket takes apart names the first launches."""
+    """What stands for a bucket and for another node names the first launches of both."""
     module = Pipeline.parse("bucket-all-gathers").run(traced()).module
-    again = Pipeline.parse("bucket-all-gathers").run(module).module
-    assert meta(again, "c0_bucket")["weft.members"] == ("c0", "c1")
+    bucket, other = node(module, "c0_bucket"), node(module, "x")
+    with Edit(module.graph) as edit:
+        made = edit.call(bucket.target, bucket.args, before=bucket, like=[bucket, other])  # type: ignore[arg-type]
+        edit.replace(bucket, made)
+        edit.erase(bucket)
+    assert made.meta["weft.members"] == ("c0", "c1", "x")
