@@ -15,10 +15,11 @@ After::
     m_sum: f32[20480, 4] = sum.dim_IntList(m_mul, [1])
 
 It pays where a compiler below fuses the product into the sum: on a GPU, by the device of the tensors or a cluster that
-is given.
+is given. A batch of one matrix (bmm) becomes the product of that matrix (mm) anywhere: other passes look for it, and
+its kernels are tuned for more sizes.
 
 Declines: on a CPU, unless asked for; sizes outside the limits or unknown; 16-bit floats, which would be rounded early.
-Numerics: reassociates.
+Numerics: reassociates; on a CPU a bmm of one f32 matrix and its mm differ in the last digit for some sizes.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class DecomposeMatmuls(RewritePass):
                 return None
             return self._why_not(x, w, match.root.name, context) or _taken_apart(draft, match, x.dim() - 2)
 
-        return [Rule(op(name, Var("x"), Var("w")), apart) for name in ("mm", "bmm")]
+        single = Rule(op("bmm", Var("x"), Var("w")), _single)
+        return [single, *(Rule(op(name, Var("x"), Var("w")), apart) for name in ("mm", "bmm"))]
 
     def _why_not(self, x: Tensor, w: Tensor, name: str, context: Context) -> Refusal | None:
         if any(type(size) is not int for size in (*x.shape, *w.shape)):
@@ -84,6 +86,16 @@ class DecomposeMatmuls(RewritePass):
         if not self.anywhere and not is_on_gpu(x, context):
             return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU nothing fuses its products into the sum")
         return None
+
+
+def _single(draft: Draft, match: Match) -> Replacement:
+    """A batch of one matrix as that matrix."""
+    root, factors = match.root, (match["x"], match["w"])
+    values = [draft.value(factor) for factor in factors]
+    if not all(isinstance(value, Tensor) and type(value.shape[0]) is int and value.shape[0] == 1 for value in values):
+        return None
+    product = draft.call("mm", *(draft.call("select.int", f, 0, 0, before=root) for f in factors), before=root)
+    return draft.call("unsqueeze", product, 0, before=root)
 
 
 def _taken_apart(draft: Draft, match: Match, batch: int) -> Replacement:
