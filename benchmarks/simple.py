@@ -1,7 +1,7 @@
 """The planner against Weft's own simple pipelines: same graphs, same prices, one simulator.
 
-    python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step] [--overlap-costs]
-                                [--pipeline schedule-overlap] [--json FILE]
+    python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step]
+                                [--pipeline schedule-overlap] [--overlap-costs] [--json FILE]
 
 Simple pipelines hoist launches and sink waits; most of them merge launches first, each pass in each strategy that it
 has, with DDP's buckets or by layer as FSDP2 does. The planner may use what it uses without a limit of memory. A row
@@ -38,6 +38,8 @@ BUCKETS = {
     "all_to_all": "bucket-transfers",
     "broadcast": "bucket-transfers",
 }
+SINGLE = 5000
+"""In larger graphs passes that merge run only all together."""
 LAYERS = "*.[0-9]/*.[0-9][0-9]"
 
 
@@ -49,7 +51,7 @@ def simple_pipelines(module: GraphModule) -> Iterator[str]:
     yield "hoist-launches{max-in-flight-bytes=1073741824},sink-waits{max-in-flight-bytes=none}"
     for strategy in ("concat", "coalesced", "pack"):
         chosen = [f"{n}{{strategy={strategy}}}" for n in names if (n, strategy) != ("bucket-transfers", "coalesced")]
-        yield from (f"{each},{HOISTED}" for each in chosen)
+        yield from (f"{each},{HOISTED}" for each in chosen if len(module.graph.nodes) <= SINGLE or len(chosen) == 1)
         if len(chosen) > 1:
             yield f"{','.join(chosen)},{HOISTED}"
     if "all_reduce" in kinds:
@@ -92,7 +94,7 @@ def compare(scenario: Scenario, layers: int, part: str, pipeline: str, overlap_c
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", default="all", help="names, separated by commas; all for all")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=0, help="those of the peer's figures where it is left out")
     parser.add_argument("--parts", default="joint", help="of joint, forward, backward, step, separated by commas")
     parser.add_argument("--pipeline", default="schedule-overlap")
     parser.add_argument("--overlap-costs", action="store_true", help="with overlap slowdown and launch gap")
@@ -102,10 +104,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for part in options.parts.split(","):
         for name in names:
-            row = compare(SCENARIOS[name], options.layers, part, options.pipeline, options.overlap_costs)
+            layers = options.layers or SCENARIOS[name].layers
+            row = compare(SCENARIOS[name], layers, part, options.pipeline, options.overlap_costs)
             rows.append(row)
             print(
-                f"{'ok  ' if row['is_shorter'] else 'LONG'} {name}, {options.layers}, {part}: planned"
+                f"{'ok  ' if row['is_shorter'] else 'LONG'} {name}, {layers}, {part}: planned"
                 f" {row['planned_ms']:.3f} ms in {row['seconds']:.1f} s, {row['best_ms']:.3f} ms by {row['best']}",
                 flush=True,
             )

@@ -73,3 +73,26 @@ def test_what_an_optimizer_makes_waits_until_the_gradients_are_gone():
 @pytest.mark.parametrize("parallel", MESHES)
 def test_a_planned_step_of_full_size_is_proved(parallel: str):
     check(parallel, 32, "default")
+
+
+SIMPLE = (
+    "hoist-launches,sink-waits",
+    "bucket-all-reduces,hoist-launches,sink-waits",
+    "bucket-all-reduces{strategy=coalesced},hoist-launches,sink-waits",
+    "fuse-ddp-all-reduces{max-bytes=1048576/26214400},hoist-launches,sink-waits",
+)
+
+
+@pytest.mark.long
+def test_gradients_of_a_step_with_its_optimizer_are_summed_in_few_large_all_reduces():
+    """147 all-reduces on 256 ranks: each has its latency, and compute is slower while one of them is on the wire."""
+    cluster = Cluster.load("h100-32x8")
+    module = weft.zoo.load("llama-1b", parallel="ddp", ranks=256, part="step")
+    planned = weft.optimize(module, cluster=cluster, verify="equivalence")
+    step = simulate(program_of(planned.module, read_groups(module), cluster))
+    assert len(step.collectives) < 40
+    assert planned.plan.evidence is not None
+    assert planned.plan.evidence.gap < 0.025
+    for spec in SIMPLE:
+        made = Pipeline.parse(spec).run(module, cluster=cluster).module
+        assert step.step_ns < simulate(program_of(made, read_groups(made), cluster)).step_ns, spec

@@ -22,7 +22,7 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY, copy_graph
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Pass
+from weft.passes.base import Context
 from weft.passes.bucketing import BucketPass
 from weft.passes.communication.bucket_all_gathers import BucketAllGathers
 from weft.passes.communication.bucket_all_reduces import BucketAllReduces
@@ -32,7 +32,7 @@ from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.planning.members import Strategy
-from weft.planning.plan import Action, Arrange, Decision, Settle
+from weft.planning.plan import Action, Arrange, Decision, Merge, Settle
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)
@@ -78,29 +78,49 @@ def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
     return [Arrange(tuple((given[first], given[last]) for first, last in runs))] if len(runs) > 1 else []
 
 
-def variants(graph: Graph, context: Context, choices: Iterable[Sequence[Pass]]) -> Iterator[Variant]:
-    """The graph after each choice of passes, as they leave it and with launches hoisted and waits sunk; each once."""
+def variants(graph: Graph, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
+    """The graph after each choice of passes, as they leave it and with launches hoisted and waits sunk; each once.
+
+    Buckets that lists hold too, and that save no kernels, are left out: the same without copies is no longer.
+    """
     context = replace(context, strict=False)
     seen: set[tuple[Action, ...]] = set()
+    listed: dict[str, tuple[Action, ...]] = {}
+    useless: set[BucketPass] = set()
     for passes in choices:
-        made, merges, decisions = copy_graph(graph), list[Action](), list[Decision]()
-        for rewrite in passes:
-            step, changed = rewrite.run(made, context)
-            if changed:
-                merges += [*([Settle()] if merges else []), *step.actions]
-                decisions += step.applied
+        made, planned = copy_graph(graph), None
+        if len(passes) == 1:
+            (alone,) = passes
+            planned = alone.plan(made, context)
+            if alone.strategy == "coalesced":
+                listed[alone.name()] = planned.actions
+            elif _is_listed(planned.actions, listed.get(alone.name(), ())):
+                useless.add(alone)
+        if passes and useless.issuperset(passes):
+            continue
+        steps = [rewrite.run(made, context, planned)[0] for rewrite in passes]
+        merges = list[Action]()
+        for step in steps:
+            merges += [*([Settle()] if merges and step.actions else []), *step.actions]
         if (key := tuple(merges)) in seen:
             continue
         seen.add(key)
-        given = tuple(node.name for node in made.nodes)
+        given, decisions = tuple(node.name for node in made.nodes), tuple(d for step in steps for d in step.applied)
         if merges:
-            yield Variant(key, given, Dag(made), tuple(decisions))
+            yield Variant(key, given, Dag(made), decisions)
         is_other = [rewrite.run(made, context)[1] for rewrite in (HoistLaunches(), SinkWaits())]
         if any(is_other):
-            yield Variant(key, given, Dag(made), tuple(decisions))
+            yield Variant(key, given, Dag(made), decisions)
 
 
-def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> Iterator[tuple[Pass, ...]]:
+def _is_listed(merges: Sequence[Action], listed: Sequence[Action]) -> bool:
+    """Whether lists hold the same buckets, and no cast or scaling is saved by packing."""
+    apart = [m for m in merges if isinstance(m, Merge)]
+    launches = [m.launches for m in listed if isinstance(m, Merge)]
+    return [m.launches for m in apart] == launches and not any(m.folded for m in apart)
+
+
+def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> Iterator[tuple[BucketPass, ...]]:
     """Which passes merge launches of these kinds: none, each in each strategy, all of them, DDP's and FSDP2's."""
     yield ()
     found = [each for each in collectives(graph) if each.kind in kinds]

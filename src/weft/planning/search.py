@@ -4,7 +4,8 @@ Contract: the outcome is never slower than the order it started from, nor does i
 number of evaluations depends on effort and size, never on a clock; all random choices come from a fixed seed. The same
 program gives the same outcome on every rank.
 
-A portfolio of settings comes first. What time is left goes into moves: settings are changed at random, and in small
+A portfolio of settings comes first, then the plain orders of frameworks (`recipes.py`). What time is left goes into
+moves: settings are changed at random, and in small
 programs single jobs are put elsewhere.
 """
 
@@ -21,6 +22,8 @@ from weft.graph.dag import collector_paused
 from weft.planning.execution import Knobs, Merging, Unit
 from weft.planning.jobs import Emitter, Jobs, jobs_of
 from weft.planning.moves import Moves, with_waits
+from weft.planning.recipes import recipe
+from weft.planning.room import NO_LIMIT
 from weft.planning.scheduler import Schedule, schedule
 from weft.planning.shape import Shape
 from weft.simulation.memory import Curve, Footprint, memory_of
@@ -35,6 +38,9 @@ OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
 LEAST = {"fast": 5, "default": 14, "best": 160}
 """Evaluations at least."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
+RECIPES = ((0, 1 << 28), (0, NO_LIMIT), (10, 1 << 28), (50, NO_LIMIT))
+"""Plain orders: how many latencies their buckets take (at ten they reach nine tenths of the bandwidth), and how many
+bytes of a queue are in flight at most (hoist-launches and sink-waits have 256 MiB by default)."""
 CHANGES = 4
 """Settings that are tried before places are changed."""
 MOVES = 150
@@ -71,6 +77,8 @@ class Outcome:
     """How long each launch was exposed before."""
     limit_bytes: int
     """What may be used."""
+    is_near_plain: bool = False
+    """Whether a plain order that fits comes near: then one that differs from it in details may be shorter."""
 
     @functools.cached_property
     def first_wait(self) -> dict[int, int]:
@@ -137,6 +145,8 @@ class _Search:
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}
         self.seen: dict[Schedule, _Found] = {}
+        self.plain: list[_Found] = []
+        """What recipes came to."""
         self.squeezed_before: set[Knobs] = set()
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
@@ -149,6 +159,7 @@ class _Search:
                 if self.left <= 0 and not self.has_room_for_none():
                     break
                 self.try_knobs(knobs)
+            self.try_recipes()
             self.improve()
         best = self.best
         program = self.merged(best.buckets)
@@ -165,6 +176,7 @@ class _Search:
             duration_ns=program.duration_ns,
             given_exposed_ns=self.given_exposed,
             limit_bytes=self.limit,
+            is_near_plain=any(self.is_near(found) for found in self.plain),
         )
 
     def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
@@ -263,6 +275,20 @@ class _Search:
             self.seen[made] = self.judge(made, knobs)
             self.keep(self.seen[made])
         self.tried[knobs] = self.seen[made]
+
+    def try_recipes(self) -> None:
+        """The plain orders of frameworks; they stand beside the settings, whatever these are."""
+        for latencies, in_flight_bytes in RECIPES:
+            made = recipe(self.shape, self.merging, latencies, in_flight_bytes)
+            if made not in self.seen:
+                self.seen[made] = self.judge(made, self.best_knobs())
+                self.left += 1
+                self.keep(self.seen[made])
+            self.plain.append(self.seen[made])
+
+    def is_near(self, found: _Found) -> bool:
+        """Whether what fits is not much longer than the best."""
+        return found.peak_bytes <= self.limit and found.step_ns * 1000 <= self.best.step_ns * (1000 + LONGER)
 
     # Judging.
 

@@ -26,7 +26,8 @@ Reductions may be held back for that until a bucket is full.
 It is also never longer than simple pipelines that need no more memory than it may use: launches hoisted and waits sunk,
 each pass that merges launches in each of its strategies before that, DDP's buckets and FSDP2's layers. Their graphs are
 candidates, and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed.
-Graphs of more than 1500 nodes are searched without them.
+Graphs of more than 1000 nodes (500 with effort `fast`, 20 000 with `best`) are searched without them; there the search
+has plain orders of its own (`planning/recipes.py`).
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -65,8 +66,10 @@ KINDS = {
     "gathers": frozenset({Kind.ALL_GATHER}),
     "none": frozenset[Kind](),
 }
-MOST_NODES = 1500
-"""In larger graphs simple pipelines are not tried one by one: each takes about as long as the search itself."""
+FEW_NODES = 300
+"""Up to so many all simple pipelines are tried; above that, where a plain order comes near to what the search found."""
+MOST_NODES = {"fast": 500, "default": 1000, "best": 20_000}
+"""In larger graphs simple pipelines are not tried one by one: each takes a third of the time of a default search."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,13 @@ class Planner:
         outcome = self._search(dag, program, self.context.memory_limit_bytes)
         self.exposed_ns = {program.names[op]: ns for op, ns in outcome.given_exposed_ns.items()}
         best = Candidate(Variant((), program.names, dag), program, outcome)
-        return self._better(best) if program.queues and len(program.names) <= MOST_NODES else best
+        return self._better(best) if self._is_worth(best.outcome, len(program.names)) else best
+
+    def _is_worth(self, outcome: Outcome, num_nodes: int) -> bool:
+        """Whether a simple pipeline may be shorter, and trying them takes no longer than it may."""
+        if not outcome.program.queues or num_nodes > MOST_NODES[self.context.effort]:
+            return False
+        return num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
 
     def _better(self, best: Candidate) -> Candidate:
         """The best of a candidate and of the variants of the graph."""
