@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +149,38 @@ def test_what_inductor_takes_from_its_cache_is_said_when_it_is_asked_for(mesh: D
         said.append(digests(FolderBoard(folder), 2)[0])
     assert said[0] == said[1]
     assert list(said[0]) == ["forward 0/0"]
+
+
+PROGRAM = """
+import os, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+first, second = (dist.new_group([0, 1]).group_name for _ in range(2))
+functional = torch.ops._c10d_functional
+
+
+def step(x):
+    x = functional.wait_tensor(functional.all_reduce(x, "sum", second))
+    return functional.wait_tensor(functional.all_reduce(x, "sum", first))
+
+
+torch.compile(step, backend="aot_eager")(torch.ones(4))
+options = {"weft.agreement": os.environ["SAID"]}
+torch.compile(step, backend="weft_eager", options=options)(torch.ones(4))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_what_a_run_of_torchrun_left_is_read_after_it(tmp_path: Path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    left = {"TORCH_TRACE": str(tmp_path / "log"), "SAID": str(tmp_path / "said"), "OMP_NUM_THREADS": "1"}
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", *launcher, str(tmp_path / "train.py")]
+    done = subprocess.run(command, env=os.environ | left, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for folder, launches in (("said", 4), ("log", 8)):
+        command = [sys.executable, "-m", "weft", "agree", str(tmp_path / folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stdout) == (0, f"2 ranks agree: 1 graph, {launches} launches\n"), done.stderr

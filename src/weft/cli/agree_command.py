@@ -28,7 +28,8 @@ def agree(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...", help="One graph per rank, in the order of ranks; or the folder of weft.agreement."
+            metavar="SOURCE...",
+            help="One graph per rank, in the order of ranks; or the folder of weft.agreement or of TORCH_TRACE.",
         ),
     ],
     ranks: Annotated[int | None, typer.Option(min=1, help="How many ranks share the graphs, each as many.")] = None,
@@ -44,8 +45,17 @@ def agree(
         from weft.verification.agreement import check
         from weft.verification.statement import FolderBoard, check_published
 
-    if len(sources) == 1 and (num_ranks := FolderBoard(sources[0]).num_ranks) and Path(sources[0]).is_dir():
-        found = check_published(FolderBoard(sources[0]), num_ranks)
+    board = FolderBoard(sources[0])
+    is_folder = len(sources) == 1 and Path(sources[0]).is_dir()
+    run = board.last_run() if is_folder else None
+    if run is not None:
+        found = check_published(board, board.runs[run], run)
+    elif is_folder:
+        from weft.frontends.trace_log import read_ranks
+
+        with usage.progress(f"reading the logs in {sources[0]}"):
+            logged = read_ranks(sources[0])
+        found = check(logged, backend=backend.value)
     else:
         num_ranks = ranks or len(sources)
         if num_ranks % len(sources):

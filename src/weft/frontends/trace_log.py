@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -31,6 +31,7 @@ from weft.frontends.printed_graph import GraphReader, Groups
 from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, error, open_bytes
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
+from weft.graph.text import parse
 
 PREFIX = re.compile(rb"[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^\]\n]{1,400}\] ")
 FILE_RANK = re.compile(r"rank_(\d{1,9})_")
@@ -40,11 +41,16 @@ MAX_LINE_BYTES = 1 << 26
 MAX_LAUNCH_BYTES = 1 << 14
 HEAD_BYTES = 400
 RUNNABLE = "fx_graph_runnable"
+LISTING = "weft_after"
+"""The listing that Weft left: what its backends run."""
+EXECUTED = (LISTING, "inductor_post_grad_graph", "aot_forward_graph", "aot_backward_graph", "aot_inference_graph")
+"""The kinds of graphs that a rank runs; of several for one compilation the first counts."""
 BEFORE_AUTOGRAD = ("dynamo", "pre_grad", "autograd", "ddp_split")
 """Parts of the kinds of graphs that hold calls of torch's functions rather than operators."""
 # Where a log says how many ranks a group has: in launches, and in what runnables set up.
 GROUP_MARKS = (b"_c10d_functional", b"setup_fake_process_groups(")
 LAUNCH = re.compile(rb"(?:all_gather_into_tensor|reduce_scatter_tensor)\w*\.default\(.*, (\d{1,9}), '([^']{1,80})'\)")
+NAMED = re.compile(r"_c10d_functional\w*\.\w+(?:\.default)?\(.*'([^']{1,80})'\)")
 SETUP = re.compile(rb"'([^']{1,80})': \{'size': (\d{1,9})")
 
 
@@ -102,7 +108,9 @@ class LoggedGraph:
         advice = "" if digest == self.checksum else "the log was cut or edited: this is not the text that was written"
         source = PrintedText(str(self.path), content, self.line + 1, advice=advice)
         merged = {**self.hints, **(hints or {})}
-        if self.kind == RUNNABLE:
+        if self.kind == LISTING:
+            module = parse(content)
+        elif self.kind == RUNNABLE:
             module = runnable.read_source(source, groups=groups, hints=merged)
         else:
             reader = GraphReader(source, hints=merged, groups=groups, sizes=self.group_sizes)
@@ -121,16 +129,67 @@ def read_log(path: str | Path, *, strict: bool = True) -> list[LoggedGraph]:
     path = Path(path)
     try:
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.name.endswith((".log", ".log.gz")))
-            if not files:
-                do = "give the folder that TORCH_TRACE names, or one file"
-                raise ReadError(compose(str(path), "the folder has no *.log", do=do))
-            return [graph for file in files for graph in read_log(file, strict=strict)]
+            return [graph for file in _logs_in(path) for graph in read_log(file, strict=strict)]
         with open_bytes(path) as file:
             return list(_Scan(path, file, strict).graphs())
     except (OSError, EOFError, ValueError, zlib.error) as fault:  # a NUL in the path is a ValueError
         do = "read_log(path, strict=False) reads what is left of a file that was cut" if strict else ""
         raise ReadError(compose(str(path), f"it cannot be read: {fault}", do=do)) from None
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    """The logs in a folder and below it, since each rank may have a folder. Logs that torchrun writes do not count."""
+    files = sorted(file for file in folder.rglob("*") if file.name.endswith((".log", ".log.gz")))
+    named = [file for file in files if file.name.startswith("dedicated_log_torch_trace_")]
+    found = named or [file for file in files if file.parent == folder]
+    if not found:
+        do = "give the folder that TORCH_TRACE names, or one file"
+        raise ReadError(compose(str(folder), "the folder has no *.log of TORCH_TRACE", do=do))
+    return found
+
+
+def read_ranks(path: str | Path) -> list[list[GraphModule]]:
+    """The graphs that each rank of a run compiled and runs, by rank, from a folder with the logs of all ranks."""
+    files: dict[int, Path] = {}
+    graphs: dict[int, list[LoggedGraph]] = {}
+    for file in _logs_in(Path(path)):
+        logged = read_log(file)
+        found = FILE_RANK.search(file.name)
+        rank = int(found[1]) if found else next((graph.rank for graph in logged if graph.rank is not None), None)
+        if rank is None or rank in files:
+            known = (
+                "nothing says of which rank it is" if rank is None else f"rank {rank} has another log, {files[rank]}"
+            )
+            do = "give the folder of one run, which TORCH_TRACE named, with one log for each rank"
+            raise ReadError(compose(str(file), known, do=do))
+        files[rank], graphs[rank] = file, logged
+    missing = [rank for rank in range(max(files) + 1) if rank not in files]
+    if missing:
+        what = f"it has logs of {len(files)} ranks, rank {missing[0]} has none"
+        raise ReadError(compose(str(path), what, do="give the folder with the logs of all ranks"))
+    chosen = [_executed(graphs[rank]) for rank in range(len(files))]
+    names = [{name for graph in several for name in NAMED.findall(graph.text())} for several in chosen]
+    # A group that every rank uses has all ranks, where nothing says its size.
+    world = dict.fromkeys(sorted(set.intersection(*names)), len(names))
+    loaded: list[list[GraphModule]] = []
+    for several in chosen:
+        sized = {name for graph in several for name in graph.group_sizes}
+        given = {name: size for name, size in world.items() if name not in sized}
+        loaded.append([graph.load(groups=given) for graph in several])
+    return loaded
+
+
+def _executed(graphs: Sequence[LoggedGraph]) -> list[LoggedGraph]:
+    """Of each compilation the graphs that run, forward before backward as the log has them."""
+    chosen: dict[tuple[str, str], LoggedGraph] = {}
+    for graph in graphs:
+        key = graph.compile_id, graph.part
+        before = chosen.get(key)
+        if graph.kind in EXECUTED and (
+            before is None or EXECUTED.index(graph.kind) < EXECUTED.index(before.kind) or graph.kind == before.kind
+        ):
+            chosen[key] = graph
+    return list(chosen.values())
 
 
 @dataclass
@@ -150,7 +209,7 @@ class _Event:
         if len(self.head) < HEAD_BYTES:
             self.head += raw[1:HEAD_BYTES]
         # The names of the inputs stand in the line of the function, or one each in the lines behind it.
-        is_inputs = b"tangents" in raw and raw.lstrip().startswith((b"def forward(", b"tangents"))
+        is_inputs = b"tangents" in raw and raw.lstrip().startswith((b"def forward(", b"def graph(", b"tangents"))
         self.has_tangents = self.has_tangents or is_inputs
         self.num_lines += 1
         self.num_bytes += len(raw)
@@ -175,7 +234,7 @@ class _Scan:
             frame = _frame(event.record)
             _note_hint(self.hints.setdefault(frame, {}), event.record)
             kind = _kind(event.record)
-            if kind == RUNNABLE or (kind and event.head.lstrip().startswith(b"class ")):
+            if kind in (RUNNABLE, LISTING) or (kind and event.head.lstrip().startswith(b"class ")):
                 yield self._graph(kind, frame, event)
 
     def _graph(self, kind: str, frame: str, event: _Event) -> LoggedGraph:

@@ -10,8 +10,9 @@ order and transfers between two ranks have their tags in one order. Linear in th
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -19,9 +20,10 @@ from typing import Literal, NamedTuple
 
 from torch.fx import GraphModule
 
+from weft.errors import VerificationError, compose
 from weft.graph.dag import collector_paused
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.text import render
+from weft.graph.text import parse, render
 from weft.passes.draft import Draft
 from weft.passes.launching import place_in
 from weft.passes.pieces import Piece, part_of
@@ -32,6 +34,8 @@ from weft.verification.world import World
 
 Graph = GraphModule | str | IssueOrder
 """A module, a listing, or an issue order."""
+Graphs = Sequence[Graph | Sequence[Graph]]
+"""By rank: a graph, or several that run one after the other."""
 
 
 class Fault(StrEnum):
@@ -113,17 +117,17 @@ class Agreement:
 
 
 def check(
-    graphs: Sequence[Graph],
+    graphs: Graphs,
     tables: Sequence[GroupTable] | None = None,
     *,
     backend: Literal["nccl", "gloo"] = "nccl",
 ) -> Agreement:
-    """Check one graph per rank. `gloo` leaves out what only NCCL minds: interleaving and the order of tags."""
+    """Check the graphs of each rank. `gloo` leaves out what only NCCL minds: interleaving and the order of tags."""
     with collector_paused():
         return _check(graphs, tables, backend == "nccl")
 
 
-def _check(graphs: Sequence[Graph], tables: Sequence[GroupTable] | None, for_nccl: bool) -> Agreement:
+def _check(graphs: Graphs, tables: Sequence[GroupTable] | None, for_nccl: bool) -> Agreement:
     world = World.of(read_orders(graphs, tables))
     findings = [finding for place in world.name_at for finding in _compare(world, place)]
     wrong = list(_wrong_peers(world))
@@ -138,20 +142,88 @@ def _check(graphs: Sequence[Graph], tables: Sequence[GroupTable] | None, for_ncc
     return Agreement(tuple(findings), len(world.order_of), len(world.orders), num_launches)
 
 
-def read_orders(graphs: Sequence[Graph], tables: Sequence[GroupTable] | None = None) -> list[IssueOrder]:
-    """The issue order of each graph; what is given twice is read once."""
-    known: dict[tuple[int, int] | str, IssueOrder] = {}
+def read_orders(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> list[IssueOrder]:
+    """The issue order of each rank; what is given twice is read once."""
+    texts: dict[str, GraphModule] = {}
+    ranks: list[list[GraphModule | IssueOrder]] = []
+    for given in graphs:
+        several: Sequence[Graph] = [given] if isinstance(given, GraphModule | str | IssueOrder) else given
+        ranks.append([texts.setdefault(g, texts.get(g) or parse(g)) if isinstance(g, str) else g for g in several])
+    known: dict[int, GroupTable] = {}
+    held: list[list[GroupTable]] = []
+    for rank, several in enumerate(ranks):
+        if tables is None:
+            for graph in several:
+                if isinstance(graph, GraphModule) and id(graph) not in known:
+                    known[id(graph)] = read_groups(graph)
+        own = tables[rank] if tables is not None else GroupTable()
+        held.append([known.get(id(graph), own) for graph in several])
+    orders: dict[tuple[int, int], IssueOrder] = {}
     found: list[IssueOrder] = []
-    for rank, graph in enumerate(graphs):
-        table = tables[rank] if tables is not None else None
-        key = graph if isinstance(graph, str) else (id(graph), id(table))
-        if key not in known:
-            known[key] = read_order(graph, table)
-        found.append(known[key])
+    joined: dict[tuple[tuple[int, int], ...], IssueOrder] = {}
+    for several, placed in zip(ranks, _placed(held), strict=True):
+        keys = tuple((id(graph), id(table)) for graph, table in zip(several, placed, strict=True))
+        if keys not in joined:
+            for key, graph, table in zip(keys, several, placed, strict=True):
+                if key not in orders:
+                    orders[key] = read_order(graph, table)
+            first, *rest = [orders[key] for key in keys] or [IssueOrder(())]
+            joined[keys] = functools.reduce(IssueOrder.then, rest, first)
+        found.append(joined[keys])
     return found
 
 
-def withheld(graphs: Sequence[Graph], tables: Sequence[GroupTable] | None = None) -> list[dict[str, str]]:
+def _placed(tables: list[list[GroupTable]]) -> list[list[GroupTable]]:
+    """Tables in which groups of unknown ranks have those that use the same run-time name, as all ranks of a group do.
+
+    A graph that stands for several ranks says what one of them calls its groups. That is enough if it is the only one,
+    or if the group has all ranks.
+    """
+    num_ranks = len(tables)
+    users: dict[str, dict[int, None]] = {}
+    sizes: dict[str, int] = {}
+    owners: dict[int, set[int]] = {}
+    for rank, several in enumerate(tables):
+        for table in several:
+            owners.setdefault(id(table), set()).add(rank)
+            for name in sorted(table.unplaced):
+                key = table.runtime[name]
+                users.setdefault(key, {})[rank] = None
+                sizes[key] = max(sizes.get(key, 0), table.groups[name].size)
+    placed: dict[int, GroupTable] = {}
+    for several in tables:
+        for table in several:
+            if table.unplaced and id(table) not in placed:
+                is_shared = len(owners[id(table)]) > 1
+                if not is_shared or len(owners) > 1:
+                    placed[id(table)] = _with_ranks(table, users, sizes, num_ranks, is_shared)
+    return [[placed.get(id(table), table) for table in several] for several in tables]
+
+
+def _with_ranks(
+    table: GroupTable,
+    users: Mapping[str, Mapping[int, None]],
+    sizes: Mapping[str, int],
+    num_ranks: int,
+    is_shared: bool,
+) -> GroupTable:
+    groups = dict(table.groups)
+    for name in sorted(table.unplaced):
+        key = table.runtime[name]
+        ranks = tuple(users[key])
+        size = sizes[key] or (num_ranks if len(ranks) == num_ranks else 0)
+        if len(ranks) != size or (is_shared and size != num_ranks):
+            told = f"it has {size} ranks" if size else "nothing says how many ranks it has"
+            launch = ", ".join(map(str, ranks))
+            what = f"which ranks group {key!r} has is not known: {told}, and ranks {launch} launch in it"
+            raise VerificationError(compose("agreement", what, do="give the graph of every rank, one for each"))
+        rest = tuple((rank,) for rank in range(num_ranks) if rank not in users[key])
+        whole = replace(groups[name], size=size, stride=1, ranks=(ranks, *rest) if rest else None)
+        groups[name] = whole.called(name, key)
+    return replace(table, groups=groups, unplaced=frozenset())
+
+
+def withheld(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> list[dict[str, str]]:
     """For each rank the groups whose launches must not be merged, as `Context.withheld` takes them.
 
     Ranks merge alike only where they see alike: all members of a group must show the same launches and waits of it.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 from uuid import uuid4
 
 from weft.errors import VerificationError, compose
@@ -59,9 +59,21 @@ class FolderBoard:
             return None
 
     @property
-    def num_ranks(self) -> int:
-        """How many ranks the run has, by the pages that lie here; 0 where none do."""
-        return max((_read_page(self, path.stem)[1] for path in Path(self.folder).glob("rank*.json")), default=0)
+    def runs(self) -> dict[str, int]:
+        """The runs that left pages here, each with its number of ranks."""
+        pages = [_read_page(self, path.stem) for path in sorted(Path(self.folder).glob("rank*.json"))]
+        return {page.run: page.num_ranks for page in pages if page.num_ranks}
+
+    def last_run(self) -> str | None:
+        """The run whose pages lie here, in its last restart; None where there are no pages."""
+        runs = self.runs
+        if _run() or not runs:  # a process of a run looks at its own pages alone
+            return _run() if _run() in runs else None
+        names = {re.sub(r" \d+$", "", run) for run in runs}
+        if len(names) > 1:
+            what = f"{self.folder} holds what {len(names)} runs said: {', '.join(map(repr, sorted(names)))}"
+            raise VerificationError(compose("agreement", what, do="give each run a folder of its own"))
+        return max(runs, key=lambda run: (len(run), run))
 
 
 @dataclass(frozen=True)
@@ -157,9 +169,9 @@ def digests(board: Board, num_ranks: int) -> dict[int, dict[str, str]]:
     return {rank: {e["name"]: e["digest"] for e in _page(board, rank)} for rank in range(num_ranks)}
 
 
-def check_published(board: Board, num_ranks: int) -> Agreement:
-    """Check all graphs of all ranks, one behind the other as each rank published them."""
-    silent = [rank for rank in range(num_ranks) if not _page(board, rank)]
+def check_published(board: Board, num_ranks: int, run: str | None = None) -> Agreement:
+    """Check all graphs of all ranks, one after the other as each rank published them. `run`: None for this run."""
+    silent = [rank for rank in range(num_ranks) if not _page(board, rank, run)]
     if silent:
         named = f"rank {silent[0]} has" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))} have"
         do = "ask again when all have compiled"
@@ -168,7 +180,7 @@ def check_published(board: Board, num_ranks: int) -> Agreement:
     whole: dict[tuple[str, ...], IssueOrder] = {}
     orders: list[IssueOrder] = []
     for rank in range(num_ranks):
-        keys = tuple(entry["part"] for entry in _page(board, rank))
+        keys = tuple(entry["part"] for entry in _page(board, rank, run))
         if keys not in whole:
             for key in keys:
                 parts[key] = parts.get(key) or Statement.from_json(board.read(key) or "").order
@@ -186,20 +198,29 @@ def _run() -> str:
     return " ".join(os.environ.get(name, "") for name in names).strip()
 
 
-def _page(board: Board, rank: int) -> list[dict[str, str]]:
-    return _read_page(board, f"rank{rank}")[0]
+class _Page(NamedTuple):
+    """What a rank has said: its graphs, of how many ranks and of which run. Empty where there is no such page."""
+
+    graphs: list[dict[str, str]]
+    num_ranks: int
+    run: str
 
 
-def _read_page(board: Board, key: str) -> tuple[list[dict[str, str]], int]:
-    """The graphs on a page of this run, and the number of its ranks; nothing where it is no page of ours."""
+def _page(board: Board, rank: int, run: str | None = None) -> list[dict[str, str]]:
+    """The graphs on the page of a rank, if it is of the run; None: of this one."""
+    page = _read_page(board, f"rank{rank}")
+    return page.graphs if page.run == (_run() if run is None else run) else []
+
+
+def _read_page(board: Board, key: str) -> _Page:
     try:
         page = json.loads(board.read(key) or "{}")
         graphs = [{key: str(entry[key]) for key in ("name", "digest", "part")} for entry in page["graphs"]]
-        num_ranks = int(page["num_ranks"])
+        found = _Page(graphs, int(page["num_ranks"]), str(page["run"]))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return [], 0
+        return _Page([], 0, "")
     is_safe = all(re.fullmatch(r"part-[0-9a-f]{32}", entry["part"]) for entry in graphs)
-    return (graphs, num_ranks) if is_safe and page.get("run") == _run() else ([], 0)
+    return found if is_safe else _Page([], 0, "")
 
 
 def _conflict(mine: Statement, theirs: Statement, rank: int, other: int, num_ranks: int) -> list[Conflict]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from tests.unit.frontends.test_trace_log import event, graph_text
 from tests.unit.verification.pipelines import pipeline
 from tests.unit.verification.test_statement import state
 from weft.graph import ops
@@ -57,6 +58,42 @@ def test_a_folder_of_statements(weft: Weft, tmp_path: Path):
     publish(board, 3, 4, state())
     done = weft("agree", tmp_path / "said")
     assert (done.exit_code, done.stdout) == (0, "4 ranks agree: 1 graph, 8 launches\n")
+
+
+def test_a_folder_that_a_run_of_torchrun_left(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for rank in range(4):
+        publish(FolderBoard(tmp_path), rank, 4, state())
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    done = weft("agree", tmp_path)
+    assert (done.exit_code, done.stdout) == (0, "4 ranks agree: 1 graph, 8 launches\n")
+
+
+@pytest.mark.parametrize("folder", [".", "{}"], ids=["one folder", "a folder for each rank"])
+def test_a_folder_of_logs_of_all_ranks(weft: Weft, tmp_path: Path, folder: str):
+    logs = [tmp_path / folder.format(r) / f"dedicated_log_torch_trace_rank_{r}_abc.log" for r in range(2)]
+    (tmp_path / "torchrun.log").write_text("what a launcher writes is passed over\n")
+    for rank, log in enumerate(logs):
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(event("aot_inference_graph", in_turn("3", "4"), rank=rank))
+    done = weft("agree", tmp_path)
+    assert (done.exit_code, done.stdout) == (0, "2 ranks agree: 1 graph, 4 launches\n")
+    logs[1].write_text(event("aot_inference_graph", in_turn("4", "3"), rank=1))
+    done = weft("agree", tmp_path)
+    assert done.exit_code == 1
+    assert "cyclic wait" in done.stdout
+    logs[0].unlink()
+    done = weft("agree", tmp_path)
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (1, f"{tmp_path}: it has logs of 1 ranks, rank 0 has none")
+
+
+def in_turn(*groups: str) -> str:
+    """A graph that reduces in each group in turn, as a log has it."""
+    lines: list[str] = []
+    for k, group in enumerate(groups):
+        lines.append(f"a{k}: \"f32[2, 4]\" = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '{group}')")
+        lines.append(f'w{k}: "f32[2, 4]" = torch.ops._c10d_functional.wait_tensor.default(a{k})')
+    return graph_text(*lines, result=f"(w{len(groups) - 1},)")
 
 
 def test_graphs_that_do_not_part_the_ranks_are_usage(weft: Weft, tmp_path: Path, listing: Path):

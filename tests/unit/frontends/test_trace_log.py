@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 import weft
 from weft.compat import register_operators
 from weft.errors import ReadError
-from weft.frontends.trace_log import LoggedGraph, read_log
+from weft.frontends.trace_log import LoggedGraph, read_log, read_ranks
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
 from weft.graph.groups import TABLE_KEY
@@ -397,10 +397,34 @@ def test_bytes_that_are_no_text_are_told(log: Path):
     assert file_fault(log, content.replace(b"here", b"\xff\xfe")) == "log:4: the line is no UTF-8"
 
 
+def test_of_each_compilation_of_a_rank_the_graph_that_runs_is_read(tmp_path: Path):
+    listing = "group('dp', size=2)\n\ndef graph(x: f32[2, 4]):\n    r = relu(x)\n    return [r]\n"
+    text = graph_text('r: "f32[2, 4]" = torch.ops.aten.neg.default(x)')
+    joint = text.replace("self, x:", "self, tangents_1:").replace("(x)", "(tangents_1)")
+    events = [
+        event("aot_joint_graph", joint),
+        event("aot_forward_graph", text),
+        event("aot_backward_graph", joint),
+        event("weft_after", listing),
+        event("aot_inference_graph", text, frame_id=1),
+        event("inductor_post_grad_graph", text.replace("neg", "exp"), frame_id=1),
+    ]
+    for rank in range(2):
+        (tmp_path / f"dedicated_log_torch_trace_rank_{rank}_abc.log").write_text("".join(events))
+    ranks = read_ranks(tmp_path)
+    found = [[str(list(module.graph.nodes)[1].target) for module in modules] for modules in ranks]
+    assert found == [["aten.relu.default", "aten.neg.default", "aten.exp.default"]] * 2
+    (tmp_path / "dedicated_log_torch_trace_rank_0_xyz.log").write_text("".join(events))
+    with pytest.raises(ReadError, match="rank 0 has another log"):
+        read_ranks(tmp_path)
+
+
 def test_a_missing_file_and_a_folder_without_logs_are_told(tmp_path: Path):
     with pytest.raises(ReadError, match=r"nowhere\.log: it cannot be read: .*No such file"):
         read_log(tmp_path / "nowhere.log")
-    with pytest.raises(ReadError, match=r"the folder has no \*\.log\ngive the folder that TORCH_TRACE names"):
+    with pytest.raises(
+        ReadError, match=r"the folder has no \*\.log of TORCH_TRACE\ngive the folder that TORCH_TRACE names"
+    ):
         read_log(tmp_path)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import weft
 from tests.unit.conftest import fake_mesh
-from tests.unit.graph.test_groups import trace
+from tests.unit.graph.test_groups import trace, trace_without_groups
 from tests.unit.verification.pipelines import pipeline
 from weft.errors import VerificationError
 from weft.graph import ops
@@ -430,6 +430,28 @@ def test_live_groups_of_the_same_ranks_in_opposite_order_are_a_deadlock():
         assert [finding.fault for finding in check(world).findings] == [Fault.CYCLE]
         assert not prove(*modules).proved
         assert not prove(*(weft.parse(weft.listing(module)) for module in modules)).proved
+
+
+def test_groups_of_unknown_ranks_have_those_that_use_the_same_run_time_name():
+    names = [("1", "3"), ("1", "4"), ("2", "3"), ("2", "4")]  # rows and columns of a mesh of two by two
+    assert check([trace_without_groups(*mine) for mine in names]).holds
+    swapped = [trace_without_groups(*mine) for mine in [("1", "3"), ("4", "1"), ("3", "2"), ("2", "4")]]
+    assert [finding.fault for finding in check(swapped, backend="gloo").findings] == []
+    assert [finding.fault for finding in check(swapped).findings] == [Fault.INTERLEAVING]
+    assert not check([trace_without_groups("1", "1"), trace_without_groups("1")]).holds
+    with pytest.raises(VerificationError) as error:
+        check([trace_without_groups("1"), trace_without_groups("2")])
+    assert str(error.value) == (
+        "agreement: which ranks group '1' has is not known: it has 2 ranks, and ranks 0 launch in it\n"
+        "give the graph of every rank, one for each"
+    )
+
+
+def test_a_rank_may_have_several_graphs_that_run_after_each_other():
+    texts = [in_groups("g0"), in_groups("g1", head="group('g1', size=2, id='#1')\n")]
+    assert check([texts, texts]).num_launches == 4
+    assert check([texts, texts]).holds
+    assert [finding.fault for finding in check([texts, texts[::-1]]).findings] == [Fault.CYCLE]
 
 
 def test_graphs_after_each_other_that_call_other_groups_by_one_name_stay_apart():

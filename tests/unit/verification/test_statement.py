@@ -138,14 +138,32 @@ def test_pages_of_another_run_and_what_is_no_page_are_not_looked_at(tmp_path: Pa
     board = FolderBoard(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
     publish(board, 0, 2, state())
-    assert board.num_ranks == 2
+    assert board.runs == {"first": 2}
+    assert board.last_run() == "first"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
     assert digests(board, 2) == {0: {}, 1: {}}
-    assert board.num_ranks == 0
+    assert board.last_run() is None
     for text in ("", "[]", "{", '{"graphs": [3]}', '{"graphs": [{"name": "a", "digest": "b", "part": "../x"}]}'):
         (tmp_path / "rank1.json").write_text(text)
         assert digests(board, 2)[1] == {}
-    assert FolderBoard(tmp_path / "none").num_ranks == 0
+    assert FolderBoard(tmp_path / "none").last_run() is None
+
+
+def test_whoever_comes_after_a_run_finds_what_its_last_restart_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    board = FolderBoard(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for restart, num_ranks in ((9, 8), (10, 4)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        for rank in range(num_ranks):
+            publish(board, rank, num_ranks, state())
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    assert board.runs == {"none 9": 8, "none 10": 4}
+    assert board.last_run() == "none 10"
+    assert check_published(board, 4, "none 10").num_ranks == 4
+    publish(board, 1, 4, state())
+    with pytest.raises(VerificationError, match="holds what 2 runs said: '', 'none'\ngive each run a folder of its"):
+        board.last_run()
 
 
 def test_a_long_part_is_written_once(tmp_path: Path):
