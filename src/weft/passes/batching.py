@@ -161,7 +161,7 @@ def own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
     returned = draft.dag.effects.held_by_outputs.intersection(draft.held(member))
     if not returned and draft.why_not_replace(member, part, keeps_strides=False) is None:
         return part
-    if draft.value(part).is_contiguous():
+    if draft.value(part).stride() == draft.value(member).stride():
         return draft.call("clone", part, before=member)
     return draft.call("clone", part, before=member, memory_format=torch.contiguous_format)
 

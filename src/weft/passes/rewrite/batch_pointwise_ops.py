@@ -14,7 +14,8 @@ After::
     t1_select: f32[8, 4] = select.int(t1_tanh, 0, 0)
     t1_select_1: f32[8, 4] = select.int(t1_tanh, 0, 1)
 
-Operators are those of `BATCHED`, on tensors of one shape, dtype and layout; numbers among their arguments are the same.
+Operators are those of `BATCHED`, on tensors of one shape and dtype with results of one layout; numbers among their
+arguments are the same. Results that are not contiguous are stacked in the order in which they lie.
 
 Declines: operators that need each other; inputs or results that are written; too few of them; where stacking costs more
 than is saved, and without a cluster to say so.
@@ -37,7 +38,23 @@ from weft.passes.batching import BatchPass, bytes_of, is_sized, own
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.planning.plan import Reason
 
-BATCHED = frozenset(ops.op_of(name) for name in ("tanh", "sigmoid", "relu", "add", "sub", "mul", "div", "exp", "neg"))
+BATCHED = frozenset(
+    ops.op_of(name)
+    for name in (
+        "tanh",
+        "sigmoid",
+        "relu",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "exp",
+        "neg",
+        "clamp",
+        "clamp.default",
+        "nan_to_num",
+    )
+)
 STACK = ops.op_of("stack")
 
 
@@ -57,20 +74,31 @@ class BatchPointwiseOps(BatchPass):
             return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
         if any(source.target is STACK for source in sources):
             return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is a batch")
-        if not all(v.shape == result.shape and v.is_contiguous() for v in values):
-            return Refusal(Reason.ALONE, f"{node.name} stays: what it takes is not of its shape, or not contiguous")
+        if not all(v.shape == result.shape for v in values):
+            return Refusal(Reason.ALONE, f"{node.name} stays: what it takes is not of its shape")
+        order = _order(result)
+        if order is None:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: its result has gaps in memory")
         numbers = tuple((name, str(value)) for name, value in given.items() if not isinstance(value, Node))
-        return node.target, numbers, tuple(result.shape), tuple((v.dtype, v.device) for v in values)
+        return node.target, numbers, tuple(result.shape), order, tuple((v.dtype, v.device) for v in values)
 
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
+        order = _order(draft.value(last)) or ()
+        back = tuple(map(order.index, range(len(order))))
+
+        def turned(node: AnyNode, dims: tuple[int, ...]) -> AnyNode:
+            return node if list(dims) == sorted(dims) else draft.call("permute", node, list(dims), before=last)
+
         stacked = {
-            name: draft.call("stack", [g[name] for g in given], before=last) if isinstance(value, AnyNode) else value
+            name: draft.call("stack", [turned(g[name], order) for g in given], before=last)
+            if isinstance(value, AnyNode)
+            else value
             for name, value in given[0].items()
         }
         result = draft.call(last.target, *_ordered(last, stacked), before=last, **_named(last, stacked))
-        parts = [draft.call("select.int", result, 0, k, before=last) for k in range(len(members))]
+        parts = [turned(draft.call("select.int", result, 0, k, before=last), back) for k in range(len(members))]
         return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
     def num_kernels(self, members: Sequence[Node]) -> int:
@@ -82,6 +110,12 @@ class BatchPointwiseOps(BatchPass):
         alone = device.traffic_ns(moved)
         together = device.traffic_ns((moved + 2 * bytes_of(*values)) * len(members))
         return (None if alone is None else alone * len(members)), together
+
+
+def _order(result: Tensor) -> tuple[int, ...] | None:
+    """The order of dims in which a result is contiguous; None where it is in none."""
+    order = tuple(sorted(range(result.dim()), key=lambda dim: (-result.stride(dim), dim)))
+    return order if result.permute(order).is_contiguous() else None
 
 
 def _ordered(node: Node, given: Mapping[str, Any]) -> list[Any]:
