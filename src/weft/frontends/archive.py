@@ -3,7 +3,8 @@
 A zip file without compression that holds
 
     listing.txt         the graph, as `weft.listing` writes it
-    constants.json      the types of its constants; constants/*.bin their memory, in little-endian order
+    constants.json      the types of its constants; constants/*.bin their memory, in little-endian order, one file for
+                        those that share it
     provenance.json     for each node its stack trace, its modules, and what else says where it comes from
     facts.json          versions, run-time names of groups, what the module says of itself, checksums of the others
 
@@ -32,6 +33,7 @@ from weft.errors import GraphError, ReadError, ReportError, compose
 from weft.files import whole_file
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
+from weft.graph.aliasing import constants_of_inputs, placed, span_bytes
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.groups import read_groups
 from weft.graph.text import parse, render
@@ -43,6 +45,8 @@ LISTING, CONSTANTS, PROVENANCE, FACTS = "listing.txt", "constants.json", "proven
 TEXTS = (LISTING, CONSTANTS, PROVENANCE, FACTS)
 DATA = re.compile(r"constants/\d{4,6}\.bin")
 MAX_TEXT_BYTES = 1 << 28
+ALIGNMENT = 16
+"""Memory that constants share is stored from a multiple of this many bytes on: the largest element has as many."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time that every file in an archive has."""
 
@@ -62,6 +66,10 @@ class _Constant(_Model):
     data: str | None
     """The file with its memory; None for a constant without values."""
     sha256: str | None
+    base: str | None = None
+    """The constant whose memory it lies in; that one has the file."""
+    start: int = 0
+    """Where it begins in that memory, in bytes."""
 
 
 class _Origin(_Model):
@@ -100,8 +108,12 @@ def save(module: GraphModule, path: str | Path) -> None:
     if sys.byteorder != "little":
         raise GraphError(compose("archive", "this machine has the byte order that archives do not have"))
     files: dict[str, bytes] = {LISTING: render(module).encode()}
-    constants = {name: _constant(i, name, value, files) for i, (name, value) in enumerate(_constants(module).items())}
-    files[CONSTANTS] = _json({name: constant.model_dump() for name, constant in constants.items()})
+    constants = _stored(module, files)
+    shown = {name: constant.model_dump(exclude_defaults=False) for name, constant in constants.items()}
+    for name, constant in constants.items():
+        if constant.base is None and not constant.start:  # as archives have it in which nothing shares memory
+            del shown[name]["base"], shown[name]["start"]
+    files[CONSTANTS] = _json(shown)
     files[PROVENANCE] = _json(_provenance(module).model_dump(exclude_none=True))
     facts = _Facts(
         format=FORMAT,
@@ -148,30 +160,53 @@ def _constants(module: GraphModule) -> dict[str, Tensor]:
     return found
 
 
-def _constant(number: int, name: str, value: Tensor, files: dict[str, bytes]) -> _Constant:
-    if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
-        what = f"constant {name!r} is a {value.layout} tensor of {value.dtype}, which no archive holds"
-        raise GraphError(compose("archive", what, do="make it a graph input"))
-    size, strides = list(map(int, value.shape)), list(map(int, value.stride()))
-    data = checksum = None
-    if not isinstance(value, FakeTensor) and value.device.type != "meta":
-        row = value.detach().as_strided([_extent(size, strides)], [1]).cpu().contiguous()
-        data, content = f"constants/{number:04}.bin", row.view(torch.uint8).numpy().tobytes()
-        checksum = hashlib.sha256(content).hexdigest()
-        files[data] = content
-    return _Constant(
-        dtype=DTYPE_NAMES[value.dtype],
-        size=size,
-        strides=strides,
-        is_parameter=isinstance(value, torch.nn.Parameter),
-        data=data,
-        sha256=checksum,
-    )
-
-
-def _extent(size: list[int], strides: list[int]) -> int:
-    """The elements of memory that a tensor covers."""
-    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
+def _stored(module: GraphModule, files: dict[str, bytes]) -> dict[str, _Constant]:
+    """The types of the constants of a module; their memory goes to the files."""
+    constants = _constants(module)
+    where = placed(module, constants)
+    lowest: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for name, value in constants.items():
+        if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
+            what = f"constant {name!r} is a {value.layout} tensor of {value.dtype}, which no archive holds"
+            raise GraphError(compose("archive", what, do="make it a graph input"))
+        if name in where:
+            base, start = where[name].base, where[name].start
+            if start % value.element_size():
+                what = f"constant {name!r} begins {start} bytes behind {base!r}, between two of its elements"
+                raise GraphError(compose("archive", what, do="make it a copy, or a graph input"))
+            lowest[base] = min(lowest.get(base, start), start)
+            ends[base] = max(ends.get(base, 0), start + span_bytes(value.shape, value.stride(), value.dtype))
+    inputs = set(constants_of_inputs(module).values())
+    lowest = {base: 0 if base in inputs else start - start % ALIGNMENT for base, start in lowest.items()}
+    memory: dict[str, bytearray] = {}
+    found: dict[str, _Constant] = {}
+    for name, value in constants.items():
+        base = where[name].base if name in where else name
+        start = where[name].start - lowest[base] if name in where else 0
+        size, strides = list(map(int, value.shape)), list(map(int, value.stride()))
+        num_bytes = span_bytes(size, strides, value.dtype)
+        if not isinstance(value, FakeTensor) and value.device.type != "meta":
+            row = value.detach().as_strided([num_bytes // value.element_size()], [1]).cpu().contiguous()
+            whole = memory.setdefault(base, bytearray(ends[base] - lowest[base] if name in where else num_bytes))
+            whole[start : start + num_bytes] = row.view(torch.uint8).numpy().tobytes()
+        found[name] = _Constant(
+            dtype=DTYPE_NAMES[value.dtype],
+            size=size,
+            strides=strides,
+            is_parameter=isinstance(value, torch.nn.Parameter),
+            data=None,
+            sha256=None,
+            base=base if base != name else None,
+            start=start,
+        )
+    for number, name in enumerate(constants):
+        if name in memory:
+            data, content = f"constants/{number:04}.bin", bytes(memory[name])
+            files[data] = content
+            update = {"data": data, "sha256": hashlib.sha256(content).hexdigest()}
+            found[name] = found[name].model_copy(update=update)
+    return found
 
 
 def _provenance(module: GraphModule) -> _Provenance:
@@ -287,34 +322,54 @@ class _Loader:
         unused = sorted(name for name in self.members if name not in TEXTS and name not in used)
         if unused or len(set(used)) < len(used):
             raise self._error(CONSTANTS, "it does not name each file of constants once")
-        return {name: self._constant(name, constant) for name, constant in constants.items()}
+        ends: dict[str, int] = {}
+        for name, constant in constants.items():
+            base = name if constant.base is None else constant.base
+            ends[base] = max(ends.get(base, 0), self._end(name, constant))
+            if constant.base is not None and (base not in constants or constants[base].base is not None):
+                raise self._error(CONSTANTS, f"constant {name!r} lies in the memory of {base[:80]!r}, which has none")
+            if constant.base is not None and (constant.data is not None or constant.sha256 is not None):
+                raise self._error(CONSTANTS, f"constant {name!r} has a file besides the memory of {base[:80]!r}")
+        memory = {name: self._memory(constants[name], end) for name, end in ends.items()}
+        return {
+            name: self._constant(name, constant, memory[constant.base or name]) for name, constant in constants.items()
+        }
 
-    def _constant(self, name: str, constant: _Constant) -> Tensor:
+    def _end(self, name: str, constant: _Constant) -> int:
+        """Where a constant ends in its memory, in bytes."""
         size, strides = constant.size, constant.strides
         if constant.dtype not in DTYPES or len(size) != len(strides) or min([0, *size, *strides]) < 0:
             raise self._error(CONSTANTS, f"constant {name!r} has no possible type")
-        dtype, extent = DTYPES[constant.dtype], _extent(size, strides)
+        dtype = DTYPES[constant.dtype]
+        if constant.start < 0 or constant.start % dtype.itemsize:
+            raise self._error(CONSTANTS, f"constant {name!r} begins at byte {constant.start}, where no element begins")
+        return constant.start + span_bytes(size, strides, dtype)
+
+    def _constant(self, name: str, constant: _Constant, memory: Tensor) -> Tensor:
+        dtype = DTYPES[constant.dtype]
         try:
-            if constant.data is None:
-                value = torch.empty_strided(size, strides, dtype=dtype, device="meta")
-            else:
-                memory = self._memory(constant, extent * dtype.itemsize)
-                row = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
-                value = row.view(dtype).as_strided(size, strides)
+            value = torch.empty(0, dtype=dtype, device=memory.device)
+            value.set_(memory.untyped_storage(), constant.start // dtype.itemsize, constant.size, constant.strides)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             raise self._error(CONSTANTS, f"constant {name!r}: {str(error).splitlines()[0]}") from None
         is_real = dtype.is_floating_point or dtype.is_complex
         return torch.nn.Parameter(value, requires_grad=is_real) if constant.is_parameter else value
 
-    def _memory(self, constant: _Constant, num_bytes: int) -> bytearray:
-        name = str(constant.data)
+    def _memory(self, constant: _Constant, num_bytes: int) -> Tensor:
+        """The memory of a constant and of those that lie in it."""
+        if constant.data is None:
+            try:
+                return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
+            except (RuntimeError, TypeError, OverflowError) as error:
+                raise self._error(CONSTANTS, str(error).splitlines()[0]) from None
+        name = constant.data
         if name not in self.members or self.members[name].file_size != num_bytes:
             found = self.members[name].file_size if name in self.members else 0
             raise self._error(name, f"it has {found} bytes, its type needs {num_bytes}")
         content = self._text(name)
         if hashlib.sha256(content).hexdigest() != constant.sha256:
             raise self._error(name, "its checksum is not the one in constants.json")
-        return bytearray(content)
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
     def _restore(self, module: GraphModule, provenance: _Provenance) -> None:
         """Give the nodes what they have said of where they come from."""

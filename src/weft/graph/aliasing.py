@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import Module
@@ -139,6 +140,12 @@ def _memory_of_attribute(node: Node, owner: Module | None, modes: Iterable[FakeT
 # Constants.
 
 
+def span_bytes(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
+    """The bytes of memory from the first to the last element of a tensor."""
+    extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+    return extent * dtype.itemsize
+
+
 def memory_of(tensor: Tensor) -> tuple[Any, ...]:
     """The storages of a tensor, and where it begins in them: what tells it from any copy, while both are alive."""
     return tuple((*_keys(part), int(part.storage_offset()) if _keys(part) else id(part)) for part in parts(tensor))
@@ -177,6 +184,36 @@ def places(constants: Mapping[str, Tensor]) -> dict[str, Place]:
             tensor, before = constants[path], spans[path][1] - spans[root][1] if path in spans else 0
             made[path] = Place(members[0], before + int(tensor.storage_offset()) * tensor.element_size())
     return made
+
+
+def constants_of_inputs(module: GraphModule) -> dict[Node, str]:
+    """The inputs that lie in the memory of a constant, each with the path of the first one that does."""
+    nodes = list(module.graph.nodes)
+    if not any(node.op == "get_attr" for node in nodes):
+        return {}
+    found = memories(nodes)
+    paths: dict[int, str] = {}
+    for node, memory in found.items():
+        if node.op == "get_attr" and isinstance(ops.attribute(module, str(node.target)), Tensor):
+            for key in (key for part in memory.parts for key in part.keys):
+                paths.setdefault(key, str(node.target))
+    inputs = [(node, memory) for node, memory in found.items() if node.op == "placeholder"] if paths else []
+    keys = {node: [key for part in memory.parts for key in part.keys if key in paths] for node, memory in inputs}
+    return {node: paths[mine[0]] for node, mine in keys.items() if mine}
+
+
+def placed(module: GraphModule, constants: Mapping[str, Tensor]) -> dict[str, Place]:
+    """Where each constant lies that shares memory with another or with an input, by path."""
+    found = places(constants)
+    for path in dict.fromkeys(constants_of_inputs(module).values()):
+        if path in constants and path not in found:
+            found[path] = place_of(path, constants[path])
+    return found
+
+
+def place_of(path: str, tensor: Tensor) -> Place:
+    """Where a constant begins that shares no memory with another."""
+    return Place(path, int(tensor.storage_offset()) * tensor.element_size())
 
 
 def _mode(tensor: Tensor) -> FakeTensorMode | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import FakeTensorMode, fake_tensor, new_fake_mode
+from weft.compat import FakeTensorMode, fake_tensor, fake_view, new_fake_mode
 from weft.errors import ListingError, compose, nearest, point_at
 from weft.graph import metadata, ops
 from weft.graph.types import DTYPES, TypeText
@@ -47,6 +47,8 @@ class LiteralReader:
         self.mode: FakeTensorMode = new_fake_mode()
         self.types = TypeText(torch.device("cpu"))
         self.numbers: dict[str, Any] = {}
+        self.fakes: dict[str, Tensor] = {}
+        """The fake values of the constants that were declared, by path."""
 
     def fail(self, at: ast.AST, what: str, do: str = "", name: str = "") -> NoReturn:
         number = getattr(at, "lineno", 1)
@@ -55,8 +57,8 @@ class LiteralReader:
 
     # Types.
 
-    def value_of_type(self, at: ast.expr, names: Mapping[str, Node] | None = None) -> Any:
-        """A fake value of a written type."""
+    def value_of_type(self, at: ast.expr, names: Mapping[str, Node | Tensor] | None = None) -> Any:
+        """A fake value of a written type; `names` are those whose memory it may share."""
         if isinstance(at, ast.List | ast.Tuple):
             items = [self.value_of_type(item) for item in at.elts]
             return items if isinstance(at, ast.List) else tuple(items)
@@ -67,7 +69,7 @@ class LiteralReader:
         if isinstance(at, ast.Call):
             if at.args:
                 self.fail(at, "what a type adds has a name", "write f32[2, 4](strides=(1, 2))")
-            extras = self.keywords(at, ("strides", "offset", "base", "device"), sizes=("strides", "offset"))
+            extras = self.keywords(at, ("strides", "offset", "base", "constant", "device"), sizes=("strides", "offset"))
             at = at.func
         if isinstance(at, ast.Constant) and at.value is None:
             return None
@@ -84,31 +86,47 @@ class LiteralReader:
         if kind not in DTYPES:
             self.fail(at, f"no dtype is called {kind!r}", nearest(kind, DTYPES), kind)
         size = list(dims) if isinstance(dims, tuple) else [dims]
-        return self._fake(at, DTYPES[kind], size, extras, names or {})
+        return self._fake(at, DTYPES[kind], size, extras, {} if names is None else names)
 
     def _fake(
-        self, at: ast.AST, dtype: torch.dtype, size: list[Any], extras: dict[str, Any], names: Mapping[str, Node]
+        self,
+        at: ast.AST,
+        dtype: torch.dtype,
+        size: list[Any],
+        extras: dict[str, Any],
+        names: Mapping[str, Node | Tensor],
     ) -> Any:
         strides = extras.get("strides")
         strides = metadata.contiguous_strides(size) if strides is None else strides
         strides = list(strides) if isinstance(strides, tuple | list) else [strides]
-        if "base" in extras and extras["base"] not in names:
-            self.fail(at, f"no input above is called {extras['base']!r}", nearest(str(extras["base"]), names), "base")
-        base = ops.value_of(names[extras["base"]]) if "base" in extras else None
+        base, offset = self._base(at, extras, names), extras.get("offset", 0)
         try:
             device = torch.device(extras["device"]) if "device" in extras else self.types.device
-            if isinstance(base, Tensor):
-                with self.mode:
-                    return torch.as_strided(base, size, strides, extras.get("offset", 0))
-            made = fake_tensor(self.mode, size, strides, dtype, device)  # type: ignore[arg-type]
-            if extras.get("offset"):
-                extent = extras["offset"] + 1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
-                whole = fake_tensor(self.mode, [extent], [1], dtype, device)  # type: ignore[arg-type]
-                with self.mode:
-                    return torch.as_strided(whole, size, strides, extras["offset"])
-            return made
-        except (RuntimeError, ValueError, TypeError) as error:
+            if base is None:
+                made = fake_tensor(self.mode, size, strides, dtype, device)  # type: ignore[arg-type]
+                if not extras.get("offset"):
+                    return made
+                base = fake_tensor(self.mode, [1], [1], dtype, device)  # type: ignore[arg-type]
+            if base.device != device:
+                raise ValueError(f"it is on {device}, what it shares memory with on {base.device}")
+            return fake_view(base, size, strides, offset, dtype)
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
+
+    def _base(self, at: ast.AST, extras: dict[str, Any], names: Mapping[str, Node | Tensor]) -> Any:
+        """The fake value whose memory a type says it shares; None where it says nothing of that."""
+        if "base" not in extras and "constant" not in extras:
+            return None
+        word = "base" if "base" in extras else "constant"
+        known: Mapping[str, Node | Tensor] = names if word == "base" else self.fakes
+        if extras[word] not in known:
+            kind = "constant" if known is self.fakes else "input"
+            self.fail(at, f"no {kind} above is called {extras[word]!r}", nearest(str(extras[word]), known), word)
+        found = known[extras[word]]
+        value = ops.value_of(found) if isinstance(found, Node) else found
+        if not isinstance(value, Tensor):
+            self.fail(at, f"{extras[word]!r} is no tensor, whose memory could be shared", name=word)
+        return value
 
     def keywords(
         self, at: ast.Call, known: Sequence[str], *, sizes: Sequence[str] = (), names: Mapping[str, Node] | None = None

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, new_symbol, symbols_of
+from weft.compat import HigherOrderOperator, new_symbol, storage_key, symbols_of
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import ops
-from weft.graph.aliasing import APART_KEY
+from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
 from weft.graph.literals import LiteralReader, dotted
-from weft.graph.types import MAY_SHARE, plain_name
+from weft.graph.types import MAX_SHARED_BYTES, MAY_SHARE, plain_name
 
 MAX_CHARACTERS = 1 << 28
 # For each declaration: the keywords it knows, and how many values it takes besides a type.
@@ -62,7 +62,8 @@ class _Reader(LiteralReader):
         self.given = constants
         self.groups: dict[str, Group] = {}
         self.constants: dict[str, Tensor] = {}
-        self.fakes: dict[str, Tensor] = {}
+        self.declared: dict[str, tuple[ast.Call, Tensor | None]] = {}
+        """Where constants were declared, by path, and their values if they stand there."""
         self.may_share = False
         """Whether inputs may share memory that no type of theirs tells of."""
 
@@ -79,6 +80,7 @@ class _Reader(LiteralReader):
                 )
         if function is None:
             raise ListingError(compose("listing", "it has no `def graph(...)`", do="write the graph as a function"))
+        self._make_constants(_named_by_inputs(function))
         module = self.function(function)
         module.meta[TABLE_KEY] = GroupTable(self.groups)
         return module
@@ -166,27 +168,92 @@ class _Reader(LiteralReader):
         self.may_share = True
 
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
-        fake = self.value_of_type(call.args[1]) if len(call.args) > 1 else None
+        fake = self.value_of_type(call.args[1], self.fakes) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
             self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
         if not all(part.isidentifier() or part.isdecimal() for part in path.split(".")):
             # torch writes the path into the code of the module as it stands, and runs that code
             self.fail(call, f"{path!r} is no path of names", "write tensor('block.weight', f32[2])")
         self.fakes[path] = fake
+        wide = torch.float64 if fake.dtype.is_floating_point else fake.dtype
+        value: Tensor | None = None
+        try:
+            if rest:
+                value = torch.tensor(rest[0], dtype=wide).reshape(tuple(fake.shape)).to(fake.dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self.fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
+        self.declared[path] = (call, value)
+
+    def _make_constants(self, shared: Set[str]) -> None:
+        """Make what was declared: one memory for those that share it; `shared` are those that inputs lie in."""
+        together: dict[int, list[str]] = {}
+        for path, fake in self.fakes.items():
+            together.setdefault(storage_key(fake), []).append(path)
+        for paths in together.values():
+            if len(paths) > 1 or paths[0] in shared:
+                self._make_together(paths)
+            else:
+                self._make_alone(paths[0])
+
+    def _make_alone(self, path: str) -> None:
+        (call, value), fake = self.declared[path], self.fakes[path]
+        size, stride = tuple(fake.shape), fake.stride()
         if path in self.given:
             self.constants[path] = self.given[path]
             return
-        size, stride = tuple(fake.shape), fake.stride()
-        if not rest:
-            self.constants[path] = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
-            return
-        wide = torch.float64 if fake.dtype.is_floating_point else fake.dtype
         try:
-            value = torch.empty_strided(size, stride, dtype=fake.dtype)
-            value.copy_(torch.tensor(rest[0], dtype=wide).reshape(size).to(fake.dtype))
-        except (TypeError, ValueError, RuntimeError) as error:
+            made = torch.empty_strided(size, stride, dtype=fake.dtype, device="cpu" if value is not None else "meta")
+            self.constants[path] = made if value is None else made.copy_(value)
+        except RuntimeError as error:
             self.fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
-        self.constants[path] = value
+
+    def _make_together(self, paths: Sequence[str]) -> None:
+        known = [path for path in paths if path in self.given]
+        told = [path for path in paths if self.declared[path][1] is not None]
+        for found, verb in ((known, "is given"), (told, "has values")):
+            if 0 < len(found) < len(paths) and (found is known or not known):
+                other = next(path for path in paths if path not in found)
+                what = f"{found[0]!r} {verb}, {other!r}, whose memory it shares, does not"
+                self.fail(self.declared[found[0]][0], what, "give all that share a memory, or none", found[0])
+        starts = {path: place_of(path, self.fakes[path]).start for path in paths}
+        if known:
+            self._take_together(paths, starts)
+            return
+        fakes = {path: self.fakes[path] for path in paths}
+        end = max(starts[path] + span_bytes(f.shape, f.stride(), f.dtype) for path, f in fakes.items())
+        if told and end > MAX_SHARED_BYTES:
+            what = f"the memory of {paths[0]!r} has {end} bytes, at most {MAX_SHARED_BYTES} stand in a listing"
+            self.fail(self.declared[paths[0]][0], what, "leave the values out, or give them by `constants`", paths[0])
+        raw = torch.zeros(end, dtype=torch.uint8) if told else torch.empty(end, dtype=torch.uint8, device="meta")
+        for path, fake in fakes.items():
+            made = torch.empty(0, dtype=fake.dtype, device=raw.device)
+            made.set_(raw.untyped_storage(), fake.storage_offset(), tuple(fake.shape), fake.stride())
+            self.constants[path] = made
+            value = self.declared[path][1]
+            if value is not None:
+                self._fill(path, made, value)
+        for path in told:
+            if not _is_equal(self.constants[path], self.declared[path][1]):
+                what = f"the values of {path!r} are not those of what shares its memory"
+                self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
+
+    def _fill(self, path: str, made: Tensor, value: Tensor) -> None:
+        try:
+            made.copy_(value)
+        except RuntimeError as error:
+            what = f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}"
+            self.fail(self.declared[path][0], what, name=path)
+
+    def _take_together(self, paths: Sequence[str], starts: Mapping[str, int]) -> None:
+        """Take constants that are given, if they share memory as the listing says."""
+        given = {path: self.given[path] for path in paths}
+        found = places(given) if len(paths) > 1 else {paths[0]: place_of(paths[0], given[paths[0]])}
+        for path in paths:
+            alike = path in found and found[path].base == paths[0]
+            if not alike or found[path].start - found[paths[0]].start != starts[path] - starts[paths[0]]:
+                what = f"{path!r} is given, but not in the memory of {paths[0]!r} as its type says"
+                self.fail(self.declared[path][0], what, "give constants that share memory as the listing says", path)
+            self.constants[path] = given[path]
 
     # Functions and their lines.
 
@@ -297,6 +364,24 @@ class _Reader(LiteralReader):
         if computed and written != computed and ast.unparse(annotation) != computed:
             what = f"{name} is {computed} by its operator, {written} as written"
             self.fail(at, what, "correct the type, or leave it out", name)
+
+
+def _named_by_inputs(at: ast.FunctionDef) -> set[str]:
+    """The constants in whose memory inputs lie."""
+    words = [
+        word for a in at.args.args if isinstance(a.annotation, ast.Call) for word in a.annotation.keywords if word.arg
+    ]
+    found = [word.value.value for word in words if word.arg == "constant" and isinstance(word.value, ast.Constant)]
+    return {path for path in found if isinstance(path, str)}
+
+
+def _is_equal(made: Tensor, value: Tensor | None) -> bool:
+    if value is None:
+        return True
+    wide = torch.complex128 if value.dtype.is_complex else torch.float64
+    exact = value if not (value.dtype.is_floating_point or value.dtype.is_complex) else value.to(wide)
+    held = made.to(exact.dtype)
+    return bool(((held == exact) | ((held != held) & (exact != exact))).all())
 
 
 def _known_names() -> list[str]:

@@ -32,6 +32,8 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+MAX_SHARED_BYTES = 1 << 20
+"""Constants that share memory stand in a listing with their values if that memory has up to this many bytes."""
 MAY_SHARE = "may share memory"
 """How a listing says that nothing is known of the memory of its inputs: `inputs('may share memory')`."""
 
@@ -91,23 +93,28 @@ class TypeText:
     def _item(self, value: Any) -> str:
         return self.of(value) or "None"
 
-    def of_input(self, value: Any, shared: dict[int, str], name: str) -> str:
-        """The type of an input: also its strides where not contiguous, and the input whose storage it shares."""
+    def of_input(self, value: Any, shared: dict[int, str], name: str, constant: str | None = None) -> str:
+        """The type of an input: also its strides where not contiguous, and whose storage it shares."""
         text = self.of(value)
         if not isinstance(value, Tensor):
             self.of_inputs.update(symbols_of(value) if isinstance(value, torch.SymInt) else ())
             return text
         self.of_inputs.update(s for size in value.shape if isinstance(size, torch.SymInt) for s in symbols_of(size))
-        extras = {}
+        base = shared.setdefault(storage_key(value), name)
+        return self.placed(value, value.storage_offset(), base if base != name else None, constant)
+
+    def placed(self, value: Tensor, offset: Any, base: str | None, constant: str | None = None) -> str:
+        """The type of a tensor that begins at an offset in its storage, which may be that of another."""
+        extras: dict[str, str] = {}
         if not _is_contiguous(value):
             extras["strides"] = f"({', '.join(map(self.number, value.stride()))}{',' if value.dim() == 1 else ''})"
-        offset = value.storage_offset()
         if not (isinstance(offset, int) and offset == 0):
             extras["offset"] = self.number(offset)
-        base = shared.setdefault(storage_key(value), name)
-        if base != name:
+        if base is not None:
             extras["base"] = repr(base)
-        return with_extras(text, extras)
+        if constant is not None:
+            extras["constant"] = repr(constant)
+        return with_extras(self.of(value), extras)
 
     def _tensor(self, value: Tensor) -> str:
         shape = tuple(value.shape)

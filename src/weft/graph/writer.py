@@ -14,20 +14,23 @@ from torch.fx import Graph, GraphModule, Node
 from weft.compat import FakeTensor, is_process_group, symbol_hint
 from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
-from weft.graph.aliasing import may_share_inputs
+from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.ops import attribute
-from weft.graph.types import MAY_SHARE, TypeText, listed_name, torch_literal
+from weft.graph.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 
 INLINE_NUMEL = 64
 """Constants of up to this many elements stand in the listing with their values."""
-VALUES = re.compile(r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^)]*\))?), .*\)$", re.MULTILINE)
+VALUES = re.compile(
+    r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\))?), .*\)$", re.MULTILINE
+)
 INDENT = "    "
 
 
 def render(module: GraphModule, groups: GroupTable | None = None) -> str:
     """The listing of a graph module."""
     writer = _Writer(module, groups if groups is not None else read_groups(module))
+    writer.collect(module)
     body = writer.function("graph", module, "")
     return "\n".join([*writer.header(), *body]) + "\n"
 
@@ -68,6 +71,19 @@ class _Writer:
         self.module, self.groups = module, groups
         self.types = TypeText(default_device(module.graph))
         self.constants: dict[str, tuple[Tensor, Any]] = {}
+        self.inside: dict[Node, str] = {}
+        """The inputs that lie in the memory of a constant, with its path."""
+
+    def collect(self, module: GraphModule) -> None:
+        """Find the constants of a module and of the graphs nested in it."""
+        for node in module.graph.nodes:
+            value = attribute(module, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(value, GraphModule):
+                self.collect(value)
+            elif isinstance(value, Tensor):
+                self.constants[str(node.target)] = (value, ops.value_of(node))
+        if module is self.module and self.constants:
+            self.inside = constants_of_inputs(module)
 
     def header(self) -> list[str]:
         lines = [_group_line(group) for group in self.groups]
@@ -81,13 +97,30 @@ class _Writer:
                 lines.append(f"symbol({name!r})")
         if may_share_inputs(self.module):
             lines.append(f"inputs({MAY_SHARE!r})")
-        lines += [self._constant(path, value, fake) for path, (value, fake) in self.constants.items()]
+        places = placed(self.module, {path: value for path, (value, _) in self.constants.items()})
+        silent = {place.base for path, place in places.items() if not self._is_told(path, place)}
+        for path, (value, fake) in self.constants.items():
+            place = places.get(path)
+            known = self._is_told(path, place) and (place is None or place.base not in silent)
+            text = self._constant_type(path, fake if isinstance(fake, Tensor) else value, place)
+            lines.append(f"tensor({path!r}, {text}" + (f", {self.value(value.tolist())})" if known else ")"))
         return [*lines, ""] if lines else []
 
-    def _constant(self, path: str, value: Tensor, fake: Any) -> str:
-        text = self.types.of_input(fake if isinstance(fake, Tensor) else value, {}, "")
-        known = not isinstance(value, FakeTensor) and value.device.type != "meta" and value.numel() <= INLINE_NUMEL
-        return f"tensor({path!r}, {text}" + (f", {self.value(value.tolist())})" if known else ")")
+    def _is_told(self, path: str, place: Place | None) -> bool:
+        """Whether a constant is small enough to stand in the listing with its values."""
+        value = self.constants[path][0]
+        if isinstance(value, FakeTensor) or value.device.type == "meta" or value.numel() > INLINE_NUMEL:
+            return False
+        return place is None or place.start + span_bytes(value.shape, value.stride(), value.dtype) <= MAX_SHARED_BYTES
+
+    def _constant_type(self, path: str, value: Tensor, place: Place | None) -> str:
+        if place is None:
+            return self.types.of_input(value, {}, "")
+        offset, rest = divmod(place.start, value.element_size())
+        if rest:
+            what = f"constant {path!r} begins {place.start} bytes behind {place.base!r}, between two of its elements"
+            raise GraphError(compose("listing", what, do="make it a copy, or a graph input"))
+        return self.types.placed(value, offset, place.base if place.base != path else None)
 
     def function(self, name: str, module: GraphModule, indent: str) -> list[str]:
         inner = indent + INDENT
@@ -109,17 +142,15 @@ class _Writer:
         value = ops.value_of(node)
         if value is not None and is_process_group(value):
             return f"group[{self.groups.canonical(node)!r}]"
+        if node in self.inside:
+            return self.types.of_input(value, {}, name_of(node), constant=self.inside[node])
         return self.types.of_input(value, shared, name_of(node))
 
     def _nested(self, node: Node, module: GraphModule, indent: str) -> list[str]:
         if node.op != "get_attr":
             return []
         value = attribute(module, str(node.target))
-        if isinstance(value, GraphModule):
-            return self.function(str(node.target), value, indent)
-        if isinstance(value, Tensor):
-            self.constants[str(node.target)] = (value, ops.value_of(node))
-        return []
+        return self.function(str(node.target), value, indent) if isinstance(value, GraphModule) else []
 
     def line(self, node: Node) -> str:
         if node.op == "output":

@@ -29,6 +29,7 @@ from torch.fx import GraphModule
 from weft.compat import hint_of, is_process_group, storage_key
 from weft.errors import VerificationError, compose
 from weft.graph import ops
+from weft.graph.aliasing import constants_of_inputs
 from weft.graph.types import DTYPE_NAMES
 from weft.verification.rank import RankResult, as_bytes, same_bits, view_of
 
@@ -212,9 +213,9 @@ def example_inputs(module: GraphModule, num_ranks: int, *, seed: int = 0, intege
 
 
 def _inputs_of_rank(module: GraphModule, seed: int, integers: bool) -> list[Any]:
-    fakes: list[tuple[str, Any]] = [
-        (node.name, ops.value_of(node)) for node in module.graph.nodes if node.op == "placeholder"
-    ]
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    fakes: list[tuple[str, Any]] = [(node.name, ops.value_of(node)) for node in nodes]
+    inside = {node.name: ops.attribute(module, path) for node, path in constants_of_inputs(module).items()}
     generator = torch.Generator().manual_seed(seed)
     extents: dict[int, int] = {}
     for name, fake in fakes:
@@ -227,12 +228,25 @@ def _inputs_of_rank(module: GraphModule, seed: int, integers: bool) -> list[Any]
         if not isinstance(fake, Tensor):
             values.append(_number(name, fake))
             continue
+        if name in inside:
+            values.append(_in_constant(name, fake, inside[name]))
+            continue
         key = storage_key(fake)
         if key not in storages:
             storages[key] = _draw(fake.dtype, -(-extents[key] // fake.element_size()), generator, integers)
         sizes, strides = ([_hint(name, n) for n in numbers] for numbers in (fake.shape, fake.stride()))
         values.append(view_of(storages[key], fake.dtype, _hint(name, fake.storage_offset()), sizes, strides))
     return values
+
+
+def _in_constant(name: str, fake: Tensor, constant: Tensor) -> Tensor:
+    """An input that lies in the memory of a constant: its values are those that are there."""
+    sizes, strides = ([_hint(name, n) for n in numbers] for numbers in (fake.shape, fake.stride()))
+    if _extent(name, fake) * fake.element_size() > constant.untyped_storage().nbytes():
+        what = f"input {name} lies in the memory of a constant and beyond it"
+        raise VerificationError(compose("example inputs", what, do="give the inputs yourself"))
+    made = torch.empty(0, dtype=fake.dtype, device=constant.device)
+    return made.set_(constant.untyped_storage(), _hint(name, fake.storage_offset()), sizes, strides)  # type: ignore[arg-type]
 
 
 def _extent(name: str, fake: Tensor) -> int:

@@ -8,6 +8,7 @@ computes the same in f64, whatever dtype the graph asks for: a reference that ha
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
-from weft.compat import FakeTensor, hint_of, input_nodes, storage_key
+from weft.compat import FakeTensor, hint_of, input_nodes, storage_key, storage_span
 from weft.errors import GraphError, VerificationError, compose, point_at
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
@@ -99,8 +100,11 @@ class Copies:
 
     def __init__(self, *, wide: bool = False) -> None:
         self._wide = wide
-        self._storages: dict[int, Tensor] = {}
+        self._storages: dict[int, tuple[Tensor, int]] = {}
+        """By the key of a storage: the tensor that stands for it, and the byte of the original where it begins."""
         self._originals: dict[int, Tensor] = {}
+        self._spans: list[tuple[str, int, int, int]] = []
+        """Device, first address, end and key of the storages that were copied, in order."""
 
     def of(self, value: Any) -> Any:
         """The value with a copy of each tensor in it."""
@@ -113,11 +117,13 @@ class Copies:
         key = storage_key(tensor)
         if key not in self._storages:
             self._originals[key] = tensor  # a key means something only while its storage is alive
-            self._storages[key] = self._storage(tensor)
+            self._storages[key] = self._inside_another(tensor, key) or (self._storage(tensor), 0)
         if self._wide and self._originals[key].dtype != tensor.dtype:
             raise VerificationError(compose("verification", "tensors of several dtypes share memory"))
         dtype = wide_dtype(tensor.dtype) if self._wide else tensor.dtype
-        return view_of(self._storages[key], dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+        made, start = self._storages[key]
+        offset = start // tensor.element_size() + int(tensor.storage_offset())
+        return view_of(made, dtype, offset, tensor.shape, tensor.stride())
 
     def _storage(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -126,6 +132,25 @@ class Copies:
             return raw
         count = storage.nbytes() // tensor.element_size()
         return widen(view_of(raw, tensor.dtype, 0, (count,), (1,)))
+
+    def _inside_another(self, tensor: Tensor, key: int) -> tuple[Tensor, int] | None:
+        """What stands for another storage that is made of the same memory, and the byte of it where this one begins."""
+        span = storage_span(tensor)
+        if span is None:
+            return None
+        place = bisect_right(self._spans, (*span, key))
+        for device, start, end, other in self._spans[max(0, place - 1) : place + 1]:
+            if device != span[0] or start >= span[2] or span[1] >= end:
+                continue
+            if start > span[1] or span[2] > end or (span[1] - start) % tensor.element_size():
+                what = "two inputs or constants lie in storages of their own that overlap in part"
+                raise VerificationError(compose("verification", what, do="make one of them a copy, or a view"))
+            if self._wide and self._originals[other].dtype != tensor.dtype:
+                raise VerificationError(compose("verification", "tensors of several dtypes share memory"))
+            made, begin = self._storages[other]
+            return made, begin + span[1] - start
+        self._spans.insert(place, (*span, key))
+        return None
 
 
 def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
@@ -208,13 +233,13 @@ class Rank:
         return target(*args, **kwargs)
 
     def attribute(self, path: str) -> Any:
-        """This rank's copy of what the module holds at a path; nested graphs, which hold no state, are shared."""
+        """This rank's copy of what the module holds at a path; a nested graph without tensors is shared."""
         if path not in self._attributes:
             value = attribute(self.program.module, path)
             if isinstance(value, Tensor):
                 value = self._copies.of(value)
-            elif isinstance(value, Module) and not isinstance(value, GraphModule):
-                value = copy.deepcopy(value)
+            elif isinstance(value, Module) and (not isinstance(value, GraphModule) or _own_tensors(value)):
+                value = copy.deepcopy(value, {id(t): self._copies.of(t) for t in _own_tensors(value).values()})
             self._attributes[path] = value
         return self._attributes[path]
 
@@ -226,11 +251,23 @@ class Rank:
     def result(self, outputs: Any) -> RankResult:
         """What this rank ends with."""
         changed: dict[str, Tensor] = {}
-        for path, value in sorted(self._attributes.items()):
+        inside = {
+            f"{path}.{name}": tensor
+            for path, value in self._attributes.items()
+            if isinstance(value, Module)
+            for name, tensor in _own_tensors(value).items()
+        }
+        for path, value in sorted({**self._attributes, **inside}.items()):
             original = attribute(self.program.module, path)
             if isinstance(value, Tensor) and not same_bits(value, self._widened(original.to("cpu"))):
                 changed[path] = value
         return RankResult(outputs, self.inputs, changed)
+
+
+def _own_tensors(module: Module) -> dict[str, Tensor]:
+    """The tensors that a module and those in it hold, by path."""
+    named = module.named_parameters, module.named_buffers
+    return {path: tensor for found in named for path, tensor in found(remove_duplicate=False)}
 
 
 def show(node: Node, groups: GroupTable) -> list[str]:

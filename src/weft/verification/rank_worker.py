@@ -29,7 +29,7 @@ from weft.verification.wire import Answer, Job, Packed, Prepare, Progress, pack,
 OPERATORS = (PACK,)
 """Operators of Weft's own that listings name: importing them registers them."""
 Part = tuple[int, ...]
-WARM_UP = Job("def graph(x: f32[1]):\n    y = relu(x)\n    return [y]\n", pack({}), pack([torch.ones(1)]), {}, 0, 1)
+WARM_UP = Job("def graph(x: f32[1]):\n    y = relu(x)\n    return [y]\n", pack([{}, [torch.ones(1)]]), {}, 0, 1)
 """Run before the first real job, so that what torch imports late does not count against that job's timeout."""
 
 
@@ -60,13 +60,14 @@ class Worker:
         return Answer()
 
     def _run(self, job: Job) -> tuple[Packed, ...]:
-        program = Program(parse(job.listing, unpack(job.constants)))
+        constants, inputs = unpack(job.tensors)  # which a rank copies before each step
+        program = Program(parse(job.listing, constants))
         names = {name: self._runtime_names[group] for name, group in job.groups.items()}
         results: list[Packed] = []
         with torch.no_grad():
             for _ in range(job.repeat):
                 torch.manual_seed(job.seed + self.rank)
-                result = self._step(Rank(self.rank, program, unpack(job.inputs)), names)
+                result = self._step(Rank(self.rank, program, inputs), names)
                 results.append(pack((result.outputs, result.inputs, dict(result.constants))))
         return tuple(results)
 

@@ -255,7 +255,7 @@ def _jobs(
             name: (identity, next((p for p in partition if rank in p), ()))
             for name, (identity, partition) in parts[rank].items()
         }
-        yield Job(listings[key], pack(_constants(graph)), pack(list(given)), mine, seed, repeat)
+        yield Job(listings[key], pack([_constants(graph), list(given)]), mine, seed, repeat)
 
 
 def _constants(module: GraphModule) -> dict[str, Tensor]:

@@ -51,8 +51,8 @@ class Job:
     """Run a graph, several times from the same inputs."""
 
     listing: str
-    constants: Packed
-    inputs: Packed
+    tensors: Packed
+    """The constants by path, and the inputs: together, since an input may lie in the memory of a constant."""
     groups: dict[str, tuple[str, tuple[int, ...]]]
     """The identity and the ranks of the group that each canonical name stands for on this rank."""
     seed: int

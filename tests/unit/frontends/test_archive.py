@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
-from weft.errors import GraphError, ReadError
+from weft.compat import storage_key
+from weft.errors import GraphError, ListingError, ReadError
 from weft.frontends import archive
 from weft.frontends.trace_log import read_log
 from weft.graph.about import ABOUT_KEY
@@ -128,6 +129,64 @@ def test_a_constant_without_values_stays_without(file: Path):
     loaded = round_trip(with_constants([torch.empty(1000, 1000, device="meta")]), file)
     assert loaded.c0.device.type == "meta"
     assert file.stat().st_size < 10_000
+
+
+def shared_constants() -> list[Tensor]:
+    flat = torch.arange(300.0)
+    return [flat[5:150], flat.view(torch.uint8)[10:99], flat[2:4], flat, torch.zeros(2), torch.nn.Parameter(flat[9:])]
+
+
+def test_constants_that_share_memory_share_it_again(file: Path):
+    constants = shared_constants()
+    loaded = round_trip(with_constants(constants), file)
+    found = [getattr(loaded, f"c{i}") for i in range(len(constants))]
+    assert all(same_bits(new, old) for new, old in zip(found, constants, strict=True))
+    assert [len({t.untyped_storage().data_ptr() for t in tensors}) for tensors in (found, constants)] == [2, 2]
+    assert [new.data_ptr() - found[3].data_ptr() for new in found[:3]] == [20, 10, 8]
+    assert sorted(files_of(file))[1:3] == ["constants/0000.bin", "constants/0004.bin"]
+    found[3].fill_(7.0)
+    assert found[0].tolist() == [7.0] * 145
+
+
+def test_constants_without_values_share_memory_again(file: Path):
+    meta = torch.empty(8, device="meta")
+    loaded = round_trip(with_constants([meta[4:], meta[:4]]), file)
+    assert storage_key(loaded.c0) == storage_key(loaded.c1)
+    assert (loaded.c0.storage_offset(), loaded.c1.storage_offset()) == (4, 0)
+
+
+def test_an_archive_of_constants_that_share_nothing_is_as_it_was(file: Path):
+    archive.save(with_constants([torch.zeros(2)]), file)
+    assert sorted(json.loads(files_of(file)["constants.json"])["c0"]) == [
+        *("data", "dtype", "is_parameter", "sha256", "size", "strides"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("c1", {"start": -1}, "constant 'c1' begins at byte -1, where no element begins"),
+        ("c2", {"start": 2}, "constant 'c2' begins at byte 2, where no element begins"),
+        ("c1", {"base": "c9"}, "constant 'c1' lies in the memory of 'c9', which has none"),
+        ("c1", {"base": "c2"}, "constant 'c1' lies in the memory of 'c2', which has none"),
+        ("c1", {"base": "c1"}, "constant 'c1' lies in the memory of 'c1', which has none"),
+        ("c1", {"data": "constants/0000.bin"}, "it does not name each file of constants once"),
+        ("c1", {"sha256": "0" * 64}, "constant 'c1' has a file besides the memory of 'c0'"),
+        ("c3", {"start": 1 << 62}, "it has 1200 bytes, its type needs"),
+        ("c3", {"start": 1 << 80}, "it has 1200 bytes, its type needs"),
+        ("c0", {"start": 24}, "'c1' is given, but not in the memory of 'c0' as its type says"),
+        ("c4", {"base": "c0", "data": None, "sha256": None}, "it does not name each file of constants once"),
+    ],
+)
+def test_memory_that_constants_cannot_share_is_told(name: str, changes: dict[str, Any], message: str, file: Path):
+    archive.save(with_constants(shared_constants()), file)
+    files = files_of(file)
+    constants = json.loads(files["constants.json"])
+    constants[name] |= changes
+    pack(file, files | {"constants.json": json.dumps(constants).encode()})
+    with pytest.raises((ReadError, ListingError)) as error:
+        archive.load(file)
+    assert message in str(error.value)
 
 
 def test_parameters_stay_parameters(file: Path):

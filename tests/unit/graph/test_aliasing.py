@@ -15,9 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import weft
 from tests.unit.graph.test_effects import effect_edges
 from weft.compat import FakeTensorMode, new_fake_mode
+from weft.errors import ListingError
 from weft.graph.aliasing import APART_KEY, Place, may_share_inputs, places
 from weft.graph.dag import Dag
+from weft.graph.groups import Group, GroupTable
+from weft.graph.text import digest
+from weft.verification.comparison import example_inputs
 from weft.verification.equivalence import prove
+from weft.verification.virtual_cluster import VirtualCluster
 
 STEP = """
 group('dp', size=2)
@@ -298,3 +303,161 @@ def test_places_tell_where_constants_lie_in_memory_that_they_share():
         "meta": Place("meta", 0),
         "part": Place("meta", 12),
     }
+
+
+# Listings.
+
+
+def shared_views() -> GraphModule:
+    """A graph that writes one of several views that overlap, of other types too; none of them covers all."""
+    flat = torch.arange(12.0)
+    views = {"b": flat[2:8].view(2, 3).T, "c": flat.view(torch.int32)[6:9], "a": flat[:4], "e": torch.zeros(2)}
+    views["d"] = torch.view_as_complex(flat[4:8].view(2, 2))
+    graph = Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = new_fake_mode().from_tensor(torch.zeros(()))
+    held = {name: graph.get_attr(name) for name in views}
+    graph.call_function(torch.ops.aten.add_.Tensor, (held["b"], x))
+    read = [graph.call_function(torch.ops.aten.clone.default, (node,)) for node in held.values()]
+    graph.output(read)
+    module = GraphModule(views, graph)
+    module.meta[APART_KEY] = True
+    return module
+
+
+def run_once(module: GraphModule, *inputs: Tensor) -> list[Any]:
+    return [result.tolist() for result in module(*inputs)]
+
+
+def test_a_listing_tells_which_constants_share_memory():
+    module = shared_views()
+    text = weft.listing(module)
+    assert text.splitlines()[:5] == [
+        "tensor('b', f32[3, 2](strides=(1, 3), offset=2), [[2.0, 5.0], [3.0, 6.0], [4.0, 7.0]])",
+        f"tensor('c', i32[3](offset=6, base='b'), {module.c.tolist()})",
+        "tensor('a', f32[4](base='b'), [0.0, 1.0, 2.0, 3.0])",
+        "tensor('e', f32[2], [0.0, 0.0])",
+        "tensor('d', c64[2](offset=2, base='b'), [complex(4.0, 5.0), complex(6.0, 7.0)])",
+    ]
+    again = weft.parse(text)
+    assert weft.listing(again).startswith(text.partition("def")[0])
+    assert run_once(again, torch.tensor(1.0)) == run_once(module, torch.tensor(1.0))
+
+
+def test_what_constants_share_is_part_of_the_digest_and_their_values_are_not():
+    text = weft.listing(shared_views())
+    assert digest(text) == digest(text.replace("[0.0, 1.0, 2.0, 3.0]", "[9.0, 1.0, 2.0, 3.0]"))
+    assert digest(text) != digest(text.replace("i32[3](offset=6, base='b')", "i32[3](offset=7, base='b')"))
+    assert digest(text) != digest(text.replace("strides=(1, 3), offset=2", "strides=(1, 3), offset=3"))
+
+
+def test_constants_without_values_share_memory_too():
+    flat = torch.zeros(100)
+    module = step_over(flat[:4], flat[2:6])
+    module.register_buffer("big", flat)
+    with module.graph.inserting_before(module.graph.find_nodes(op="output")[0]):
+        module.graph.get_attr("big")
+    text = weft.listing(module)
+    assert "tensor('v', f32[4](offset=2, base='k'))\n" in text
+    assert "tensor('big', f32[100](base='k'))\n" in text
+    again = weft.parse(text)
+    assert weft.listing(again).startswith(text.partition("def")[0])
+    assert again.k.untyped_storage().nbytes() == 400
+    assert ("write", "ag") in effect_edges(Dag(again.graph))
+
+
+def test_a_listing_tells_which_inputs_lie_in_the_memory_of_a_constant():
+    flat = torch.zeros(8)
+
+    def step(head: Tensor) -> list[Tensor]:
+        flat[1:5].add_(1)
+        return [head * 2]
+
+    module = traced_on_fakes(step, flat[2:6])
+    text = weft.listing(module)
+    assert "def graph(head_1: f32[4](offset=2, constant='_tensor_constant0'))" in text
+    again = weft.parse(text)
+    assert weft.listing(again) == text
+    (given,) = example_inputs(again, 1)[0]
+    (result,) = VirtualCluster(1).run(again, [[given]], GroupTable())
+    assert result.outputs[0].tolist() == [2.0, 2.0, 2.0, 0.0]
+    assert given.tolist() == [0.0] * 4
+
+
+def test_inputs_of_other_types_share_memory_in_a_listing():
+    text = (
+        "def graph(x: f32[4](offset=2), y: u8[40](base='x')):\n    z = add_(x, 1)\n    w = clone(y)\n    return [w]\n"
+    )
+    module = weft.parse(text)
+    assert "y: u8[40](base='x')" in weft.listing(module)
+    assert ("z", "w") in effect_edges(Dag(module.graph))
+    x, y = example_inputs(module, 1)[0]
+    assert torch.equal(y[8:24].view(torch.float32), x)
+
+
+REFUSED = {
+    "base of a constant that is not there": (
+        "tensor('v', f32[4](base='k'), [0.0])",
+        "listing line 1: no constant above is called 'k'",
+    ),
+    "constant that is not there": (
+        "def graph(x: f32[4](constant='k')):\n    return [x]",
+        "listing line 1: no constant above is called 'k'",
+    ),
+    "base that is no tensor": (
+        "def graph(n: int[2], x: f32[4](base='n')):\n    return [x]",
+        "listing line 1: 'n' is no tensor, whose memory could be shared",
+    ),
+    "another device": (
+        "def graph(n: f32[4], x: f32[4](device='cuda', base='n')):\n    return [x]",
+        "listing line 1: no tensor has this type: it is on cuda, what it shares memory with on cpu",
+    ),
+    "values that differ": (
+        "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'), [2.0])",
+        "listing line 1: the values of 'k' are not those of what shares its memory",
+    ),
+    "values of one only": (
+        "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'))",
+        "listing line 1: 'k' has values, 'v', whose memory it shares, does not",
+    ),
+    "too much memory": (
+        "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1000000000000, base='k'), [2.0])",
+        "listing line 1: the memory of 'k' has 4000000000004 bytes, at most 1048576 stand in a listing",
+    ),
+    "an offset before the beginning": (
+        "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=-1, base='k'), [2.0])",
+        "listing line 2: no tensor has this type: ",
+    ),
+    "words that mean nothing": ("inputs('lie apart')", "listing line 1: inputs that 'lie apart' mean nothing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_memory_that_cannot_be_is_refused(case: str):
+    text, message = REFUSED[case]
+    with pytest.raises(ListingError) as error:
+        weft.parse(text if "def graph" in text else f"{text}\n\ndef graph(x: f32[2]):\n    return [x]\n")
+    assert str(error.value).startswith(message)
+
+
+def test_constants_that_are_given_must_share_memory_as_the_listing_says():
+    text = weft.listing(step_over((k := torch.zeros(8))[:4], k[2:6]))
+    weft.parse(text, {"k": (k := torch.ones(9))[1:5], "v": k[3:7]})
+    for given in ({"k": k[:4], "v": k[1:5]}, {"k": k[:4], "v": torch.zeros(4)}, {"k": k[:4]}):
+        with pytest.raises(ListingError, match="is given"):
+            weft.parse(text, given)
+
+
+def test_a_nested_graph_with_constants_runs_on_copies_that_share_memory():
+    module = nested_read(shared=True)
+    (result,) = VirtualCluster(1).run(module, [[torch.ones(4)]], GroupTable())
+    assert result.outputs[0][0].tolist() == [2.0] * 4
+    assert sorted(result.constants) == ["body.own", "k"]
+    assert module.k.tolist() == module.body.own.tolist() == [0.0] * 4
+
+
+def test_storages_made_of_one_memory_are_one_in_a_virtual_run():
+    array = np.zeros(6, np.float32)
+    module = step_over(torch.from_numpy(array), torch.from_numpy(array[2:]))
+    results = VirtualCluster(2).run(module, [[torch.ones(8, 8)]] * 2, GroupTable({"dp": Group("dp", 2)}))
+    assert results[0].outputs[0].tolist() == [512.0] * 8
