@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 MAX_LINE = 2000
 """Of a message: what is longer than that is cut."""
+MAX_WHERE = 100
+"""Lines of an excerpt: a file may have a million faults."""
 
 
 class WeftError(Exception):
@@ -72,7 +74,8 @@ class VerificationError(WeftError):
 def compose(who: str, what: str, *, where: Sequence[str] = (), do: str = "") -> str:
     """Lay out a message: `who: what`, the indented excerpt, and what to do."""
     lines = [f"{who}: {what}" if who else what]
-    lines += [f"    {line}" for line in where]
+    lines += [f"    {line}" for line in where[:MAX_WHERE]]
+    lines += [f"    ... and {len(where) - MAX_WHERE} more"] if len(where) > MAX_WHERE else []
     if do:
         lines.append(do)
     return "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ..." for line in lines)

@@ -97,7 +97,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
     for line in lines:
         try:
             yield Entry(**json.loads(line))
-        except (ValueError, TypeError):  # torn, or of another version
+        except (ValueError, TypeError, RecursionError):  # torn, or of another version
             continue
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
@@ -34,6 +34,8 @@ from weft.planning.plan import Plan, Step, what_differs
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
+
+BREAKS = re.compile(r"[,{}]")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Pipeline:
         passes: list[Pass] = []
         auto_at: int | None = None
         brought: set[int] = set()
-        for spec in re.split(r",(?![^{]*\})", text):
+        for spec in _specs(text):
             name, _, options = spec.strip().partition("{")
             if name in NAMED and options:
                 raise PipelineError(compose("pipeline", f"{name!r} stands for several passes and has no options"))
@@ -129,6 +131,18 @@ class Pipeline:
         if memory_limit_bytes is not None:
             _check_memory(run, context, memory_limit_bytes)
         return run
+
+
+def _specs(text: str) -> Iterator[str]:
+    """The parts of a text between commas that stand in no braces."""
+    start, is_inside = 0, False
+    for at in BREAKS.finditer(text):
+        if at[0] == "," and not is_inside:
+            yield text[start : at.start()]
+            start = at.end()
+        elif at[0] != ",":
+            is_inside = at[0] == "{"
+    yield text[start:]
 
 
 def replay(

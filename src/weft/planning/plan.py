@@ -22,8 +22,6 @@ from weft.files import write_whole
 
 FORMAT = 2
 """Since 2, plans hold the digests of their outcome and of their contents."""
-MAX_FAULTS = 20
-"""That the error about a plan shows."""
 
 
 class Reason(StrEnum):
@@ -349,9 +347,7 @@ class Plan:
         try:
             plan: Self = _reader_of(cls).validate_json(text)
         except ValidationError as error:
-            found = error.errors()
-            faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in found[:MAX_FAULTS]]
-            faults += [f"... and {len(found) - MAX_FAULTS} more"] if len(found) > MAX_FAULTS else []
+            faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
             raise PlanError(
                 compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")
             ) from None

@@ -126,7 +126,7 @@ class Statement:
             data = json.loads(text)
             order = IssueOrder.from_json(data.pop("order"))
             return cls(**data | {"decisions": tuple(data["decisions"]), "order": order})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             what = f"it is no statement of a rank: {type(error).__name__}: {error}"
             raise VerificationError(compose("agreement", what, do="publish it again")) from None
 
@@ -217,7 +217,7 @@ def _read_page(board: Board, key: str) -> _Page:
         page = json.loads(board.read(key) or "{}")
         graphs = [{key: str(entry[key]) for key in ("name", "digest", "part")} for entry in page["graphs"]]
         found = _Page(graphs, int(page["num_ranks"]), str(page["run"]))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return _Page([], 0, "")
     is_safe = all(re.fullmatch(r"part-[0-9a-f]{32}", entry["part"]) for entry in graphs)
     return found if is_safe else _Page([], 0, "")
