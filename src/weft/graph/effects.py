@@ -11,6 +11,8 @@ Communication of an unknown kind, point-to-point communication and opaque calls 
 
 A copy to the host with `non_blocking` writes its result until the host waits for the device. Whoever touches the result
 stays on its side of every node at which the host may wait. So does a write to what a copy from the host still reads.
+
+An unknown call that takes no tensor may change a mode or the stream: every call stays on its side of it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import getitem
 from typing import Any
 
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Node
 
-from weft.compat import input_nodes
+from weft.compat import OpOverload, input_nodes, may_return_its_argument
 from weft.graph import ops
 from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
@@ -132,7 +136,20 @@ class Effects:
             if before is not None and before != i and not waiting:
                 found.append((before, i))
             last_write[storage] = i
-        return found
+        return found + list(self._sides_of_fences())
+
+    def _sides_of_fences(self) -> Iterable[tuple[int, int]]:
+        """Every call stays between the fences that it stands between."""
+        ends = [*self.fences, len(self.nodes)]
+        for first, last in pairwise([-1, *ends] if self.fences else ()):
+            for i in range(first + 1, last):
+                if self.nodes[i].op.startswith("call"):
+                    yield from ([(first, i)] if first >= 0 else []) + ([(i, last)] if last < len(self.nodes) else [])
+
+    @functools.cached_property
+    def fences(self) -> list[int]:
+        """Unknown calls that take no tensor: they may change a mode of the process, or the stream."""
+        return [i for i, p in self.special if p.opaque and not any(map(_may_be_tensor, input_nodes(self.nodes[i])))]
 
     def completes(self, i: int) -> bool:
         """Whether the wait at i is the first for something: a launch of this graph, or one launched before it began."""
@@ -241,6 +258,8 @@ class Effects:
             return self._join([i, *joined, *_flat(self._given.get(node, ()))])
         if node.target is getitem:
             return self._item(node)
+        if found.may_share:
+            return self._join([i, *self._may_hold(node, found)])
         if found.aliases and not (found.may_copy and not shares_storage(node)):
             if found.views_first and node.args and isinstance(node.args[0], Node):
                 return self._raw(self.index[node.args[0]])
@@ -310,6 +329,14 @@ class Effects:
     def _held_raw(self, i: int) -> tuple[int, ...]:
         storage = self._raw(i)
         return storage if isinstance(storage, tuple) else (storage,)
+
+    def _may_hold(self, node: Node, found: Profile) -> list[int]:
+        """The storages of arguments that the results of a call may share."""
+        target = node.target
+        if isinstance(target, OpOverload) and may_return_its_argument(target) and not shares_storage(node):
+            return []  # composites run on fake tensors as they run on real ones
+        sources = [n for n in _flatten(self.arguments(node, found.may_share)) if not _lie_apart(node, n)]
+        return [s for source in sources for s in self._held_raw(self.index[source])]
 
     def _fresh(self) -> int:
         self._next_storage += 1
@@ -501,6 +528,16 @@ class Effects:
         else:
             kinds = [ops.kind_of(self.nodes[i].target)] if p.launch else [ops.Kind.BARRIER]
         return any(kind is ops.Kind.BARRIER or kind in ops.POINT_TO_POINT for kind in kinds)
+
+
+def _lie_apart(first: Node, second: Node) -> bool:
+    """Whether two nodes hold tensors on different devices."""
+    values = ops.value_of(first), ops.value_of(second)
+    return all(isinstance(value, Tensor) for value in values) and values[0].device != values[1].device
+
+
+def _may_be_tensor(node: Node) -> bool:
+    return not isinstance(ops.value_of(node), int | float | SymInt | SymFloat | SymBool)
 
 
 def _flat(storage: Storage) -> tuple[int, ...]:

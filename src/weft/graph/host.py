@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload
-from weft.graph import ops
+from weft.graph import ops, understated
 
 EARLY = "non_blocking"
 """The argument by which a copy returns before it is done."""
@@ -53,7 +53,13 @@ def may_transfer(target: Any) -> bool:
     if not isinstance(target, OpOverload):
         return False
     by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return any(name == EARLY for name, *_ in ops.parameters(target)) or any(tag in target.tags for tag in by_data)
+    if any(tag in target.tags for tag in by_data) or _reads_on_host(target):
+        return True
+    return any(name == EARLY for name, *_ in ops.parameters(target))
+
+
+def _reads_on_host(op: OpOverload) -> bool:
+    return op.name().partition(".")[0] in understated.READS_ON_HOST
 
 
 def transfer_of(node: Node) -> Transfer | None:
@@ -62,7 +68,8 @@ def transfer_of(node: Node) -> Transfer | None:
     bound = ops.bind(node)
     if EARLY not in bound:
         on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
-        waits = Wait.SYNCS if torch.Tag.data_dependent_output in target.tags else Wait.MAY_SYNC
+        is_read = torch.Tag.data_dependent_output in target.tags or _reads_on_host(target)
+        waits = Wait.SYNCS if is_read else Wait.MAY_SYNC
         return None if on_host else Transfer(waits)
     sources, destinations = _ends(node, bound)
     begins, ends = ([_device(end) for end in both] for both in (sources, destinations))

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from weft.compat import FUNCTIONAL, HigherOrderOperator, OpOverload, find_op, higher_order_op, schema_of
+from weft.graph import understated
 
 
 class Kind(Enum):
@@ -237,4 +238,4 @@ def reads_data(target: Any) -> bool:
 
 def is_random(op: OpOverload) -> bool:
     """Whether the operator draws from a random number generator."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+    return torch.Tag.nondeterministic_seeded in op.tags or op.name().partition(".")[0] in understated.DRAWS

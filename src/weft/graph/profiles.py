@@ -46,6 +46,8 @@ class Profile:
     """Shares the storage of its first argument and of no other: the case of most views."""
     may_copy: bool = False
     """Shares the storage only where it can (reshape, contiguous); metadata tells."""
+    may_share: tuple[str, ...] = ()
+    """Arguments whose storage the results share in some calls; metadata tells, where there is any."""
     writes: tuple[str, ...] = ()
     random: bool = False
     ordered: bool = False
@@ -119,9 +121,11 @@ def profile(target: Any) -> Profile:
     random, wait = ops.is_random(target), ops.is_wait(target)
     ordered = not (random or wait or launch or writes) and (not schema.returns or has_side_effect(target))
     several = len(schema.returns) > 1 or any(str(r.type) == "List[Tensor]" for r in schema.returns)
+    may_share = tuple(a for a in understated.MAY_SHARE.get(name, ()) if a in given and a not in aliases)
     return Profile(
-        plain=not (aliases or writes or random or ordered or launch or wait),
-        several=several,
+        plain=not (aliases or may_share or writes or random or ordered or launch or wait),
+        several=several and not may_share and name not in understated.ONE_MEMORY,
+        may_share=may_share,
         aliases=aliases,
         views_first=aliases == (schema.arguments[0].name,) if schema.arguments else False,
         may_copy=bool(aliases) and not writes and may_return_its_argument(target),
@@ -274,7 +278,7 @@ def _roots_of(node: Node, profiles: Mapping[Node, Profile], roots: Mapping[Node,
         return frozenset({(sources[0], str(node.args[1]))}) if is_new else roots[sources[0]]
     found = profiles[node]
     shares = bool(found.aliases) and not (found.may_copy and not shares_storage(node))
-    if shares or found.opaque or found.joins:
+    if shares or found.opaque or found.joins or found.may_share:
         return frozenset[Root]({node}).union(*(roots[source] for source in sources))
     return frozenset({node})
 

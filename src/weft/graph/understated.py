@@ -21,6 +21,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
     "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::cov": ("self",),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::instance_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
@@ -46,6 +47,65 @@ SHARES: dict[str, tuple[str, ...]] = {
     "inductor::_reinterpret_tensor": ("self",),
     "inductor::resize_storage_bytes_": ("variable",),
 }
+
+# By the name without overload: arguments whose memory the results share in some calls and not in others. Metadata tells
+# which, where a call has any.
+MAY_SHARE: dict[str, tuple[str, ...]] = {
+    "aten::_cast_Byte": ("self",),
+    "aten::_cast_Char": ("self",),
+    "aten::_cast_Double": ("self",),
+    "aten::_cast_Float": ("self",),
+    "aten::_cast_Half": ("self",),
+    "aten::_cast_Int": ("self",),
+    "aten::_cast_Long": ("self",),
+    "aten::_cast_Short": ("self",),
+    "aten::_foobar": ("self",),
+    "aten::_remove_batch_dim": ("self",),
+    "aten::_saturate_weight_to_fp16": ("weight",),
+    "aten::_test_optional_filled_intlist": ("values",),
+    "aten::_test_optional_floatlist": ("values",),
+    "aten::_test_optional_intlist": ("values",),
+    "aten::_test_parallel_materialize": ("self",),
+    "aten::_test_string_default": ("dummy",),
+    "aten::_to_cpu": ("tensors",),
+    "aten::alpha_dropout": ("input",),
+    "aten::atleast_1d": ("self", "tensors"),
+    "aten::atleast_2d": ("self", "tensors"),
+    "aten::atleast_3d": ("self", "tensors"),
+    "aten::broadcast_tensors": ("tensors",),
+    "aten::cartesian_prod": ("tensors",),
+    "aten::conj_physical": ("self",),
+    "aten::cumprod_backward": ("grad",),
+    "aten::data": ("self",),
+    "aten::dequantize": ("self", "tensors"),
+    "aten::dropout": ("input",),
+    "aten::einsum": ("tensors",),
+    "aten::feature_alpha_dropout": ("input",),
+    "aten::feature_dropout": ("input",),
+    "aten::flatten_dense_tensors": ("tensors",),
+    "aten::lift": ("self",),
+    "aten::meshgrid": ("tensors",),
+    "aten::set": ("self", "source"),
+    "aten::sum_to_size": ("self",),
+    "aten::to_dense": ("self",),
+    "aten::to_dense_backward": ("grad",),
+    "aten::to_mkldnn_backward": ("grad",),
+    "aten::type_as": ("self",),
+    "aten::unflatten_dense_tensors": ("flat",),
+    "aten::unsafe_chunk": ("self",),
+    "prims::device_put": ("a",),
+}
+
+# Operators whose results lie in one new memory.
+ONE_MEMORY = frozenset({"aten::nonzero_numpy"})
+
+# Operators that draw from a generator without torch's tag for it.
+DRAWS = frozenset({"prims::inductor_randint"})
+
+# Operators that read data on the host without torch's tag for it.
+READS_ON_HOST = frozenset(
+    {"aten::_choose_qparams_per_tensor", "aten::fbgemm_linear_quantize_weight", "aten::is_nonzero", "prims::item"}
+)
 
 # Namespaces of torch whose schemas are believed but for the exceptions above.
 BELIEVED = frozenset(

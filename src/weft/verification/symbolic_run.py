@@ -71,6 +71,9 @@ class SymbolicRun(Arguments):
         self._bases: dict[int, tuple[int, Hashable]] = {}
         self._copies: dict[tuple[int, int], int] = {}
         """How many tangled tensors of a storage were made in the same way, less one."""
+        self._fences = frozenset(self.effects.fences)
+        self._mode: int | None = None
+        """The last call that may have changed a mode or a stream: operators after it may mean something else."""
         self._syncs = frozenset(self.effects.syncs)
         self._on_the_way: list[tuple[Place | Tangle, Value, Value]] = []
         """Copies to the host that are not known to be done: where, what they will be, what is there now."""
@@ -173,6 +176,8 @@ class SymbolicRun(Arguments):
             return self._communicate(node) if _is_followed(node) else self._unknown(node, self._order())
         if profile.random:
             return self._draw(node)
+        if self._mode is not None:
+            return self._unknown(node, ("under", self._mode, self._names(node)))
         if isinstance(node.target, OpOverload):
             try:
                 found = self._follow(node, node.target)
@@ -180,7 +185,7 @@ class SymbolicRun(Arguments):
                     return found
             except Undecided:
                 pass
-        return self._unknown(node, ("shares", self._names(node)) if profile.joins else ())
+        return self._unknown(node, ("shares", self._names(node)) if profile.joins or profile.may_share else ())
 
     def _follow(self, node: Node, target: OpOverload) -> Any:
         """The result of an operator that there is a law of; None for others."""
@@ -241,6 +246,7 @@ class SymbolicRun(Arguments):
         for storage in self.tangled.intersection(self._storages(node)):
             self.contents.happened(storage, atom)
         self._land(atom)
+        self._mode = atom if i in self._fences else self._mode
         return self._own(i, self.result(ops.value_of(node), atom))
 
     def _names(self, node: Node) -> tuple[Hashable, ...]:
@@ -367,7 +373,9 @@ class SymbolicRun(Arguments):
         sends = [op != "irecv" for op in bound.get("op_list", ())]  # of a batch, which writes what it receives only
         targets = [leaf for leaf, is_sent in zip_longest(targets, sends) if not is_sent]
         extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
-        values = None if profile.random else self._written(node, bound, targets)
+        if self._mode is not None:
+            extra = extra, "under", self._mode
+        values = None if profile.random or self._mode is not None else self._written(node, bound, targets)
         if self._clashes(bound, targets, is_known=values is not None):
             extra, values = (extra, "overlap", self.setting.side, node.name), None
         if profile.random:

@@ -12,6 +12,7 @@ from tests.unit.graph.test_text import branch_that_reduces, trace
 from weft.graph.check import validate
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
+from weft.verification.equivalence import prove
 
 
 def dag_of(body: str, parameters: str = "x: f32[4], y: f32[4], z: f32[4]") -> Dag:
@@ -478,6 +479,25 @@ def test_what_is_written_without_a_word_in_the_schema_keeps_its_readers_in_order
     assert {("old", "b"), ("b", "new")} <= effect_edges(dag)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "b = dropout.default(x, 0.5, False)",
+        "b = prims.device_put.default(x, device('cpu'))",
+        "l = broadcast_tensors.default([x, y])\nb = l[0]",
+        "b = type_as.default(x, y)",
+    ],
+)
+def test_a_result_that_may_be_an_argument_keeps_its_readers_in_order(call: str):
+    dag = dag_of(f"{call}\nold = neg(b)\nw = zero_(x)\nnew = neg(b)\nreturn [old, new]")
+    assert {("old", "w"), ("w", "new")} <= must_precede(dag)
+
+
+def test_a_result_that_is_a_copy_by_its_metadata_is_free():
+    dag = dag_of("b = type_as.default(x, c)\nw = zero_(x)\nnew = neg(b)\nreturn [new]", "x: f32[4], c: f64[4]")
+    assert ("w", "new") not in must_precede(dag)
+
+
 def test_a_custom_operator_without_the_promise_of_a_true_schema_is_a_barrier():
     with torch.library._scoped_library("weft_test_belief", "FRAGMENT") as library:
         library.define("unknown(Tensor x) -> Tensor")
@@ -507,6 +527,24 @@ def test_communication_outside_the_functional_collectives_may_write_what_it_take
     found = profile(getattr(torch.ops.c10d, name).default)
     assert found.opaque
     assert found.launch
+
+
+STREAMS = """def graph(x: f32[4], y: f32[4]):
+    a = neg(x)
+    {0}
+    {1}
+    {2}
+    c = neg(y)
+    return [a, b, c]
+"""
+
+
+def test_every_call_stays_between_the_streams_that_it_stands_between():
+    first, call, last = "f = streams.fork.default(0, 1)", "b = relu(y)", "j = streams.join.default(1, 0)"
+    right = weft.parse(STREAMS.format(first, call, last))
+    assert {("a", "f"), ("f", "b"), ("b", "j"), ("j", "c")} <= effect_edges(Dag(right.graph))
+    assert prove(right, right)
+    assert not prove(right, weft.parse(STREAMS.format(call, first, last)))
 
 
 def test_an_opaque_call_keeps_its_place_among_everything_that_has_an_effect():
