@@ -47,9 +47,13 @@ class BatchPass(GraphwisePass):
     def key(self, node: Node) -> Hashable | Refusal | None:
         """What calls of one batch have in common, or why a call is in none; None for calls of another kind."""
 
+    def results(self, member: Node) -> list[Node]:
+        """The nodes that hold what a call computes: the call, or its items."""
+        return [member]
+
     @abstractmethod
     def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
-        """Plan the batch; returns what stands for each member."""
+        """Plan the batch; returns what stands for each result of each member."""
 
     @abstractmethod
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
@@ -119,7 +123,8 @@ class BatchPass(GraphwisePass):
         names = [node.name for node in members]
         refusal = self._why_not(draft, dag, contraction, members, context)
         if refusal is None:
-            heirs: dict[AnyNode, AnyNode] = dict(zip(members, self.together(draft, members), strict=True))
+            results = [result for member in members for result in self.results(member)]
+            heirs: dict[AnyNode, AnyNode] = dict(zip(results, self.together(draft, members), strict=True))
             checks = (draft.why_not_replace(old, new, keeps_strides=False) for old, new in heirs.items())
             refusal = next(filter(None, checks), None) or draft.replace(heirs, members)
         if refusal is not None:
