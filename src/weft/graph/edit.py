@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from weft.compat import (
+    FakeTensor,
     FakeTensorMode,
     codegen_of,
     input_nodes,
@@ -433,8 +435,19 @@ _ATTRIBUTES = ("_modules", "_parameters", "_buffers")
 
 
 def copy_module(module: GraphModule) -> GraphModule:
-    """A module with a graph of its own, node for node and name for name; parameters and constants are shared."""
-    return finish(module, _copied(module.graph))
+    """A module with a graph of its own, node for node and name for name; parameters and constants are shared.
+
+    Tracers may leave out the types of attributes; the copy has them.
+    """
+    made = finish(module, _copied(module.graph))
+    untyped = [node for node in made.graph.nodes if node.op == "get_attr" and node.meta.get("val") is None]
+    found = {node: ops.attribute(module, str(node.target)) for node in untyped}
+    tensors = {node: value for node, value in found.items() if isinstance(value, Tensor)}
+    if tensors:
+        mode = metadata.mode_of(made.graph.nodes)
+        for node, value in tensors.items():
+            node.meta["val"] = value if isinstance(value, FakeTensor) else mode.from_tensor(value)
+    return made
 
 
 def copy_graph(graph: Graph) -> Graph:
