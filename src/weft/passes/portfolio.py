@@ -135,9 +135,8 @@ def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> 
         yield from ((each,) for each in passes)
         if len(passes) > 1:
             yield tuple(passes)
-    if Kind.ALL_REDUCE in present:
-        limited = tuple(min(cap, *caps) if caps else cap for cap in DDP_BYTES)
-        yield from ((FuseDdpAllReduces(max_bytes=limited, strategy=s),) for s in STRATEGIES[:2])
+    if Kind.ALL_REDUCE in present and max_bytes is None:  # DDP closes a bucket once it holds its cap, not before
+        yield from ((FuseDdpAllReduces(max_bytes=DDP_BYTES, strategy=s),) for s in STRATEGIES[:2])
     if Kind.ALL_GATHER in present:
         gathers = BucketAllGathers(max_bytes=caps, strategy="coalesced", modules=LAYERS, prefetch=1)
         scatters = BucketReduceScatters(max_bytes=caps, strategy="coalesced", modules=LAYERS)
