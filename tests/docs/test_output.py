@@ -11,6 +11,7 @@ ASSERTED = {
     ("README.md", "llama-8b, 32 layers"): ("tests/docs/test_demo.py", "one step on"),
     ("examples/README.md", "step 0  loss"): ("tests/integration/test_examples.py", "weft: "),
     ("docs/agreement.md", "agreement: rank 0 and"): ("tests/unit/verification/test_statement.py", "disagree on graph"),
+    ("docs/agreement.md", "group('g0', size=4)"): ("tests/unit/graph/test_groups.py", "id='#1'"),
     ("docs/planning.md", "schedule-overlap: no order"): (
         "tests/unit/cli/test_sweep.py",
         "no order was found that fits in 100 bytes; the least that one needs is 288",
