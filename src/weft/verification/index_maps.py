@@ -15,7 +15,20 @@ import torch
 
 from weft.verification.casts import FILLABLE, is_seen_through
 from weft.verification.permutes import turned
-from weft.verification.terms import MAX_RUNS, Run, Size, Terms, Undecided, Value, cut, divide, join, product, settle
+from weft.verification.terms import (
+    MAX_RUNS,
+    Run,
+    Size,
+    Terms,
+    Undecided,
+    Value,
+    cut,
+    divide,
+    join,
+    product,
+    same_elements,
+    settle,
+)
 
 CAST = "cast"
 FILL = "fill"
@@ -69,6 +82,14 @@ def copied(call: Call) -> list[Value]:
     (shape, dtype), *_ = call.results
     found = cast(call.terms, call.source, dtype)
     return [_shaped(found.runs, shape, dtype, found.shape)]
+
+
+def copied_over(call: Call) -> list[Value] | None:
+    """`copy` and `copy_`: the source in the dtype of the target, where it has as many elements on the same device."""
+    source, (shape, dtype) = call.arguments["src"], call.results[0]
+    if not isinstance(source, Value) or not call.same_device or not same_elements(source.shape, shape):
+        return None
+    return [_shaped(cast(call.terms, source, dtype).runs, shape, dtype, source.shape)]
 
 
 def cast(terms: Terms, value: Value, dtype: torch.dtype) -> Value:

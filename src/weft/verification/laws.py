@@ -283,6 +283,12 @@ CASTS = (
         ),
         index_maps.copied,
     ),
+    Law(
+        "copied over all of it",
+        _every("copy"),
+        Domain(ANY, {**ONE, "src": TENSOR, "non_blocking": (False, True)}),
+        index_maps.copied_over,
+    ),
 )
 IDENTITIES = (
     Law(
@@ -349,12 +355,6 @@ IDENTITIES = (
         "scattered over all of it",
         _every("slice_scatter"),
         Domain(ANY, {**ONE, "src": TENSOR, "dim": DIMS, "start": INDICES, "end": INDICES, "step": (1, 2)}),
-        identities.first_if(identities.covers_all, "src"),
-    ),
-    Law(
-        "copied over all of it",
-        _every("copy"),
-        Domain(ANY, {**ONE, "src": TENSOR, "non_blocking": (False, True)}),
         identities.first_if(identities.covers_all, "src"),
     ),
 )

@@ -28,10 +28,10 @@ from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification import exchanges
 from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
-from weft.verification.index_maps import Call, cast
+from weft.verification.index_maps import Call
 from weft.verification.laws import laws_of
 from weft.verification.symbolic_arguments import Arguments, Token, containers, leaves, name_of
-from weft.verification.terms import Size, Terms, Undecided, Value, same_elements
+from weft.verification.terms import Size, Terms, Undecided, Value
 
 
 @dataclass(frozen=True)
@@ -424,11 +424,6 @@ class SymbolicRun(Arguments):
             if _is_followed(node):
                 found = self._communicate(node)
                 return found if isinstance(found, list) else [found]
-            if target.name() == "aten::copy_":
-                source, shape = self.resolve(bound["src"]), targets[0].address.shape
-                if not isinstance(source, Value) or not same_elements(source.shape, shape):
-                    return None
-                return [Value(shape, targets[0].address.dtype, cast(self.terms, source, targets[0].address.dtype).runs)]
             if not target.name().startswith("aten::"):
                 return None
             found = self._follow(node, target)
