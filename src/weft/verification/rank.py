@@ -125,6 +125,10 @@ class Copies:
         offset = start // tensor.element_size() + int(tensor.storage_offset())
         return view_of(made, dtype, offset, tensor.shape, tensor.stride())
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the storage of a tensor was copied."""
+        return tensor.layout == torch.strided and storage_key(tensor) in self._storages
+
     def _storage(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).to("cpu", copy=True)
@@ -257,7 +261,10 @@ class Rank:
             if isinstance(value, Module)
             for name, tensor in _own_tensors(value).items()
         }
-        for path, value in sorted({**self._attributes, **inside}.items()):
+        # The graph may have written one that it never takes, through another that lies in the same memory.
+        copied = {path: t for path, t in _own_tensors(self.program.module).items() if self._copies.knows(t)}
+        beside = {path: self._copies.of(tensor) for path, tensor in copied.items()}
+        for path, value in sorted({**beside, **self._attributes, **inside}.items()):
             original = attribute(self.program.module, path)
             if isinstance(value, Tensor) and not same_bits(value, self._widened(original.to("cpu"))):
                 changed[path] = value

@@ -7,7 +7,7 @@ generator is also named by n. Metadata is read for sizes, dtypes, devices and st
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import getitem
@@ -54,7 +54,6 @@ class SymbolicRun(Arguments):
         super().__init__(setting.terms, ignores_strides=setting.reassociates)
         self.module, self.dag, self.table, self.setting = module, dag, table, setting
         self.effects = dag.effects
-        self.terms.side = setting.side
         self.outputs: Any = None
         self.containers: Hashable = None
         """The kinds of containers that the output is made of."""
@@ -62,12 +61,15 @@ class SymbolicRun(Arguments):
         """Of each tensor of the output, in order: whether it leaves the graph before its wait."""
         self.inputs: dict[Hashable, Any] = {}
         """Inputs and constants: what each holds; after the run, what it holds then."""
-        self.written: set[Hashable] = set()
-        """The inputs and constants that are written."""
+        self.written: dict[Hashable, int | None] = {}
+        """The inputs and constants that are written; of those in a tangled storage, which one."""
         self.events: list[int] = []
         self.draws: list[Hashable] = []
-        self._num_inputs = 0
         self._profiles = dict(self.effects.special)
+        inputs = [node for node in dag.nodes if node.op == "placeholder"]
+        constants = [node for node in dag.nodes if node.op == "get_attr"]
+        self._keys: dict[Node, tuple[str, Hashable]] = {node: ("input", k) for k, node in enumerate(inputs)}
+        self._keys.update((node, ("constant", setting.constants[str(node.target)])) for node in constants)
         self._bases: dict[int, tuple[int, Hashable]] = {}
         self._copies: dict[tuple[int, int], int] = {}
         """How many tangled tensors of a storage were made in the same way, less one."""
@@ -93,8 +95,15 @@ class SymbolicRun(Arguments):
             launch: None for launches in self._racing.values() for launch in launches
         }
 
-    def run(self) -> None:
-        """Run every node."""
+    def tangled_keys(self) -> set[Hashable]:
+        """The inputs and constants that lie in tangled storages."""
+        return {key for node, key in self._keys.items() if self.tangled.intersection(self._storages(node))}
+
+    def run(self, shared: Set[Hashable]) -> None:
+        """Run every node. Inputs and constants in `shared` are tangled on the other side, and so on this one."""
+        self.terms.side = self.setting.side
+        held = {s for node, key in self._keys.items() if key in shared for s in self._storages(node)}
+        self.tangled |= held & self.followed
         for i, node in enumerate(self.dag.nodes):
             self.terms.node = node.name
             if node.op == "placeholder" or node.op == "get_attr":
@@ -128,18 +137,17 @@ class SymbolicRun(Arguments):
 
     def _take_input(self, i: int, node: Node) -> None:
         value = ops.value_of(node)
+        key = self._keys[node]
         if node.op == "placeholder":
-            key: Hashable = ("input", self._num_inputs)
-            self._num_inputs += 1
             self.learn(value)
         else:
-            key = ("constant", self.setting.constants[str(node.target)])
             value = value if value is not None else ops.attribute(self.module, str(node.target))
         atom = self.terms.atom((key, self.layout(node)), None, None)
         self.held[node] = self._own(i, self.result(value, atom))
         self.inputs[key] = self.held[node]
-        if any(isinstance(leaf, Place | Tangle) for leaf in leaves(self.held[node])):
-            self.written.add(key)
+        for leaf in leaves(self.held[node]):
+            if isinstance(leaf, Place | Tangle):
+                self.written[key] = leaf.storage if isinstance(leaf, Tangle) else None
 
     def _finish(self, node: Node) -> None:
         flying = {s for flight in self.effects.flights if flight.wait is None for s in flight.writes}
