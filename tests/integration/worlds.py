@@ -9,6 +9,7 @@ It runs on every rank with the process group set up. A world ends with the test 
 
 from __future__ import annotations
 
+import ctypes.util
 import faulthandler
 import importlib
 import os
@@ -97,6 +98,7 @@ class World:
         home.mkdir(parents=True)
         environment = {
             **os.environ,
+            **_heap_checks(),
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": PYTHONPATH,
@@ -148,6 +150,15 @@ class World:
         logs = [(self._home / f"log{rank}").read_text(errors="replace") for rank in range(self.num_ranks)]
         told = "\n".join([what, *(f"rank {rank}: ...{text[-3000:]}" for rank, text in enumerate(logs))])
         raise RankDiedError(told) if has_died else RuntimeError(told)
+
+
+def _heap_checks() -> dict[str, str]:
+    """Settings that let the C library check its heap, so that a process dies where memory is broken, and says so.
+
+    glibc has these checks in a library of its own; without it, or with another C library, there are none.
+    """
+    library = ctypes.util.find_library("c_malloc_debug")
+    return {"LD_PRELOAD": library, "MALLOC_CHECK_": "3", "PYTHONFAULTHANDLER": "1"} if library else {}
 
 
 def _serve(rank: int, num_ranks: int, pipe: Connection, home: Path) -> None:
