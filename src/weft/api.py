@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from weft.compat import real_values
 from weft.cost.cluster import Cluster
 from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
+from weft.graph.aliasing import may_share_inputs
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.text import digest, render
@@ -149,6 +150,7 @@ def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnes
         comparison=comparison,
         plan_digest=run.plan.digest,
         witnesses=witnesses,
+        may_share_inputs=may_share_inputs(module),
     )
 
 

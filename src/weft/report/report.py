@@ -42,6 +42,12 @@ class PassRecord:
     """Number of declined opportunities by reason."""
 
 
+SHARED_INPUTS = (
+    "inputs may share memory, and the graph writes some memory: around such a write the reads of inputs keep their place. "
+    "Trace with fake tensors or weft.capture, so that the graph says where its inputs lie"
+)
+
+
 @dataclass(frozen=True)
 class GraphRecord:
     """The size of a graph."""
@@ -67,6 +73,8 @@ class Report:
     witnesses: tuple[str, ...] = ()
     """What was called to check the result, each with its outcome."""
     version: str = field(default=VERSION)
+    may_share_inputs: bool = False
+    """Whether inputs may share memory with one that is written, so that their reads keep their place."""
     comparison: Comparison | None = field(default=None, repr=False, compare=False)
     """What simulates both graphs, where a cluster was given. No part of the JSON but for what it says."""
 
@@ -105,8 +113,9 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the cluster leaves out, and what the times therefore lack."""
-        return () if self.comparison is None else self.comparison.notes
+        """What the graph does not say, and what the cluster leaves out; what the result lacks for it."""
+        of_cluster = () if self.comparison is None else self.comparison.notes
+        return (*([SHARED_INPUTS] if self.may_share_inputs else []), *of_cluster)
 
     def summary_lines(self) -> list[str]:
         """What a simulation says of both graphs, as a table; their sizes where no cluster was given."""

@@ -461,3 +461,14 @@ def test_storages_made_of_one_memory_are_one_in_a_virtual_run():
     module = step_over(torch.from_numpy(array), torch.from_numpy(array[2:]))
     results = VirtualCluster(2).run(module, [[torch.ones(8, 8)]] * 2, GroupTable({"dp": Group("dp", 2)}))
     assert results[0].outputs[0].tolist() == [512.0] * 8
+
+
+def test_a_report_says_that_inputs_may_share_memory_and_what_to_do():
+    def step(written: torch.Tensor, read: torch.Tensor) -> list[torch.Tensor]:
+        written.add_(1)
+        return [read * 2]
+
+    inputs = (torch.zeros(4), torch.zeros(4))
+    unknown, known = (make_fx(step, tracing_mode=mode)(*inputs) for mode in ("real", "fake"))
+    assert len(weft.optimize(unknown).report.notes) == 1
+    assert weft.optimize(known).report.notes == ()
