@@ -91,9 +91,10 @@ def test_the_picture_of_steps_on_a_gpu_is_that_of_the_table(monkeypatch: pytest.
     assert len(rows) > 5
     assert (FOLDER / "images" / "gpu.svg").read_text() == plot.draw(rows), "train.py --docs FILE writes both"
     off = {tuple(row.values())[:3]: row["predicted_ms"] / row["step_ms"] - 1 for row in rows if row["predicted_ms"]}
-    two = [error for (_, ranks, variant), error in off.items() if ranks == "2" and variant.startswith("graph")]
-    told = "README, limits, cost-model and simulation.md say: -4 to +10 % for graphs on two ranks, up to 39 % elsewhere"
-    assert (min(two) > -0.045, max(two) < 0.105, max(map(abs, off.values())) < 0.395) == (True,) * 3, told
+    two, four = ([error for (_, ranks, _), error in off.items() if ranks == n] for n in ("2", "4"))
+    told = "README, limits, cost-model and simulation.md say: up to 16 % short on two ranks, up to 42 % long on four"
+    assert (round(min(two), 2), max(two) < 0.005, round(max(four), 2)) == (-0.16, True, 0.42), told
+    assert min(four) > 0, told
 
 
 def test_measured_steps_of_the_readme_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch):

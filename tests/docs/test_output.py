@@ -12,6 +12,10 @@ ASSERTED = {
     ("examples/README.md", "step 0  loss"): ("tests/integration/test_examples.py", "weft: "),
     ("docs/agreement.md", "agreement: rank 0 and"): ("tests/unit/verification/test_statement.py", "disagree on graph"),
     ("docs/agreement.md", "group('g0', size=4)"): ("tests/unit/graph/test_groups.py", "id='#1'"),
+    ("docs/capture.md", "tensor('flat'"): (
+        "tests/unit/graph/test_aliasing.py",
+        "tensor('tail', f32[2](offset=2, base='flat'), [0.0, 0.0])",
+    ),
     ("docs/planning.md", "schedule-overlap: no order"): (
         "tests/unit/cli/test_sweep.py",
         "no order was found that fits in 100 bytes; the least that one needs is 288",

@@ -195,7 +195,7 @@ def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
         return
     what = f"the step has no collectives, though the mesh has {mesh.size()} ranks"
     why = ["FSDP2 (fully_shard) and DDP by default communicate from hooks, which no graph shows"]
-    warnings.warn(compose("capture", what, where=why, do=INSTEAD), stacklevel=3)
+    warnings.warn(compose("capture", what, where=why, do=INSTEAD), stacklevel=4)  # a decorator of the caller is one
 
 
 def _refuse_hooks(model: nn.Module) -> None:

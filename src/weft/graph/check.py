@@ -62,7 +62,7 @@ def every_launch_is_waited_for_or_escapes(dag: Dag) -> None:
         node = dag.nodes[flight.launch]
         if (
             flight.wait is None
-            and not escaping.intersection(flight.writes)
+            and not escaping.intersection(map(dag.effects.find, flight.writes))
             and ops.kind_of(node.target) is not ops.Kind.SEND
         ):
             what = f"{node.name} is never waited for and is no output of the graph"

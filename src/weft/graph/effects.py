@@ -65,6 +65,8 @@ class Effects:
         self._next_storage = len(nodes)
         self._parents: dict[int, int] = {}
         self._doubts: dict[int, int] = {}
+        self._shared: list[tuple[int, ...]] = []
+        """Results of calls with nested graphs, each with the storages whose memory it may share."""
         self._named: dict[int, int] = {}
         self._memories = memories(nodes)
         self._given: dict[Node, Storage] = {}
@@ -249,13 +251,18 @@ class Effects:
             elif node.op != "output":
                 special.append((i, OPAQUE))
                 storages[i] = self._storage(i, OPAQUE)
+        for together in self._shared:
+            self._join_in_doubt(dict.fromkeys(map(self.root, together)))
 
     def _storage(self, i: int, found: Profile) -> Storage:
         node = self.nodes[i]
         if found.opaque or found.joins:
             sources = touched(node) if found.opaque else found.joins
             joined = [s for source in sources for s in self._held_raw(self.index[source])]
-            return self._join([i, *joined, *_flat(self._given.get(node, ()))])
+            if found.opaque or any(profile(source.target).launch for source in sources):
+                return self._join([i, *joined, *_flat(self._given.get(node, ()))])
+            self._shared.append((i, *joined))  # it may be new memory too: an order to keep, but no proof of a fault
+            return i
         if node.target is getitem:
             return self._item(node)
         if found.may_share:
@@ -483,10 +490,14 @@ class Effects:
             held = dict.fromkeys(self.root(s) for n, _ in near for s in _flat(self._given[n]))
             if all(m.is_known for _, m in near) or written.isdisjoint(held):
                 continue
-            joined = set(map(self.find, held))
-            first = min(joined)
-            again = [storage for storage, above in self._doubts.items() if above in joined]
-            self._doubts.update((storage, first) for storage in (*held, *again) if storage != first)
+            self._join_in_doubt(held)
+
+    def _join_in_doubt(self, held: Iterable[int]) -> None:
+        """Let storages, as `root` has them, be one for the order of accesses."""
+        joined = set(map(self.find, held))
+        first = min(joined)
+        again = [storage for storage, above in self._doubts.items() if above in joined]
+        self._doubts.update((storage, first) for storage in (*held, *joined, *again) if storage != first)
 
     def _is_exposed(self, launch: int) -> bool:
         """Whether anything but waits sees the result: its reads are then ordered by effects, not by data alone."""

@@ -43,7 +43,7 @@ class PassRecord:
 
 
 SHARED_INPUTS = (
-    "inputs may share memory, and the graph writes some memory: around such a write the reads of inputs keep their place. "
+    "inputs may share memory, and the graph writes some: around such a write the reads of inputs keep their place. "
     "Trace with fake tensors or weft.capture, so that the graph says where its inputs lie"
 )
 

@@ -472,3 +472,20 @@ def test_a_report_says_that_inputs_may_share_memory_and_what_to_do():
     unknown, known = (make_fx(step, tracing_mode=mode)(*inputs) for mode in ("real", "fake"))
     assert len(weft.optimize(unknown).report.notes) == 1
     assert weft.optimize(known).report.notes == ()
+
+
+def test_a_listing_states_shared_constants_and_inputs_and_is_read_back():
+    text = """tensor('flat', f32[4], [0.0, 0.0, 0.0, 0.0])
+tensor('tail', f32[2](offset=2, base='flat'), [0.0, 0.0])
+
+def graph(x: f32[8], head: f32[4](base='x'), part: f32[2](constant='flat')):
+    flat: f32[4] = attribute('flat')
+    tail: f32[2] = attribute('tail')
+    y: f32[4] = add(flat, head)
+    z: f32[2] = add(tail, part)
+    return [y, z]
+"""
+    module = weft.parse(text)
+    again = weft.parse(weft.listing(module))
+    assert weft.listing(again) == weft.listing(module)
+    assert weft.listing(module).partition("    flat")[0] == text.partition("    flat")[0]
