@@ -59,7 +59,7 @@ def train(backend: str, steps: int) -> list[float]:
         changes = sum(len(report["applied"]) for report in reports)
         print(f"weft: {len(reports)} graphs, {collectives} collectives, {changes} changes", flush=True)
         sunk = [d for report in reports for d in report["applied"] if d["pass_name"] == "sink-all-reduces"]
-        print(f"weft: {len(sunk)} gradients are scattered before they are all-reduced", flush=True)
+        print(f"sink-all-reduces: {len(sunk)} gradients are scattered before they are all-reduced", flush=True)
     return losses
 
 

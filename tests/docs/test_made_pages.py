@@ -122,7 +122,7 @@ def test_the_sentence_on_compute_below_the_demo_follows_from_its_rows():
         for name in ("step", "exposed")
     }
     compute = [round(float(step) - float(exposed)) for step, exposed in zip(rows["step"], rows["exposed"], strict=True)]
-    assert f"compute takes {compute[0]} ms alone and {compute[1]} ms beside collectives" in readme
+    assert f"compute: {compute[0]} ms alone, {compute[1]} ms here" in readme
 
 
 def test_figures_of_the_readme_are_those_of_the_docs():
