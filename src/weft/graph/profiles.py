@@ -113,8 +113,8 @@ def profile(target: Any) -> Profile:
     given = [a.name for a in schema.arguments]
     hidden = [argument for argument in understated.WRITES.get(name, ()) if argument in given]
     writes = (*_declared_writes(schema), *hidden)
-    aliases = understated.SHARES.get(name, ())
-    aliases = tuple(a for a in aliases if a in given) or _shared_arguments(schema)
+    unstated = [argument for argument in understated.SHARES.get(name, ()) if argument in given]
+    aliases = tuple(dict.fromkeys((*unstated, *_shared_arguments(schema))))
     form = ops.launch_form(target)
     if form is not None and form.written and not writes:
         writes = aliases = (form.written,)
