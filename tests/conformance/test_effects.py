@@ -64,6 +64,7 @@ def test_no_operator_of_a_sample_does_more_than_weft_believes(tmp_path: Path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # the sweep itself: four minutes of one core
 def test_no_operator_does_more_than_weft_believes(everything: Sweep):
     print(everything)
     assert len(everything.called) > 2200, str(everything)

@@ -69,8 +69,10 @@ def test_operators_of_elements_do_not_mind_the_place() -> None:
         if not is_stride_blind(operator, {}, given, Change.PLACE):
             continue
         try:
-            expected = operator(*given)
+            expected = operator(*(x.clone() for x in given))  # some write what they are given
         except (RuntimeError, NotImplementedError):
+            continue
+        if not isinstance(expected, Tensor):
             continue
         tried.add(operator.name())
         assert same_bits(operator(*(laid_out(x, "moved by one") for x in given)), expected), (operator, dtype)
