@@ -97,8 +97,7 @@ class SinkAllReduces(GraphwisePass):
             if site is None:
                 continue
             names = (*(match["launch"].name for match in site.sums.values()), site.match["scatter"].name)
-            made = _why_not(draft, site, context)
-            refusal = made or _swap(draft, site)
+            refusal = _why_not(draft, site, context) or _swap(draft, site)
             if refusal is not None:
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking))
