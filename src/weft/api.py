@@ -17,8 +17,8 @@ from weft.errors import ListingError, PlanError, ReportError, VerificationError,
 from weft.graph.aliasing import may_share_inputs
 from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, render
-from weft.graph.text import parse as read_listing
+from weft.graph.listing.text import digest, render
+from weft.graph.listing.text import parse as read_listing
 from weft.passes.base import Context, Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.planning.plan import Plan

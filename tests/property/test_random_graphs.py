@@ -24,8 +24,8 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
+from weft.graph.listing.text import parse, render
 from weft.graph.ops import op_of
-from weft.graph.text import parse, render
 from weft.passes.base import Numerics, all_passes, parse_pass
 from weft.passes.bucketing import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap

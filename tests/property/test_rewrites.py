@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 import weft
 from tests.property.checks import NUM_RANKS, check_sound, check_types, is_exact
 from tests.property.strategies import REWRITE_STEPS, random_listing
-from weft.graph.text import parse, render
+from weft.graph.listing.text import parse, render
 from weft.passes.base import all_passes
 from weft.passes.pipeline import Pipeline
 from weft.passes.rewriting import RewritePass

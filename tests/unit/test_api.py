@@ -16,8 +16,8 @@ import weft
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.groups import read_groups
-from weft.graph.results import result_names
-from weft.graph.text import digest
+from weft.graph.listing.text import digest
+from weft.graph.output_names import result_names
 from weft.simulation import check_bound
 from weft.simulation.build import program_of
 from weft.verification.equivalence import Proof

@@ -18,7 +18,7 @@ from weft.frontends import archive
 from weft.frontends.printed_text import open_bytes
 from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import BEFORE_AUTOGRAD, PREFIX, LoggedGraph, read_log
-from weft.graph.text import parse
+from weft.graph.listing.text import parse
 
 MAX_BYTES = 1 << 28
 """Of a text; archives and logs are read piece by piece."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.frontends.printed_text import PrintedText
-from weft.graph.literals import dotted
+from weft.graph.listing.literals import dotted
 
 
 class Input(NamedTuple):

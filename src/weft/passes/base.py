@@ -32,7 +32,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import GroupTable
-from weft.graph.lines import LineReader
+from weft.graph.listing.call_lines import LineReader
 from weft.passes.merging import merge
 from weft.passes.planned import sources
 from weft.passes.presets import NAMED

@@ -20,8 +20,9 @@ from torch.fx import Graph, Node
 
 from weft.compat import OpOverload, storage_key
 from weft.errors import GraphError
-from weft.graph import lines, metadata, ops
+from weft.graph import metadata, ops
 from weft.graph.dag import Dag
+from weft.graph.listing import call_lines
 from weft.graph.profiles import PLAIN, Profile, profile
 from weft.passes.planned import AnyNode, New, op_word, sources, swapped
 from weft.passes.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
@@ -128,7 +129,7 @@ class Draft:
         """Arguments with values in place of nodes."""
         if isinstance(item, New | Node):
             return known[item] if item in known else self.value(item)
-        if isinstance(item, lines.GroupOf):
+        if isinstance(item, call_lines.GroupOf):
             return "group"
         if isinstance(item, Mapping):
             return {key: self._looked_up(value, known) for key, value in item.items()}
@@ -314,7 +315,7 @@ class Draft:
 
     def replace(self, heirs: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
         """Let each node's users use its heir, and take out those of the candidates that nobody uses then."""
-        texts = [lines.write(made.name, made.target, made.args, made.kwargs) for made in self._pending]
+        texts = [call_lines.write(made.name, made.target, made.args, made.kwargs) for made in self._pending]
         if None in texts:
             first = next(iter(heirs))
             self.forget()

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.compat import hint_of
 from weft.graph import ops
 from weft.graph.groups import Group, runtime_name
-from weft.graph.lines import GroupOf
+from weft.graph.listing.call_lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Context
 from weft.passes.draft import AnyNode, Draft, New, Refusal

@@ -27,7 +27,7 @@ from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, render
+from weft.graph.listing.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.planning.plan import Plan, Step, what_differs

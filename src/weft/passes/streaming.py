@@ -15,6 +15,7 @@ from weft.graph.dag import Dag
 from weft.graph.edit import Edit
 from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
+from weft.graph.roles import Role, Roles
 from weft.kernels.low_contention import LowContention
 from weft.kernels.portable import Portable
 from weft.kernels.protocol import Kernel, Name
@@ -26,7 +27,6 @@ from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
 from weft.planning.members import Refusal
 from weft.planning.plan import Decision, Reason, Step, Stream
-from weft.planning.roles import Role, Roles
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes

@@ -15,8 +15,9 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
+from weft.graph.memory import ValueNumbers
 from weft.graph.ops import REDUCTIONS, Kind
-from weft.graph.values import ValueNumbers
+from weft.graph.roles import Roles
 from weft.planning.members import (
     Key,
     Member,
@@ -34,7 +35,6 @@ from weft.planning.placement import Placement
 from weft.planning.plan import Decision, Merge, Reason, bucket_names
 from weft.planning.policies import Policy
 from weft.planning.prologues import foldable
-from weft.planning.roles import Roles
 
 Slot = tuple[Key, str | None]
 """What tells apart the rows of buckets: the key, and the module where the policy asks for it."""

@@ -16,8 +16,8 @@ from torch.fx import Node
 
 from weft.cost.cluster import Cluster, assumed_cluster
 from weft.graph.groups import GroupTable
+from weft.graph.roles import Role
 from weft.planning.members import Key
-from weft.planning.roles import Role
 
 SHARE = 0.9
 """Of its bandwidth that a collective of a whole bucket should reach."""

@@ -32,8 +32,8 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, attribute
+from weft.graph.output_names import result_names
 from weft.graph.profiles import is_alias, waited_inside
-from weft.graph.results import result_names
 from weft.simulation.program import Program, Queue, Sort
 
 Source = GraphModule | Graph | Dag

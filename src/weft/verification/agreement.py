@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from weft.errors import VerificationError, compose
 from weft.graph.dag import collector_paused
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.text import parse, render
+from weft.graph.listing.text import parse, render
 from weft.passes.draft import Draft
 from weft.passes.launching import place_in
 from weft.passes.pieces import Piece, part_of

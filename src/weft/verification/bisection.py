@@ -17,7 +17,7 @@ from weft.errors import RefusedError, WeftError
 from weft.graph import check
 from weft.graph.dag import Dag
 from weft.graph.edit import copy_module, recompile
-from weft.graph.text import render
+from weft.graph.listing.text import render
 from weft.passes.base import Context, Numerics, Pass
 from weft.planning.plan import Action, Step
 

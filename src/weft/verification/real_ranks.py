@@ -27,8 +27,8 @@ from torch.fx import GraphModule, Node
 from weft.errors import VerificationError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.listing.writer import name_of, render
 from weft.graph.profiles import attribute
-from weft.graph.writer import name_of, render
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
 from weft.verification.rendezvous import told_apart
 from weft.verification.wire import Answer, Job, Prepare, Progress, pack, unpack

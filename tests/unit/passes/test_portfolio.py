@@ -9,7 +9,7 @@ import weft
 from weft.errors import WeftError
 from weft.graph.edit import copy_module
 from weft.graph.groups import read_groups
-from weft.graph.text import render
+from weft.graph.listing.text import render
 from weft.passes.base import Context, parse_pass
 from weft.passes.communication.schedule_overlap import KINDS, ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay

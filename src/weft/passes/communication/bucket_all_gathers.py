@@ -37,10 +37,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.graph.ops import Kind
+from weft.graph.roles import Role
 from weft.passes.base import Context, Numerics
 from weft.passes.bucketing import BucketPass
 from weft.planning.policies import Policy
-from weft.planning.roles import Role
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.graph.ops import Kind
+from weft.graph.roles import Role
 from weft.passes.base import Context, Numerics
 from weft.passes.bucketing import BucketPass
 from weft.planning.policies import Policy
-from weft.planning.roles import Role
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from weft.graph import ops
-from weft.graph.types import DTYPE_NAMES
+from weft.graph.listing.types import DTYPE_NAMES
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op

@@ -16,8 +16,8 @@ from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
 from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
+from weft.graph.listing.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 from weft.graph.ops import attribute
-from weft.graph.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 
 INLINE_NUMEL = 64
 """Constants of up to this many elements stand in the listing with their values."""

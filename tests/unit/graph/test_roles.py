@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.planning.listings import collective, dag_of, graph
-from weft.planning.roles import Role, Roles, is_product
+from weft.graph.roles import Role, Roles, is_product
 
 aten = torch.ops.aten
 
