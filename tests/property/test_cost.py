@@ -14,8 +14,8 @@ from tests.property.strategies import random_listing
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
 from weft.cost.device import Device
+from weft.cost.measured_table import Table
 from weft.cost.prices import Prices, price
-from weft.cost.table import Table
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, read_groups
 from weft.graph.listing.text import parse

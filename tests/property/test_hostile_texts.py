@@ -14,10 +14,10 @@ import pytest
 
 import weft
 from weft.cli.source import load_source
-from weft.cost.calibrate import read_measurements
-from weft.cost.chrome_trace import read_chrome_trace
+from weft.cost.calibration.chrome_trace import read_chrome_trace
+from weft.cost.calibration.fit import read_measurements
+from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.cluster import Cluster
-from weft.cost.nccl_tests import read_nccl_tests
 from weft.errors import WeftError
 from weft.frontends import archive
 from weft.frontends.run_report import read_entries

@@ -14,8 +14,8 @@ from weft.cli import usage
 from weft.errors import compose
 
 if TYPE_CHECKING:
-    from weft.cost.calibrate import Fit, Line
-    from weft.cost.compute_trace import ComputeTrace
+    from weft.cost.calibration.compute_trace import ComputeTrace
+    from weft.cost.calibration.fit import Fit, Line
     from weft.cost.device import Device
 
 MAX_KERNELS = 10
@@ -63,8 +63,8 @@ def calibrate(
         where = [f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}" for path in missing]
         raise usage.UsageError(compose("calibrate", "nothing can be fitted", where=where))
     with usage.progress("importing torch"):
-        from weft.cost.calibrate import fit, read_measurements
-        from weft.cost.calibrated_file import cluster_text
+        from weft.cost.calibration.cluster_writer import cluster_text
+        from weft.cost.calibration.fit import fit, read_measurements
         from weft.cost.device import UNDESCRIBED
         from weft.graph.ops import Kind
 

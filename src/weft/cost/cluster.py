@@ -24,7 +24,7 @@ from pathlib import Path
 
 from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
-from weft.cost.table import Estimate, Table, find_table
+from weft.cost.measured_table import Estimate, Table, find_table
 from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from weft.cost.calibrate import fit, read_measurements
-from weft.cost.calibrated_file import cluster_text
-from weft.cost.chrome_trace import read_chrome_trace
+from weft.cost.calibration.chrome_trace import read_chrome_trace
+from weft.cost.calibration.cluster_writer import cluster_text
+from weft.cost.calibration.compute_trace import KernelTime, Work
+from weft.cost.calibration.fit import fit, read_measurements
 from weft.cost.cluster import Cluster
-from weft.cost.compute_trace import KernelTime, Work
 
 BF16 = "c10::BFloat16"
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 import weft
 from weft.cost.cluster import Cluster
-from weft.cost.table import Table
+from weft.cost.measured_table import Table
 from weft.graph.collective import collectives
 from weft.graph.groups import Group
 from weft.graph.ops import Kind

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from weft.cost.compute_trace import NO_COMPUTE, ComputeReader, ComputeTrace, merge_compute
-from weft.cost.json_stream import EventStream, JsonError
-from weft.cost.samples import (
+from weft.cost.calibration.compute_trace import NO_COMPUTE, ComputeReader, ComputeTrace, merge_compute
+from weft.cost.calibration.json_stream import EventStream, JsonError
+from weft.cost.calibration.samples import (
     MAX_MESSAGE_BYTES,
     MAX_RANKS,
     MAX_US,

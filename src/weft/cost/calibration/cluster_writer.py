@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from weft.cost import cluster_file
-from weft.cost.calibrate import Fit, Line
+from weft.cost.calibration.fit import Fit, Line
 from weft.cost.cluster import Level, Link
 from weft.cost.device import Device
 from weft.graph.ops import Kind

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from weft.cost.compute_trace import NO_COMPUTE, ComputeTrace
+from weft.cost.calibration.compute_trace import NO_COMPUTE, ComputeTrace
 from weft.errors import ReadError, compose
 from weft.graph.ops import Kind
 

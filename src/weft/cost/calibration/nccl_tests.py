@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft.cost.samples import (
+from weft.cost.calibration.samples import (
     MAX_MESSAGE_BYTES,
     MAX_RANKS,
     MAX_US,

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cost.chrome_trace import Trace, merge_traces, read_chrome_trace
+from weft.cost.calibration.chrome_trace import Trace, merge_traces, read_chrome_trace
+from weft.cost.calibration.compute_trace import merge_compute
+from weft.cost.calibration.nccl_tests import read_nccl_tests
+from weft.cost.calibration.robust_fit import fit_times
+from weft.cost.calibration.samples import MeasurementError, Measurements, Sample, open_measurements
 from weft.cost.cluster import Cluster, Level, Link
-from weft.cost.compute_trace import merge_compute
 from weft.cost.device import UNDESCRIBED, Device
-from weft.cost.nccl_tests import read_nccl_tests
-from weft.cost.robust import fit_times
-from weft.cost.samples import MeasurementError, Measurements, Sample, open_measurements
-from weft.cost.table import Estimate, Table
+from weft.cost.measured_table import Estimate, Table
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 

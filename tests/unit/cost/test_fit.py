@@ -27,17 +27,17 @@ from tests.unit.cost.measured import (
     noisy_us,
     write_trace,
 )
-from weft.cost import chrome_trace
-from weft.cost.calibrate import Fit, Line, fit, read_measurements
-from weft.cost.calibrated_file import MAX_POINTS, cluster_text
-from weft.cost.chrome_trace import merge_traces, read_chrome_trace
+from weft.cost.calibration import chrome_trace
+from weft.cost.calibration.chrome_trace import merge_traces, read_chrome_trace
+from weft.cost.calibration.cluster_writer import MAX_POINTS, cluster_text
+from weft.cost.calibration.fit import Fit, Line, fit, read_measurements
+from weft.cost.calibration.json_stream import CHUNK
+from weft.cost.calibration.nccl_tests import read_nccl_tests
+from weft.cost.calibration.samples import MeasurementError, Sample
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import read
 from weft.cost.device import Device
-from weft.cost.json_stream import CHUNK
-from weft.cost.nccl_tests import read_nccl_tests
 from weft.cost.prices import price
-from weft.cost.samples import MeasurementError, Sample
 from weft.errors import WeftError
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, read_groups

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.cost.cluster import Cluster, Level, Link
-from weft.cost.table import Estimate, Table, find_table
+from weft.cost.measured_table import Estimate, Table, find_table
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 
