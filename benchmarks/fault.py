@@ -24,14 +24,14 @@ from typing import Any
 from contract import contract
 from scenarios import PREPARED, SCENARIOS, Scenario, capture
 
+from weft.bounds.lower_bound import lower_bound
+from weft.bounds.problem import Merging
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.planning.search import Effort, search
-from weft.simulation.bounds import lower_bound
 from weft.simulation.build import program_of
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run
-from weft.simulation.tasks import Merging
 
 MILLION = 1_000_000
 GRAIN_NS = 100

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.strategies import random_gradients, random_order, random_program
+from weft.bounds.checker import check
+from weft.bounds.lower_bound import lower_bound
+from weft.bounds.problem import Merging
 from weft.errors import VerificationError
-from weft.simulation.bounds import lower_bound
-from weft.simulation.check_bound import check
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run, simulate
-from weft.simulation.tasks import Merging
 
 NUM_PROGRAMS = 4000 if os.environ.get("WEFT_FUZZ") == "full" else 150
 NUM_ORDERS = 6

@@ -17,15 +17,15 @@ import pytest
 
 from tests.property.strategies import random_gradients, random_order, random_program
 from tests.property.test_bounds import change, optimum, random_merge
+from weft.bounds.certificate import certificate_of
+from weft.bounds.checker import check
+from weft.bounds.drag_cuts import Drag, Drags
+from weft.bounds.earliest_starts import Heads, find_heads
+from weft.bounds.lower_bound import busiest, lower_bound, of_drag, proof
+from weft.bounds.problem import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, wire_cost
 from weft.errors import VerificationError
-from weft.simulation.bounds import busiest, lower_bound, of_drag, proof
-from weft.simulation.certificates import certificate_of
-from weft.simulation.check_bound import check
-from weft.simulation.drags import Drag, Drags
-from weft.simulation.heads import Heads, find_heads
 from weft.simulation.program import Program
 from weft.simulation.simulator import run
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, wire_cost
 
 NUM_PROGRAMS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
 NUM_ORDERS = 12

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.property.strategies import random_gradients, random_program
+from weft.bounds.lower_bound import lower_bound
+from weft.bounds.problem import Merging
 from weft.planning.search import search
-from weft.simulation.bounds import lower_bound
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run
-from weft.simulation.tasks import Merging
 
 NUM_PROGRAMS = 1500 if os.environ.get("WEFT_FUZZ") == "full" else 100
 CHUNK = 25

@@ -13,12 +13,12 @@ import torch
 from torch.fx import GraphModule
 
 import weft
+from weft.bounds import checker as check_bound
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.groups import read_groups
 from weft.graph.listing.text import digest
 from weft.graph.output_names import result_names
-from weft.simulation import check_bound
 from weft.simulation.build import program_of
 from weft.verification.equivalence import Proof
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch.fx import GraphModule
 
+from weft.bounds.lower_bound import lower_bound
 from weft.cost.cluster import Cluster, assumed_cluster
 from weft.errors import GraphError, compose
 from weft.graph.groups import read_groups
-from weft.simulation.bounds import lower_bound
 from weft.simulation.build import sequence_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline

@@ -110,7 +110,7 @@ class Timeline:
         """The bound that was given, else one that is found now: that takes longer than to simulate."""
         if self.lower_bound_ns or self.program is None:
             return self.lower_bound_ns
-        from weft.simulation.bounds import lower_bound
+        from weft.bounds.lower_bound import lower_bound
 
         return lower_bound(self.program).bound_ns
 

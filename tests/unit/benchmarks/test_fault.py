@@ -12,11 +12,11 @@ import pytest
 from benchmarks import scenarios
 from tests.property.strategies import random_gradients
 from tests.property.test_planner_optimum import with_output
-from tests.unit.simulation.test_bounds import program
-from weft.simulation.bounds import lower_bound
+from tests.unit.bounds.test_lower_bound import program
+from weft.bounds.lower_bound import lower_bound
+from weft.bounds.problem import Merging
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run
-from weft.simulation.tasks import Merging
 
 STEP = """
     c0: compute 1

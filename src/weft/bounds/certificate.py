@@ -30,8 +30,8 @@ A certificate holds no number that is believed. Sets and thresholds only say whe
 
 from __future__ import annotations
 
-from weft.simulation.heads import Heads, arguments_for
-from weft.simulation.tasks import Clock, Merging, Tasks
+from weft.bounds.earliest_starts import Heads, arguments_for
+from weft.bounds.problem import Clock, Merging, Tasks
 
 Certificate = dict[str, object]
 

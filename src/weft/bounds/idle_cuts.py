@@ -20,8 +20,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.simulation.heads import Heads
-from weft.simulation.tasks import Integers, Machine, Tasks, column
+from weft.bounds.earliest_starts import Heads
+from weft.bounds.problem import Integers, Machine, Tasks, column
 
 NO_DRAG = -1
 MOST_SIDES = 256

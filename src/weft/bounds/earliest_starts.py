@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.simulation.tasks import COMPUTE, Machine, Tasks
+from weft.bounds.problem import COMPUTE, Machine, Tasks
 
 BUDGET = 40_000_000
 """Members of the sets of one resource that are looked at, in all: a few seconds."""

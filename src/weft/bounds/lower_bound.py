@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.graph.dag import collector_paused
-from weft.simulation import check_bound
-from weft.simulation.certificates import (
+from weft.bounds import checker as check_bound
+from weft.bounds.certificate import (
     Certificate,
     certificate_of,
     cut_claim,
@@ -38,13 +37,14 @@ from weft.simulation.certificates import (
     proof_of,
     task_claim,
 )
-from weft.simulation.cuts import Cut, Side, best_cut
-from weft.simulation.drags import Drag, best_drag
-from weft.simulation.heads import Heads, find_heads, path_heads
-from weft.simulation.held import memory_forced
-from weft.simulation.machines import OneMachine, machines_of, one_machine
+from weft.bounds.drag_cuts import Drag, best_drag
+from weft.bounds.earliest_starts import Heads, find_heads, path_heads
+from weft.bounds.idle_cuts import Cut, Side, best_cut
+from weft.bounds.memory_limit import memory_forced
+from weft.bounds.one_machine import OneMachine, machines_of, one_machine
+from weft.bounds.problem import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed, wire_cost
+from weft.graph.dag import collector_paused
 from weft.simulation.program import Program
-from weft.simulation.tasks import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed, wire_cost
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.simulation.heads import Heads
-from weft.simulation.tasks import COMPUTE, Integers, Machine, Tasks, column
+from weft.bounds.earliest_starts import Heads
+from weft.bounds.problem import COMPUTE, Integers, Machine, Tasks, column
 
 Mask = NDArray[np.bool_]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.programs import compute, launch, program, wait
+from weft.bounds.checker import check
+from weft.bounds.lower_bound import Bound, lower_bound
+from weft.bounds.problem import Merging
 from weft.errors import VerificationError
-from weft.simulation.bounds import Bound, lower_bound
-from weft.simulation.check_bound import check
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
-from weft.simulation.tasks import Merging
 
 
 def backward(g_ns: int = 12, h_ns: int = 12, **fields: int) -> Program:

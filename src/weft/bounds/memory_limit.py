@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.bounds.problem import BoundError, Merging, Tasks
 from weft.errors import compose
 from weft.simulation.program import Program, Sort
-from weft.simulation.tasks import BoundError, Merging, Tasks
 
 MAX_COUNT = 64
 """Up to how many storages that fit at once are tried."""

@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from weft.simulation.heads import Heads
-from weft.simulation.tasks import Integers, Machine, Tasks, column
+from weft.bounds.earliest_starts import Heads
+from weft.bounds.problem import Integers, Machine, Tasks, column
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from weft.bounds import lower_bound as bounds
+from weft.bounds.checker import check
+from weft.bounds.lower_bound import NO_MERGING, lower_bound
+from weft.bounds.problem import BoundError, Merging
 from weft.errors import VerificationError
-from weft.simulation import bounds
-from weft.simulation.bounds import NO_MERGING, lower_bound
-from weft.simulation.check_bound import check
 from weft.simulation.program import Program, Queue, Sort
 from weft.simulation.simulator import simulate
-from weft.simulation.tasks import BoundError, Merging
 
 
 def program(text: str, links: tuple[int, ...] = (0, 1), **fields: Any) -> Program:
