@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.planning.jobs import Jobs, jobs_of
+from weft.scheduling.jobs import Jobs, jobs_of
 from weft.simulation.program import Program, Sort
 
 

@@ -28,7 +28,7 @@ from weft.bounds.lower_bound import lower_bound
 from weft.bounds.problem import Merging
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
-from weft.planning.search import Effort, search
+from weft.scheduling.search import Effort, search
 from weft.simulation.build import program_of
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run

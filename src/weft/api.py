@@ -21,7 +21,7 @@ from weft.graph.listing.text import digest, render
 from weft.graph.listing.text import parse as read_listing
 from weft.passes.base import Context, Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
-from weft.planning.plan import Plan
+from weft.plan.plan import Plan
 from weft.process import left_as_it_was
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes

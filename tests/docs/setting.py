@@ -22,8 +22,8 @@ import weft
 from tests.docs.pages import REPOSITORY
 from weft.frontends.session import SESSION
 from weft.passes import base
-from weft.planning import search
-from weft.planning.plan import Reason, Step
+from weft.plan.plan import Reason, Step
+from weft.scheduling import search
 from weft.verification.issue_order import read_order
 from weft.verification.statement import FolderBoard, Statement, publish
 

@@ -13,9 +13,9 @@ from random import Random
 import pytest
 
 from tests.property.strategies import random_gradients, random_order, random_program
-from weft.planning.blocked import explain_exposed
-from weft.planning.plan import Decision, Reason
-from weft.planning.search import Outcome
+from weft.plan.plan import Decision, Reason
+from weft.scheduling.explanation import explain_exposed
+from weft.scheduling.search import Outcome
 from weft.simulation.memory import memory_of
 from weft.simulation.program import Program, Queue, Sort
 from weft.simulation.simulator import Trace, run

@@ -24,7 +24,7 @@ from weft.frontends.run_report import read_entries
 from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.passes.pipeline import Pipeline
-from weft.planning.plan import Plan
+from weft.plan.plan import Plan
 from weft.verification.statement import Statement
 
 CPU_SECONDS = 6.0

@@ -27,7 +27,7 @@ from weft.graph.groups import read_groups
 from weft.graph.listing.text import parse, render
 from weft.passes.communication import schedule_overlap
 from weft.passes.pipeline import Pipeline, Run, replay
-from weft.planning.search import SPARE, SPARE_BYTES, Outcome
+from weft.scheduling.search import SPARE, SPARE_BYTES, Outcome
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline

@@ -17,7 +17,7 @@ import pytest
 from tests.property.strategies import random_gradients, random_program
 from weft.bounds.lower_bound import lower_bound
 from weft.bounds.problem import Merging
-from weft.planning.search import search
+from weft.scheduling.search import search
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run
 

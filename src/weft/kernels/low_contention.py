@@ -18,9 +18,9 @@ from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.kernels.portable import Builder
 from weft.kernels.protocol import Name
+from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 
 OPERATORS = {
     ops.Kind.ALL_GATHER: "_low_contention_all_gather",

@@ -23,9 +23,9 @@ from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.kernels.portable import Builder, Gather, Scatter
 from weft.kernels.protocol import Name
+from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, Operand
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 
 aten = torch.ops.aten
 TRANSFER = "batch_p2p"

@@ -28,11 +28,11 @@ from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.kernels.portable import Builder
 from weft.kernels.protocol import Name
+from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, Operand, replaced, still_needed
 from weft.planning.layouts import Digit, Layout, Unfollowed, identity
 from weft.planning.matmuls import OPERANDS
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 from weft.planning.views import qualified, sizes_of
 
 aten = torch.ops.aten

@@ -36,7 +36,7 @@ from weft.graph.listing.call_lines import LineReader
 from weft.passes.merging import merge
 from weft.passes.planned import sources
 from weft.passes.presets import NAMED
-from weft.planning.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
+from weft.plan.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""

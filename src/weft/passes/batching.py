@@ -27,7 +27,7 @@ from weft.passes.launching import is_written
 from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import Match
 from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)

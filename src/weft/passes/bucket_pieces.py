@@ -19,8 +19,8 @@ from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.graph.ops import Kind
+from weft.plan.plan import Merge
 from weft.planning.members import BY_ROWS, MOVES_DATA, Part, parts_of
-from weft.planning.plan import Merge
 
 aten = torch.ops.aten
 

@@ -20,9 +20,9 @@ from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Pass
+from weft.plan.plan import Step
 from weft.planning.buckets import Bucketing
 from weft.planning.members import Strategy
-from weft.planning.plan import Step
 from weft.planning.policies import Policy, cap_from
 
 

@@ -26,7 +26,7 @@ from weft.graph.listing import call_lines
 from weft.graph.profiles import PLAIN, Profile, profile
 from weft.passes.planned import AnyNode, New, op_word, sources, swapped
 from weft.passes.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
-from weft.planning.plan import Reason, Rewrite
+from weft.plan.plan import Reason, Rewrite
 
 
 @dataclass(frozen=True)

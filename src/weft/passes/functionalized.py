@@ -22,7 +22,7 @@ from weft.compat import HigherOrderOperator, OpOverload, schema_of
 from weft.graph import ops
 from weft.graph.profiles import FUNCTIONAL_WRAPPERS
 from weft.passes.draft import Refusal
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 ITEM = ops.op_of("operator.getitem")
 KERNEL_WRAPPER = "triton_kernel_wrapper_functional"

@@ -19,7 +19,7 @@ from weft.graph.listing.call_lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Context
 from weft.passes.draft import AnyNode, Draft, New, Refusal
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 AS_STRIDED = ops.op_of("as_strided")
 

@@ -29,8 +29,8 @@ from weft.graph.edit import Edit
 from weft.graph.ops import Kind
 from weft.kernels.pack import ALIGNMENT, PACK, row_layout
 from weft.passes.bucket_pieces import Piece, Pieces
+from weft.plan.plan import Merge
 from weft.planning.members import FROM_ROWS, written_buffer
-from weft.planning.plan import Merge
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from weft.compat import HigherOrderOperator
 from weft.passes.base import Context, Pass
-from weft.planning.plan import Decision, Inside, Reason, Rewrite, Step
+from weft.plan.plan import Decision, Inside, Reason, Rewrite, Step
 
 NESTING = frozenset(
     (

@@ -30,7 +30,7 @@ from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listing.text import digest, render
 from weft.passes.base import Context, Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
-from weft.planning.plan import Plan, Step, what_differs
+from weft.plan.plan import Plan, Step, what_differs
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION

@@ -31,8 +31,8 @@ from weft.passes.communication.bucket_transfers import BucketTransfers
 from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
+from weft.plan.plan import Action, Arrange, Decision, Merge, Settle
 from weft.planning.members import Strategy
-from weft.planning.plan import Action, Arrange, Decision, Merge, Settle
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)

@@ -34,7 +34,7 @@ from weft.passes.base import Context, Pass
 from weft.passes.draft import AnyNode, Draft, New, Refusal, sources
 from weft.passes.nested import nested_graphs
 from weft.passes.pattern import Match, Op, match_at
-from weft.planning.plan import Decision, Inside, Reason, Rewrite, Step
+from weft.plan.plan import Decision, Inside, Reason, Rewrite, Step
 
 Replacement = AnyNode | Sequence[AnyNode] | Refusal | None
 REACH = 3

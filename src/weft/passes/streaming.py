@@ -23,10 +23,10 @@ from weft.kernels.ring import Ring
 from weft.kernels.symmetric_memory import SymmetricMemory
 from weft.passes.base import Context, NamedNodes, Pass
 from weft.passes.launching import place_in
+from weft.plan.plan import Decision, Reason, Step, Stream
 from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
 from weft.planning.members import Refusal
-from weft.planning.plan import Decision, Reason, Step, Stream
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes

@@ -15,9 +15,9 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
-from weft.planning.execution import NEVER
-from weft.planning.jobs import Jobs
 from weft.planning.members import COALESCED, Key, Member, is_bucket, read_member
+from weft.scheduling.execution import NEVER
+from weft.scheduling.jobs import Jobs
 
 
 class BucketPrices:

@@ -18,6 +18,7 @@ from weft.graph.groups import GroupTable
 from weft.graph.memory import ValueNumbers
 from weft.graph.ops import REDUCTIONS, Kind
 from weft.graph.roles import Roles
+from weft.plan.plan import Decision, Merge, Reason, bucket_names
 from weft.planning.members import (
     Key,
     Member,
@@ -32,7 +33,6 @@ from weft.planning.members import (
     written_buffer,
 )
 from weft.planning.placement import Placement
-from weft.planning.plan import Decision, Merge, Reason, bucket_names
 from weft.planning.policies import Policy
 from weft.planning.prologues import foldable
 

@@ -16,10 +16,10 @@ from torch.fx import Node
 
 from weft.graph.ops import is_wait
 from weft.graph.profiles import profile
+from weft.plan.plan import Reason
 from weft.planning.layouts import Digit, Layout, Unfollowed
 from weft.planning.matmuls import Rowwise
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 from weft.planning.views import sizes_of
 
 

@@ -23,16 +23,16 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
+from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, replaced
-from weft.planning.execution import Knobs
-from weft.planning.jobs import Emitter, jobs_of
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
-from weft.planning.scheduler import schedule
-from weft.planning.search import SPARE, SPARE_BYTES, Effort, search
-from weft.planning.shape import Shape
 from weft.planning.trials import Costs, Trial
 from weft.planning.views import sizes_of
+from weft.scheduling.execution import Knobs
+from weft.scheduling.jobs import Emitter, jobs_of
+from weft.scheduling.scheduler import schedule
+from weft.scheduling.search import SPARE, SPARE_BYTES, Effort, search
+from weft.scheduling.shape import Shape
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
 from weft.simulation.program import Program

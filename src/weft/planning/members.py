@@ -25,7 +25,7 @@ from weft.graph.edit import MEMBERS_KEY
 from weft.graph.metadata import contiguous_strides
 from weft.graph.ops import Kind
 from weft.graph.profiles import is_alias, waited_inside
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 Strategy = Literal["concat", "coalesced", "pack"]
 MOVES_DATA = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.BROADCAST})

@@ -18,6 +18,7 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
+from weft.plan.plan import Reason
 from weft.planning.chunks import (
     Chunking,
     Operand,
@@ -32,7 +33,6 @@ from weft.planning.chunks import (
 from weft.planning.layouts import Layout, Unfollowed, identity
 from weft.planning.matmuls import Rowwise, left_operand, read_rowwise
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 from weft.planning.touched import is_chunk_of_gather
 from weft.planning.views import Laid, is_view, sizes_of, view_of
 

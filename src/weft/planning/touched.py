@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from weft.graph import ops
 from weft.graph.dag import Dag
+from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking
 from weft.planning.members import Refusal
-from weft.planning.plan import Reason
 
 
 class Writes:

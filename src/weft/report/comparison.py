@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
-from weft.planning.plan import Evidence
+from weft.plan.plan import Evidence
 from weft.report.explain import explain
 from weft.report.html import ReportPage
 from weft.report.notes import notes_on

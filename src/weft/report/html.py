@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from weft.errors import ReportError
-from weft.planning.plan import Reason, save_text
+from weft.plan.plan import Reason, save_text
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, Summary, duration_text

@@ -19,7 +19,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import ClusterError, GraphError, PipelineError, VerificationError, WeftError, compose, nearest
 from weft.graph.groups import GroupTable
 from weft.passes.pipeline import Pipeline
-from weft.planning.search import Effort
+from weft.scheduling.search import Effort
 
 MESH_EXAMPLE = "give axes and sizes: mesh={'dp': 8}"
 MAX_SHOWN = 60

@@ -19,7 +19,7 @@ from weft.graph.dag import Dag
 from weft.graph.edit import copy_module, recompile
 from weft.graph.listing.text import render
 from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Step
+from weft.plan.plan import Action, Step
 
 Compare = Callable[[GraphModule, GraphModule, bool], str]
 """Compares two modules, bit by bit if asked to: what differs, or nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.planning.listings import collective, dag_of, graph
+from tests.unit.plan.listings import collective, dag_of, graph
 from weft.graph.roles import Role, Roles, is_product
 
 aten = torch.ops.aten

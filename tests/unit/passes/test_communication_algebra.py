@@ -16,7 +16,7 @@ from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.launching import place_in
 from weft.passes.pipeline import Pipeline, Run
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 from weft.verification.agreement import check, own_parts
 from weft.verification.equivalence import prove
 

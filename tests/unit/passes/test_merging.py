@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 import weft
-from tests.unit.planning.listings import graph, node
+from tests.unit.plan.listings import graph, node
 from weft.compat import storage_key
 from weft.graph import metadata, ops
 from weft.graph.edit import Edit

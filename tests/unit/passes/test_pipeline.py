@@ -23,7 +23,7 @@ from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.presets import PRESETS, STAGES
-from weft.planning.plan import Decision, Move, Plan, Reason, Step, Stream
+from weft.plan.plan import Decision, Move, Plan, Reason, Step, Stream
 
 LISTING = """group('dp', size=2)
 

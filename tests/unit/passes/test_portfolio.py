@@ -14,7 +14,7 @@ from weft.passes.base import Context, parse_pass
 from weft.passes.communication.schedule_overlap import KINDS, ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.portfolio import all_choices, variants
-from weft.planning.plan import Arrange, Merge, Plan, Settle, Step
+from weft.plan.plan import Arrange, Merge, Plan, Settle, Step
 
 MIXED = """group('dp', size=2)
 

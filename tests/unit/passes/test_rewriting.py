@@ -17,7 +17,7 @@ from weft.passes.draft import Draft
 from weft.passes.pattern import Match, Var, op
 from weft.passes.pipeline import Pipeline
 from weft.passes.rewriting import RewritePass, Rule, rewrite
-from weft.planning.plan import Reason, Rewrite, Step
+from weft.plan.plan import Reason, Rewrite, Step
 
 BIASED = """def graph(x: bf16[64, 32], w: bf16[32, 16], b: bf16[16]):
     m: bf16[64, 16] = mm(x, w)

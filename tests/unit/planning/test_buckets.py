@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import weft
-from tests.unit.planning.listings import buckets, decisions, gathers, graph, merges, reasons, run
-from weft.planning.plan import Reason
+from tests.unit.plan.listings import buckets, decisions, gathers, graph, merges, reasons, run
+from weft.plan.plan import Reason
 
 AG = "bucket-all-gathers"
 

@@ -11,9 +11,9 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
+from weft.plan.plan import Decision
 from weft.planning.chunks import Chunking
 from weft.planning.members import Refusal
-from weft.planning.plan import Decision
 from weft.planning.scatter_sites import read_scatter
 from weft.planning.sites import read_gather
 from weft.planning.trials import Costs, Trial

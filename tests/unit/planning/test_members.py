@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.planning.listings import GROUP, collective, dag_of, graph, node
+from tests.unit.plan.listings import GROUP, collective, dag_of, graph, node
 from weft.graph.ops import Kind
+from weft.plan.plan import Reason
 from weft.planning.members import (
     Key,
     Member,
@@ -19,7 +20,6 @@ from weft.planning.members import (
     uses_of,
     written_buffer,
 )
-from weft.planning.plan import Reason
 
 
 def read(

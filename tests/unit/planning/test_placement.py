@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.planning.listings import graph, merges
+from tests.unit.plan.listings import graph, merges
 
 AG, RS = "bucket-all-gathers", "bucket-reduce-scatters"
 

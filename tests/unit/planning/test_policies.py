@@ -6,7 +6,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.planning.listings import buckets, gathers, graph, node, reasons, run
+from tests.unit.plan.listings import buckets, gathers, graph, node, reasons, run
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.planning.listings import dag_of, graph, node
+from tests.unit.plan.listings import dag_of, graph, node
 from weft.planning.members import Strategy, Touches
 from weft.planning.prologues import foldable, prologue, step_of
 

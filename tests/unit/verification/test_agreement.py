@@ -15,7 +15,7 @@ from weft.errors import VerificationError
 from weft.graph import ops
 from weft.graph.groups import Group, read_groups
 from weft.passes.pipeline import Pipeline
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 from weft.verification.agreement import Fault, Finding, check, read_orders, withheld
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.equivalence import prove

@@ -16,7 +16,7 @@ from weft.cli.main import app
 from weft.errors import VerificationError
 from weft.passes import base
 from weft.passes.base import Context, Numerics, Pass, all_passes
-from weft.planning.plan import Erase, Move, Reason, Replace, Rewrite, Step
+from weft.plan.plan import Erase, Move, Reason, Replace, Rewrite, Step
 
 LISTING = """group('dp', size=2)
 

@@ -33,7 +33,7 @@ from weft.passes.draft import Draft, Refusal
 from weft.passes.launching import gathered, group_of, num_bytes, price, scattered, why_not_alone
 from weft.passes.pattern import ANY, Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 

@@ -39,7 +39,7 @@ from weft.graph.dag import Dag
 from weft.graph.memory import ValueNumbers
 from weft.graph.profiles import is_alias
 from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Decision, Erase, Move, Reason, Replace, Step
+from weft.plan.plan import Action, Decision, Erase, Move, Reason, Replace, Step
 
 
 @dataclass(frozen=True)

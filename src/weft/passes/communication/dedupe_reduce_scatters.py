@@ -39,8 +39,8 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
 from weft.passes.base import Context, NamedNodes, Numerics, Pass
+from weft.plan.plan import Decision, Fold, Reason, Step
 from weft.planning.members import Refusal, Touches
-from weft.planning.plan import Decision, Fold, Reason, Step
 
 ADDITIVE = ("sum", "avg")
 ADD = torch.ops.aten.add.Tensor

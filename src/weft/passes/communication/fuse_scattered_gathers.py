@@ -32,7 +32,7 @@ from weft.passes.draft import Draft, Refusal
 from weft.passes.launching import all_reduced, group_of, is_same_group, num_bytes, price
 from weft.passes.pattern import ANY, Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), ANY, ANY).named("scatter")
 PART = op("wait", SCATTER).named("part")

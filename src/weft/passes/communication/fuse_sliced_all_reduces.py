@@ -36,7 +36,7 @@ from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import ANY, Match, Var, match_at, op
 from weft.passes.pieces import PARTS, Piece, part_of
 from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 WHOLE = op("wait", LAUNCH).named("whole")

@@ -37,7 +37,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.profiles import is_cheap
 from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Decision, Move, Reason, Step
+from weft.plan.plan import Action, Decision, Move, Reason, Step
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 KINDS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.BROADCAST})
 

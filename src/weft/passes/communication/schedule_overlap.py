@@ -17,7 +17,7 @@ After::
     g = wait(ag)
     y = mm(g, w)
 
-The order comes from a search (`planning/search.py`) that is judged by the simulator on the cluster that is described:
+The order comes from a search (`scheduling/search.py`) that is judged by the simulator on the cluster that is described:
 it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
 twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
@@ -27,7 +27,7 @@ It is also never longer than simple pipelines that need no more memory than it m
 each pass that merges launches in each of its strategies before that, DDP's buckets and FSDP2's layers. Their graphs are
 candidates, and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed.
 Graphs of more than 1000 nodes (500 with effort `fast`, 20 000 with `best`) are searched without them; there the search
-has plain orders of its own (`planning/recipes.py`).
+has plain orders of its own (`scheduling/recipes.py`).
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -48,12 +48,12 @@ from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics, Pass
 from weft.passes.portfolio import Variant, all_choices, variants
-from weft.planning.blocked import explain_exposed
+from weft.plan.plan import Action, Decision, Merge, Settle, Step
 from weft.planning.bucket_prices import BucketPrices
-from weft.planning.jobs import Jobs
 from weft.planning.members import COALESCED
-from weft.planning.plan import Action, Decision, Merge, Settle, Step
-from weft.planning.search import Outcome, search
+from weft.scheduling.explanation import explain_exposed
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
 from weft.simulation.program import Program, Sort

@@ -44,7 +44,7 @@ from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import ANY, Match, Var, match_at, op
 from weft.passes.planned import sources
 from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), Var("size"), ANY).named("scatter")
 PATTERN = op("wait", SCATTER)

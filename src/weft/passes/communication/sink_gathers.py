@@ -41,7 +41,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.launching import all_reduced, gathered, group_of, num_bytes, price, why_not_own
 from weft.passes.nested import GraphwisePass
 from weft.passes.shards import GATHER, Family, Shards
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)

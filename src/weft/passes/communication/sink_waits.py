@@ -37,7 +37,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.profiles import is_alias
 from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Move, Reason, Step
+from weft.plan.plan import Decision, Move, Reason, Step
 
 
 @dataclass(frozen=True)

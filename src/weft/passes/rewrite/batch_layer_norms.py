@@ -41,7 +41,7 @@ from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, own
 from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 NORM, NATIVE_NORM = ops.op_of("layer_norm"), ops.op_of("native_layer_norm")
 STACK, ITEM = ops.op_of("stack"), ops.op_of("operator.getitem")

@@ -36,7 +36,7 @@ from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, own
 from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 BATCHED = frozenset(
     ops.op_of(name)

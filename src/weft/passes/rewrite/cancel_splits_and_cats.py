@@ -43,7 +43,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import ANY, Match, Var, op
 from weft.passes.pieces import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
 from weft.passes.rewriting import Replacement, RewritePass, Rule, why_not_apply
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 CAT, STACK = ops.op_of("cat"), ops.op_of("stack")
 CUTS = SPLITS | {SLICE, NARROW}

@@ -35,7 +35,7 @@ from weft.passes.draft import Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.passes.uses import is_on_gpu, only_pointwise_users
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 PATTERN = op("addmm.default", Var("bias"), Var("x"), Var("w"), beta=Var("beta"), alpha=Var("alpha"))
 HALVES = (torch.float16, torch.bfloat16)

@@ -40,7 +40,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
 from weft.passes.last_uses import LastUses, copied_back
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step, Unwrap
+from weft.plan.plan import Decision, Reason, Step, Unwrap
 
 AS_DTYPE = ops.op_of("view.dtype")
 

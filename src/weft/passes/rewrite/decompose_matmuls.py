@@ -35,7 +35,7 @@ from weft.passes.draft import Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.passes.uses import is_on_gpu
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -33,7 +33,7 @@ from weft.passes.base import Context, NamedNodes, Numerics, Pass
 from weft.passes.draft import Refusal
 from weft.passes.looping import is_scan, put_loops, read_scan
 from weft.passes.nested import nested_graphs
-from weft.planning.plan import Decision, Loop, Reason, Step
+from weft.plan.plan import Decision, Loop, Reason, Step
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from weft.graph import ops
 from weft.graph.profiles import profile_of
 from weft.passes.base import Context, Numerics
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Rewrite, Step
+from weft.plan.plan import Decision, Reason, Rewrite, Step
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

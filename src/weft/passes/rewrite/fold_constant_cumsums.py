@@ -33,7 +33,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, match_at, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 LARGEST = {
     **{torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8},

@@ -34,7 +34,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.passes.uses import is_on_gpu, only_pointwise_users
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 PRODUCT = op("mm", Var("x"), Var("w")).named("product")
 PATTERN = op("add", PRODUCT, Var("bias"), alpha=Var("alpha")).either_way()

@@ -39,7 +39,7 @@ from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batching import BatchPass, bytes_of, is_sized, product_ns
 from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 PRODUCT = ops.op_of("_weight_int4pack_mm_for_cpu")
 BLOCK = 64

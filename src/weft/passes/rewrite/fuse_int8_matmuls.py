@@ -32,7 +32,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
 from weft.passes.pattern import ANY, VIEWS, Either, Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 TURNS = ("t", "permute", "transpose.int")
 CASTS = ("_to_copy", "prims.convert_element_type.default")

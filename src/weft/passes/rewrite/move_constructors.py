@@ -40,7 +40,7 @@ from weft.graph.profiles import profile
 from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 CONSTRUCTORS = frozenset(
     ops.op_of(name)

@@ -36,7 +36,7 @@ from weft.compat import input_nodes
 from weft.graph.dag import Dag
 from weft.passes.base import Context, Numerics
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Arrange, Decision, Reason, Step
+from weft.plan.plan import Arrange, Decision, Reason, Step
 
 
 @dataclass(frozen=True)

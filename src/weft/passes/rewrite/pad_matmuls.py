@@ -33,7 +33,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 PIECE_BYTES = 16
 

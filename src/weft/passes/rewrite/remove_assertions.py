@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from weft.graph import metadata, ops
 from weft.passes.base import Context, Numerics
 from weft.passes.nested import GraphwisePass, taken_out
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 ASSERTION = "_assert_tensor_metadata"
 

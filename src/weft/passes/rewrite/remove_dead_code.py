@@ -35,7 +35,7 @@ from weft.graph.effects import Effects
 from weft.graph.profiles import Profile, profile_of
 from weft.passes.base import Context, Numerics
 from weft.passes.nested import GraphwisePass, taken_out
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 WIDER = {
     "b8": "u8 i8 i16 i32 i64 f16 bf16 f32 f64",

@@ -41,7 +41,7 @@ from weft.passes.draft import Draft, Refusal
 from weft.passes.last_uses import LastUses, copied_back
 from weft.passes.nested import GraphwisePass
 from weft.passes.uses import is_pointwise
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 SCATTERS = frozenset(
     (

@@ -30,7 +30,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 X = Var("x")
 PAIRS = (

@@ -37,7 +37,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.pattern import Match, Var, op
 from weft.passes.rewrite.remove_noops import is_same
 from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.plan.plan import Reason
 
 X = Var("x")
 N = Var("n").where(lambda _, value: not isinstance(value, AnyNode), "a number")

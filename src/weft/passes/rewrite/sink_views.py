@@ -34,7 +34,7 @@ from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.nested import GraphwisePass
 from weft.passes.pattern import VIEWS, Match
 from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 CAT = ops.op_of("cat")
 VIEW_OPS = frozenset(ops.op_of(name) for name in VIEWS)

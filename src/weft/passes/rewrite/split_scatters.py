@@ -35,7 +35,7 @@ from weft.passes.base import Context, Numerics
 from weft.passes.draft import AnyNode, Draft, Refusal
 from weft.passes.launching import is_written
 from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.plan.plan import Decision, Reason, Step
 
 PUT = ops.op_of("index_put")
 MAX_PARTS = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.planning.jobs import Jobs
-from weft.planning.search import LEAST, MOST, SPARE_BYTES, Effort, search
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.search import LEAST, MOST, SPARE_BYTES, Effort, search
 from weft.simulation.program import Program
 from weft.simulation.simulator import run, simulate
 

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.errors import PlanError
-from weft.planning.plan import Decision, Erase, Move, Plan, Reason, Replace, Step, what_differs
+from weft.plan.plan import Decision, Erase, Move, Plan, Reason, Replace, Step, what_differs
 
 LISTING = """group('dp', size=2)
 

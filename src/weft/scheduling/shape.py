@@ -13,7 +13,7 @@ from operator import add, or_
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.planning.jobs import NO_JOB, Jobs
+from weft.scheduling.jobs import NO_JOB, Jobs
 
 SHORT = 4
 """What prepares a launch takes at most one of so many parts of it."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from weft.planning.plan import Decision, Reason, bucket_names
-from weft.planning.search import Outcome
+from weft.plan.plan import Decision, Reason, bucket_names
+from weft.scheduling.search import Outcome
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import MILLION, compute_spans
 from weft.simulation.timeline import Coverage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.planning.jobs import FUSED_SPAN, NO_JOB, Emitter, Jobs, jobs_of
+from weft.scheduling.jobs import FUSED_SPAN, NO_JOB, Emitter, Jobs, jobs_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import check_order
 

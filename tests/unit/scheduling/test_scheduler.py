@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.planning.execution import Knobs, Merging
-from weft.planning.jobs import Emitter, jobs_of
-from weft.planning.scheduler import schedule
-from weft.planning.shape import Shape
+from weft.scheduling.execution import Knobs, Merging
+from weft.scheduling.jobs import Emitter, jobs_of
+from weft.scheduling.scheduler import schedule
+from weft.scheduling.shape import Shape
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import check_order
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.unit.planning.test_scheduler import ALL, OUTPUT, AsOne
+from tests.unit.scheduling.test_scheduler import ALL, OUTPUT, AsOne
 from tests.unit.simulation.programs import Op, compute, launch, program, wait
-from weft.planning.jobs import Emitter, jobs_of
-from weft.planning.recipes import recipe
-from weft.planning.room import NO_LIMIT
-from weft.planning.shape import Shape
+from weft.scheduling.jobs import Emitter, jobs_of
+from weft.scheduling.recipes import recipe
+from weft.scheduling.room import NO_LIMIT
+from weft.scheduling.shape import Shape
 from weft.simulation.simulator import check_order
 
 

@@ -8,7 +8,7 @@ import weft
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.passes.pipeline import Pipeline, Run
-from weft.planning.plan import Decision, Merge
+from weft.plan.plan import Decision, Merge
 
 GROUP = "group('dp', size=2)"
 

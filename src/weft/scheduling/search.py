@@ -19,13 +19,13 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.planning.execution import Knobs, Merging, Unit
-from weft.planning.jobs import Emitter, Jobs, jobs_of
-from weft.planning.moves import Moves, with_waits
-from weft.planning.recipes import recipe
-from weft.planning.room import NO_LIMIT
-from weft.planning.scheduler import Schedule, schedule
-from weft.planning.shape import Shape
+from weft.scheduling.execution import Knobs, Merging, Unit
+from weft.scheduling.jobs import Emitter, Jobs, jobs_of
+from weft.scheduling.local_moves import Moves, with_waits
+from weft.scheduling.recipes import recipe
+from weft.scheduling.room import NO_LIMIT
+from weft.scheduling.scheduler import Schedule, schedule
+from weft.scheduling.shape import Shape
 from weft.simulation.memory import Curve, Footprint, memory_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import Trace, run, takes_part

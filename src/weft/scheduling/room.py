@@ -7,7 +7,7 @@ job that runs next are reserved while launches are chosen that go off before it.
 
 from __future__ import annotations
 
-from weft.planning.shape import Shape
+from weft.scheduling.shape import Shape
 
 NO_LIMIT = 1 << 62
 

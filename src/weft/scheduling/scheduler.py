@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from weft.planning.execution import NEVER, Execution, Knobs, Merging, Unit
-from weft.planning.jobs import Jobs
-from weft.planning.shape import Shape
+from weft.scheduling.execution import NEVER, Execution, Knobs, Merging, Unit
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.shape import Shape
 
 FILLERS_SEEN = 64
 """How many fillers are looked at for one that fits a stall."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from weft.planning.execution import Merging, Unit
-from weft.planning.scheduler import Schedule
-from weft.planning.shape import Shape
+from weft.scheduling.execution import Merging, Unit
+from weft.scheduling.scheduler import Schedule
+from weft.scheduling.shape import Shape
 
 
 def recipe(shape: Shape, merging: Merging | None, latencies: int, in_flight_bytes: int) -> Schedule:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
-from weft.planning.jobs import Jobs
-from weft.planning.room import NO_LIMIT, Room
-from weft.planning.shape import Shape
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.room import NO_LIMIT, Room
+from weft.scheduling.shape import Shape
 
 MILLION = 1_000_000
 NEVER = 1 << 62

@@ -6,10 +6,10 @@ import pytest
 
 import weft
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.planning.blocked import explain_exposed
-from weft.planning.plan import Decision, Reason
-from weft.planning.search import search
+from weft.plan.plan import Decision, Reason
 from weft.report.explain import explain
+from weft.scheduling.explanation import explain_exposed
+from weft.scheduling.search import search
 from weft.simulation.program import Program
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from random import Random
 
-from weft.planning.execution import NEVER, Merging, Unit
-from weft.planning.jobs import Jobs
+from weft.scheduling.execution import NEVER, Merging, Unit
+from weft.scheduling.jobs import Jobs
 
 SPLITS, JOINS = 0.3, 0.3
 """How often a bucket is taken apart, and a launch joined with another, where that is possible."""
