@@ -18,7 +18,7 @@ from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
 from weft.graph.listing.text import parse, render
 from weft.passes.base import Numerics, all_passes, parse_pass
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.real_ranks import RealRanks

@@ -27,7 +27,7 @@ from weft.graph.groups import read_groups
 from weft.graph.listing.text import parse, render
 from weft.graph.ops import op_of
 from weft.passes.base import Numerics, all_passes, parse_pass
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.rewriting import RewritePass

@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.compat import find_op, has_symmetric_memory, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
@@ -20,7 +21,6 @@ from weft.kernels.portable import Builder
 from weft.kernels.protocol import Name
 from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking
-from weft.planning.members import Refusal
 
 OPERATORS = {
     ops.Kind.ALL_GATHER: "_low_contention_all_gather",

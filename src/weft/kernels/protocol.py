@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.graph.edit import Edit
 from weft.planning.chunks import Chunking
-from weft.planning.members import Refusal
 
 Name = Literal["portable", "symmetric-memory", "low-contention", "ring"]
 

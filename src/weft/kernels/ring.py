@@ -18,6 +18,7 @@ from operator import getitem
 import torch
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
@@ -25,7 +26,6 @@ from weft.kernels.portable import Builder, Gather, Scatter
 from weft.kernels.protocol import Name
 from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, Operand
-from weft.planning.members import Refusal
 
 aten = torch.ops.aten
 TRANSFER = "batch_p2p"

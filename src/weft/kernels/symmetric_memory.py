@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.compat import fake_tensor, find_op, has_symmetric_memory, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
@@ -32,7 +33,6 @@ from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, Operand, replaced, still_needed
 from weft.planning.layouts import Digit, Layout, Unfollowed, identity
 from weft.planning.matmuls import OPERANDS
-from weft.planning.members import Refusal
 from weft.planning.views import qualified, sizes_of
 
 aten = torch.ops.aten

@@ -27,13 +27,13 @@ from typing import Any, ClassVar, Literal
 
 from torch.fx import Graph, Node
 
+from weft.bucketing.build import merge
 from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import GroupTable
 from weft.graph.listing.call_lines import LineReader
-from weft.passes.merging import merge
 from weft.passes.planned import sources
 from weft.passes.presets import NAMED
 from weft.plan.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step

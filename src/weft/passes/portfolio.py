@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.fx import Graph
 
+from weft.bucketing.eligibility import Strategy
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY, copy_graph
 from weft.graph.ops import Kind
 from weft.passes.base import Context
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.bucket_all_gathers import BucketAllGathers
 from weft.passes.communication.bucket_all_reduces import BucketAllReduces
 from weft.passes.communication.bucket_reduce_scatters import BucketReduceScatters
@@ -32,7 +33,6 @@ from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.plan.plan import Action, Arrange, Decision, Merge, Settle
-from weft.planning.members import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import assumed_cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
@@ -26,7 +27,6 @@ from weft.passes.launching import place_in
 from weft.plan.plan import Decision, Reason, Step, Stream
 from weft.planning.chunks import Chunking
 from weft.planning.gains import choose
-from weft.planning.members import Refusal
 from weft.planning.scatter_sites import ScatterSite
 from weft.planning.sites import GatherSite
 from weft.planning.touched import Writes

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.graph.ops import is_wait
 from weft.graph.profiles import profile
 from weft.plan.plan import Reason
 from weft.planning.layouts import Digit, Layout, Unfollowed
 from weft.planning.matmuls import Rowwise
-from weft.planning.members import Refusal
 from weft.planning.views import sizes_of
 
 

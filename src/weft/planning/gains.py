@@ -18,6 +18,7 @@ from typing import Protocol
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph import ops
 from weft.graph.collective import Collective
@@ -25,7 +26,6 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
 from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, replaced
-from weft.planning.members import Refusal
 from weft.planning.trials import Costs, Trial
 from weft.planning.views import sizes_of
 from weft.scheduling.execution import Knobs

@@ -13,6 +13,7 @@ from math import prod
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
@@ -20,7 +21,6 @@ from weft.plan.plan import Reason
 from weft.planning.chunks import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
 from weft.planning.layouts import Layout, Unfollowed
 from weft.planning.matmuls import Rowwise, read_rowwise
-from weft.planning.members import Refusal
 from weft.planning.sites import why_not_followed
 from weft.planning.touched import is_chunk_of_scatter
 from weft.planning.views import back_to_base, sizes_of

@@ -15,6 +15,7 @@ from math import prod
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
@@ -32,7 +33,6 @@ from weft.planning.chunks import (
 )
 from weft.planning.layouts import Layout, Unfollowed, identity
 from weft.planning.matmuls import Rowwise, left_operand, read_rowwise
-from weft.planning.members import Refusal
 from weft.planning.touched import is_chunk_of_gather
 from weft.planning.views import Laid, is_view, sizes_of, view_of
 

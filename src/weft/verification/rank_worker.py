@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.bucketing.pack import PACK
 from weft.compat import storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.listing.text import parse
-from weft.kernels.pack import PACK
 from weft.verification.rank import Program, Rank, RankResult, tensors_in
 from weft.verification.wire import Answer, Job, Packed, Prepare, Progress, pack, unpack
 

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.unit.kernels.streams import Case, cases, gather, scatter
+from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph import ops
 from weft.graph.collective import collectives
@@ -19,7 +20,6 @@ from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.planning.chunks import Chunking
-from weft.planning.members import Refusal
 from weft.planning.scatter_sites import read_scatter
 from weft.planning.sites import read_gather
 from weft.planning.trials import Costs, Trial

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import weft
 from tests.unit.kernels.streams import Case, cases, gather, scatter
+from weft.bucketing.eligibility import Refusal
 from weft.frontends.fake_world import fake_world
 from weft.graph import ops
 from weft.graph.collective import collectives
@@ -28,7 +29,6 @@ from weft.passes.base import Context
 from weft.passes.communication.fuse_matmul_reduce_scatters import FuseMatmulReduceScatters
 from weft.passes.pipeline import Pipeline
 from weft.planning.chunks import Chunking
-from weft.planning.members import Refusal
 from weft.planning.scatter_sites import read_scatter
 from weft.planning.sites import read_gather
 from weft.verification.comparison import example_inputs

@@ -6,6 +6,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
@@ -13,7 +14,6 @@ from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Decision
 from weft.planning.chunks import Chunking
-from weft.planning.members import Refusal
 from weft.planning.scatter_sites import read_scatter
 from weft.planning.sites import read_gather
 from weft.planning.trials import Costs, Trial

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft.kernels.pack as _pack  # noqa: F401  # defines weft::pack
+import weft.bucketing.pack as _pack  # noqa: F401  # defines weft::pack
 from tests.unit.verification.denotation import Denotation, reduced, same
 from weft.compat import OpOverload
 from weft.graph import ops

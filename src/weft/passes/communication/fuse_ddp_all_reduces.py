@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.bucketing.policy import Policy
 from weft.graph.ops import Kind
 from weft.graph.roles import Role
 from weft.passes.base import Context, Numerics
-from weft.passes.bucketing import BucketPass
-from weft.planning.policies import Policy
+from weft.passes.bucket_pass import BucketPass
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ from typing import Literal
 
 from torch.fx import Graph
 
+from weft.bucketing.eligibility import COALESCED
+from weft.bucketing.prices import BucketPrices
 from weft.cost.cluster import assumed_cluster
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
@@ -49,8 +51,6 @@ from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics, Pass
 from weft.passes.portfolio import Variant, all_choices, variants
 from weft.plan.plan import Action, Decision, Merge, Settle, Step
-from weft.planning.bucket_prices import BucketPrices
-from weft.planning.members import COALESCED
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import Outcome, search

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from tests.unit.plan.listings import GROUP, collective, dag_of, graph, node
-from weft.graph.ops import Kind
-from weft.plan.plan import Reason
-from weft.planning.members import (
+from weft.bucketing.eligibility import (
     Key,
     Member,
     Refusal,
@@ -20,6 +18,8 @@ from weft.planning.members import (
     uses_of,
     written_buffer,
 )
+from weft.graph.ops import Kind
+from weft.plan.plan import Reason
 
 
 def read(

@@ -7,12 +7,12 @@ from torch.fx import GraphModule
 
 import weft
 from tests.unit.plan.listings import buckets, gathers, graph, node, reasons, run
+from weft.bucketing.eligibility import Key
+from weft.bucketing.policy import SHARE, Policy, cap_from, module_paths
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
-from weft.planning.members import Key
-from weft.planning.policies import SHARE, Policy, cap_from, module_paths
 
 MIB = 1 << 20
 

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from weft.bucketing.eligibility import FROM_ROWS, written_buffer
+from weft.bucketing.pack import ALIGNMENT, PACK, row_layout
+from weft.bucketing.pieces import Piece, Pieces
 from weft.compat import FakeTensor, fake_view
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.ops import Kind
-from weft.kernels.pack import ALIGNMENT, PACK, row_layout
-from weft.passes.bucket_pieces import Piece, Pieces
 from weft.plan.plan import Merge
-from weft.planning.members import FROM_ROWS, written_buffer
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.unit.plan.listings import dag_of, graph, node
-from weft.planning.members import Strategy, Touches
-from weft.planning.prologues import foldable, prologue, step_of
+from weft.bucketing.eligibility import Strategy, Touches
+from weft.bucketing.prologues import foldable, prologue, step_of
 
 TAIL = ("c = all_reduce(s, 'sum', 'dp')", "w = wait(c)")
 

@@ -11,15 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.graph.collective import Collective, collectives
-from weft.graph.contraction import Contraction
-from weft.graph.dag import Dag
-from weft.graph.groups import GroupTable
-from weft.graph.memory import ValueNumbers
-from weft.graph.ops import REDUCTIONS, Kind
-from weft.graph.roles import Roles
-from weft.plan.plan import Decision, Merge, Reason, bucket_names
-from weft.planning.members import (
+from weft.bucketing.eligibility import (
     Key,
     Member,
     Part,
@@ -32,9 +24,17 @@ from weft.planning.members import (
     read_member,
     written_buffer,
 )
-from weft.planning.placement import Placement
-from weft.planning.policies import Policy
-from weft.planning.prologues import foldable
+from weft.bucketing.placement import Placement
+from weft.bucketing.policy import Policy
+from weft.bucketing.prologues import foldable
+from weft.graph.collective import Collective, collectives
+from weft.graph.contraction import Contraction
+from weft.graph.dag import Dag
+from weft.graph.groups import GroupTable
+from weft.graph.memory import ValueNumbers
+from weft.graph.ops import REDUCTIONS, Kind
+from weft.graph.roles import Roles
+from weft.plan.plan import Decision, Merge, Reason, bucket_names
 
 Slot = tuple[Key, str | None]
 """What tells apart the rows of buckets: the key, and the module where the policy asks for it."""

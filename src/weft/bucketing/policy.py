@@ -14,10 +14,10 @@ from typing import Any
 
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Key
 from weft.cost.cluster import Cluster, assumed_cluster
 from weft.graph.groups import GroupTable
 from weft.graph.roles import Role
-from weft.planning.members import Key
 
 SHARE = 0.9
 """Of its bandwidth that a collective of a whole bucket should reach."""

@@ -14,6 +14,9 @@ from typing import ClassVar
 
 from torch.fx import Graph, Node
 
+from weft.bucketing.eligibility import Strategy
+from weft.bucketing.engine import Bucketing
+from weft.bucketing.policy import Policy, cap_from
 from weft.errors import PipelineError, compose, nearest
 from weft.graph import ops
 from weft.graph.dag import Dag
@@ -21,9 +24,6 @@ from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Pass
 from weft.plan.plan import Step
-from weft.planning.buckets import Bucketing
-from weft.planning.members import Strategy
-from weft.planning.policies import Policy, cap_from
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from weft.bucketing.eligibility import BY_ROWS, MOVES_DATA, Part, parts_of
 from weft.compat import FakeTensor, fake_tensor, fake_view
 from weft.errors import PlanError, compose
 from weft.graph import ops
@@ -20,7 +21,6 @@ from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.graph.ops import Kind
 from weft.plan.plan import Merge
-from weft.planning.members import BY_ROWS, MOVES_DATA, Part, parts_of
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from weft.bucketing.eligibility import Strategy, Touches
 from weft.graph import ops
-from weft.planning.members import Strategy, Touches
 
 SCALINGS = frozenset({"aten::div.Tensor", "aten::div.Scalar", "aten::mul.Tensor", "aten::mul.Scalar"})
 CASTS = frozenset({"aten::_to_copy", "prims::convert_element_type"})

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from weft.bucketing.eligibility import COALESCED, Key, Member, is_bucket, read_member
 from weft.cost.cluster import Cluster
 from weft.cost.prices import full_bytes
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
-from weft.planning.members import COALESCED, Key, Member, is_bucket, read_member
 from weft.scheduling.execution import NEVER
 from weft.scheduling.jobs import Jobs
 

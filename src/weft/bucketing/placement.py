@@ -11,11 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from weft.bucketing.eligibility import uses_of
+from weft.bucketing.policy import Policy
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.profiles import is_cheap
-from weft.planning.members import uses_of
-from weft.planning.policies import Policy
 
 Place = tuple[tuple[str, ...], str | None, str | None]
 """The nodes to be carried along, the node to launch before, the node to wait before."""

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from weft.bucketing.pack import ALIGNMENT, PACK, row_layout
 from weft.compat import dtype_of, new_fake_mode
-from weft.kernels.pack import ALIGNMENT, PACK, row_layout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool]
 BYTES = torch.uint8
