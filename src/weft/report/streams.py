@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.passes.base import parse_pass
 from weft.passes.pipeline import LogEntry
-from weft.passes.streaming import StreamPass
+from weft.passes.stream_pass import StreamPass
 from weft.plan.plan import Reason
 
 

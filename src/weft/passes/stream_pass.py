@@ -17,21 +17,21 @@ from weft.graph.edit import Edit
 from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
-from weft.kernels.low_contention import LowContention
-from weft.kernels.portable import Portable
-from weft.kernels.protocol import Kernel, Name
-from weft.kernels.ring import Ring
-from weft.kernels.symmetric_memory import SymmetricMemory
 from weft.passes.base import Context, NamedNodes, Pass
 from weft.passes.launching import place_in
 from weft.plan.plan import Decision, Reason, Step, Stream
-from weft.planning.chunks import Chunking
-from weft.planning.gains import choose
-from weft.planning.scatter_sites import ScatterSite
-from weft.planning.sites import GatherSite
-from weft.planning.touched import Writes
-from weft.planning.trials import Costs
 from weft.simulation.run import NUM_NODES
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import GatherSite
+from weft.streaming.lowerings.low_contention import LowContention
+from weft.streaming.lowerings.portable import Portable
+from weft.streaming.lowerings.protocol import Kernel, Name
+from weft.streaming.lowerings.ring import Ring
+from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
+from weft.streaming.profit import choose
+from weft.streaming.scatter_sites import ScatterSite
+from weft.streaming.trial_program import Costs
+from weft.streaming.writes import Writes
 
 Site = GatherSite | ScatterSite
 KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())

@@ -27,13 +27,13 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
-from weft.kernels.portable import Builder
-from weft.kernels.protocol import Name
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking, Operand, replaced, still_needed
-from weft.planning.layouts import Digit, Layout, Unfollowed, identity
-from weft.planning.matmuls import OPERANDS
-from weft.planning.views import qualified, sizes_of
+from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
+from weft.streaming.layouts import Digit, Layout, Unfollowed, identity
+from weft.streaming.lowerings.portable import Builder
+from weft.streaming.lowerings.protocol import Name
+from weft.streaming.rowwise import OPERANDS
+from weft.streaming.view_layouts import qualified, sizes_of
 
 aten = torch.ops.aten
 REDUCTIONS = ("sum", "avg")

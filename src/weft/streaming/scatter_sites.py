@@ -18,12 +18,12 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
-from weft.planning.layouts import Layout, Unfollowed
-from weft.planning.matmuls import Rowwise, read_rowwise
-from weft.planning.sites import why_not_followed
-from weft.planning.touched import is_chunk_of_scatter
-from weft.planning.views import back_to_base, sizes_of
+from weft.streaming.chunking import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
+from weft.streaming.gather_sites import why_not_followed
+from weft.streaming.layouts import Layout, Unfollowed
+from weft.streaming.rowwise import Rowwise, read_rowwise
+from weft.streaming.view_layouts import back_to_base, sizes_of
+from weft.streaming.writes import is_chunk_of_scatter
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.plan.plan import Reason
-from weft.planning.chunks import (
+from weft.streaming.chunking import (
     Chunking,
     Operand,
     Place,
@@ -31,10 +31,10 @@ from weft.planning.chunks import (
     place_in,
     stride_of,
 )
-from weft.planning.layouts import Layout, Unfollowed, identity
-from weft.planning.matmuls import Rowwise, left_operand, read_rowwise
-from weft.planning.touched import is_chunk_of_gather
-from weft.planning.views import Laid, is_view, sizes_of, view_of
+from weft.streaming.layouts import Layout, Unfollowed, identity
+from weft.streaming.rowwise import Rowwise, left_operand, read_rowwise
+from weft.streaming.view_layouts import Laid, is_view, sizes_of, view_of
+from weft.streaming.writes import is_chunk_of_gather
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,10 @@ from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.kernels.portable import Builder, Gather, Scatter
-from weft.kernels.protocol import Name
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking, Operand
+from weft.streaming.chunking import Chunking, Operand
+from weft.streaming.lowerings.portable import Builder, Gather, Scatter
+from weft.streaming.lowerings.protocol import Name
 
 aten = torch.ops.aten
 TRANSFER = "batch_p2p"

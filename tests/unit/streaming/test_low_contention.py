@@ -8,8 +8,8 @@ from torch.fx import GraphModule
 
 import weft
 from weft.frontends.fake_world import fake_world
-from weft.kernels import low_contention
 from weft.passes.pipeline import Pipeline, Run
+from weft.streaming.lowerings import low_contention
 
 GATHER, SCATTER = "fuse-all-gather-matmuls{kernel=low-contention}", "fuse-matmul-reduce-scatters{kernel=low-contention}"
 GATHERED = """group('tp', size=2)

@@ -18,9 +18,9 @@ from weft.bucketing.eligibility import Refusal
 from weft.graph.ops import is_wait
 from weft.graph.profiles import profile
 from weft.plan.plan import Reason
-from weft.planning.layouts import Digit, Layout, Unfollowed
-from weft.planning.matmuls import Rowwise
-from weft.planning.views import sizes_of
+from weft.streaming.layouts import Digit, Layout, Unfollowed
+from weft.streaming.rowwise import Rowwise
+from weft.streaming.view_layouts import sizes_of
 
 
 class Place(NamedTuple):

@@ -17,10 +17,10 @@ from weft.compat import find_op, has_symmetric_memory, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.kernels.portable import Builder
-from weft.kernels.protocol import Name
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking
+from weft.streaming.chunking import Chunking
+from weft.streaming.lowerings.portable import Builder
+from weft.streaming.lowerings.protocol import Name
 
 OPERATORS = {
     ops.Kind.ALL_GATHER: "_low_contention_all_gather",

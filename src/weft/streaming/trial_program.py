@@ -23,8 +23,8 @@ from weft.graph.collective import Collective, num_bytes
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind
-from weft.planning.chunks import Chunking, Operand, replaced, still_needed
 from weft.simulation.program import Program, Sort
+from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.planning.layouts import Digit, Layout, Unfollowed, identity, joined
+from weft.streaming.layouts import Digit, Layout, Unfollowed, identity, joined
 
 
 def elements(layout: Layout) -> Tensor:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.planning.layouts import Layout, Unfollowed, identity, joined
+from weft.streaming.layouts import Layout, Unfollowed, identity, joined
 
 Laid = Layout | tuple[Layout, ...]
 """The layout of a tensor, or of each of several."""

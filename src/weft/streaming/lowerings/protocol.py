@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from weft.bucketing.eligibility import Refusal
 from weft.graph.edit import Edit
-from weft.planning.chunks import Chunking
+from weft.streaming.chunking import Chunking
 
 Name = Literal["portable", "symmetric-memory", "low-contention", "ring"]
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.profiles import profile
-from weft.planning.views import names, qualified, sizes_of
+from weft.streaming.view_layouts import names, qualified, sizes_of
 
 OPERANDS: Mapping[str, tuple[str, str, str]] = {
     "aten::mm": ("self", "mat2", ""),

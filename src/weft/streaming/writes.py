@@ -11,7 +11,7 @@ from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking
+from weft.streaming.chunking import Chunking
 
 
 class Writes:

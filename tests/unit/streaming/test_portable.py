@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, reduce, scatter
+from tests.unit.streaming.streams import Case, cases, gather, reduce, scatter
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs

@@ -13,12 +13,12 @@ from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Decision
-from weft.planning.chunks import Chunking
-from weft.planning.scatter_sites import read_scatter
-from weft.planning.sites import read_gather
-from weft.planning.trials import Costs, Trial
 from weft.simulation.build import program_of
 from weft.simulation.simulator import run
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import read_gather
+from weft.streaming.scatter_sites import read_scatter
+from weft.streaming.trial_program import Costs, Trial
 
 CLUSTER = "h100-1x8"
 

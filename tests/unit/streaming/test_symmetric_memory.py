@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, scatter
+from tests.unit.streaming.streams import Case, cases, gather, scatter
 from weft.bucketing.eligibility import Refusal
 from weft.frontends.fake_world import fake_world
 from weft.graph import ops
@@ -23,14 +23,14 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
-from weft.kernels import symmetric_memory
-from weft.kernels.symmetric_memory import SymmetricMemory
 from weft.passes.base import Context
 from weft.passes.communication.fuse_matmul_reduce_scatters import FuseMatmulReduceScatters
 from weft.passes.pipeline import Pipeline
-from weft.planning.chunks import Chunking
-from weft.planning.scatter_sites import read_scatter
-from weft.planning.sites import read_gather
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import read_gather
+from weft.streaming.lowerings import symmetric_memory
+from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
+from weft.streaming.scatter_sites import read_scatter
 from weft.verification.comparison import example_inputs
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, scatter
+from tests.unit.streaming.streams import Case, cases, gather, scatter
 from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph import ops
@@ -19,12 +19,12 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
-from weft.planning.chunks import Chunking
-from weft.planning.scatter_sites import read_scatter
-from weft.planning.sites import read_gather
-from weft.planning.trials import Costs, Trial
 from weft.simulation.build import program_of
 from weft.simulation.simulator import run as simulated
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import read_gather
+from weft.streaming.scatter_sites import read_scatter
+from weft.streaming.trial_program import Costs, Trial
 from weft.verification.agreement import check
 from weft.verification.comparison import example_inputs
 

@@ -20,10 +20,10 @@ from weft.compat import schema_of
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.kernels.protocol import Name
-from weft.planning.chunks import Chunking, Operand, Place, chunk_of, replaced, still_needed, stride_of
-from weft.planning.layouts import Layout
-from weft.planning.views import sizes_of
+from weft.streaming.chunking import Chunking, Operand, Place, chunk_of, replaced, still_needed, stride_of
+from weft.streaming.layouts import Layout
+from weft.streaming.lowerings.protocol import Name
+from weft.streaming.view_layouts import sizes_of
 
 aten = torch.ops.aten
 SCALE = "scale_"

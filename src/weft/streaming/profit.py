@@ -25,9 +25,6 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
 from weft.plan.plan import Reason
-from weft.planning.chunks import Chunking, replaced
-from weft.planning.trials import Costs, Trial
-from weft.planning.views import sizes_of
 from weft.scheduling.execution import Knobs
 from weft.scheduling.jobs import Emitter, jobs_of
 from weft.scheduling.scheduler import schedule
@@ -37,6 +34,9 @@ from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
 from weft.simulation.program import Program
 from weft.simulation.simulator import Trace, run
+from weft.streaming.chunking import Chunking, replaced
+from weft.streaming.trial_program import Costs, Trial
+from weft.streaming.view_layouts import sizes_of
 
 CHUNKS = (2, 4, 8)
 TRIALS: dict[Effort, int] = {"fast": 1, "default": 1, "best": 3}
