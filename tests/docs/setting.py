@@ -130,7 +130,8 @@ def _with_model() -> dict[str, Any]:
 
 
 def _of_rewrites() -> dict[str, Any]:
-    from weft.passes import draft, pattern, rewriting
+    from weft.rewriting import draft, pattern
+    from weft.rewriting import rules as rewriting
 
     names = {name: getattr(module, name) for module in (draft, pattern, rewriting) for name in vars(module)}
     names = {name: value for name, value in names.items() if not name.startswith("__")}

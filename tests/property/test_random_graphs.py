@@ -30,7 +30,7 @@ from weft.passes.base import Numerics, all_passes, parse_pass
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
-from weft.passes.rewriting import RewritePass
+from weft.rewriting.rules import RewritePass
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.rank import RankResult
 from weft.verification.virtual_cluster import VirtualCluster

@@ -19,7 +19,7 @@ from tests.property.strategies import REWRITE_STEPS, random_listing
 from weft.graph.listing.text import parse, render
 from weft.passes.base import all_passes
 from weft.passes.pipeline import Pipeline
-from weft.passes.rewriting import RewritePass
+from weft.rewriting.rules import RewritePass
 from weft.verification.equivalence import prove
 
 NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 40

@@ -34,9 +34,9 @@ from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import GroupTable
 from weft.graph.listing.call_lines import LineReader
-from weft.passes.planned import sources
 from weft.passes.presets import NAMED
 from weft.plan.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
+from weft.rewriting.new_nodes import sources
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""

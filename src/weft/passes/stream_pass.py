@@ -18,8 +18,8 @@ from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
 from weft.passes.base import Context, NamedNodes, Pass
-from weft.passes.launching import place_in
 from weft.plan.plan import Decision, Reason, Step, Stream
+from weft.rewriting.launches import place_in
 from weft.simulation.run import NUM_NODES
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import GatherSite

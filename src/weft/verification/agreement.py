@@ -24,9 +24,9 @@ from weft.errors import VerificationError, compose
 from weft.graph.dag import collector_paused
 from weft.graph.groups import GroupTable, read_groups
 from weft.graph.listing.text import parse, render
-from weft.passes.draft import Draft
-from weft.passes.launching import place_in
-from weft.passes.pieces import Piece, part_of
+from weft.rewriting.draft import Draft
+from weft.rewriting.launches import place_in
+from weft.rewriting.slices import Piece, part_of
 from weft.verification.deadlock import Stand, cycles
 from weft.verification.issue_order import LABELS, IssueOrder, Launch, Transfer, read_order
 from weft.verification.rendezvous import Place

@@ -14,9 +14,9 @@ from weft.cost.measured_table import Table
 from weft.graph.collective import collectives
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
-from weft.passes.launching import place_in
 from weft.passes.pipeline import Pipeline, Run
 from weft.plan.plan import Reason
+from weft.rewriting.launches import place_in
 from weft.verification.agreement import check, own_parts
 from weft.verification.equivalence import prove
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.launching import gathered, group_of, num_bytes, price, scattered, why_not_alone
-from weft.passes.pattern import ANY, Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.launches import gathered, group_of, num_bytes, price, scattered, why_not_alone
+from weft.rewriting.pattern import ANY, Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 

@@ -30,13 +30,13 @@ from torch.fx import Graph
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, New, Refusal
-from weft.passes.launching import group_of, place_in, scattered, why_not_alone, why_not_own
-from weft.passes.nested import GraphwisePass
-from weft.passes.pattern import ANY, Match, Var, match_at, op
-from weft.passes.pieces import PARTS, Piece, part_of
-from weft.passes.rewriting import why_not_apply
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import Draft, New, Refusal
+from weft.rewriting.launches import group_of, place_in, scattered, why_not_alone, why_not_own
+from weft.rewriting.nested import GraphwisePass
+from weft.rewriting.pattern import ANY, Match, Var, match_at, op
+from weft.rewriting.rules import why_not_apply
+from weft.rewriting.slices import PARTS, Piece, part_of
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 WHOLE = op("wait", LAUNCH).named("whole")

@@ -31,9 +31,9 @@ from weft.graph import metadata, ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.nested import GraphwisePass
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.nested import GraphwisePass
 
 KINDS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.BROADCAST})
 

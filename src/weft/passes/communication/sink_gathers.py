@@ -37,11 +37,11 @@ from torch.fx.node import map_arg
 from weft.graph import ops
 from weft.graph.ops import Kind
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.launching import all_reduced, gathered, group_of, num_bytes, price, why_not_own
-from weft.passes.nested import GraphwisePass
-from weft.passes.shards import GATHER, Family, Shards
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.launches import all_reduced, gathered, group_of, num_bytes, price, why_not_own
+from weft.rewriting.nested import GraphwisePass
+from weft.rewriting.shards import GATHER, Family, Shards
 
 
 @dataclass(frozen=True)

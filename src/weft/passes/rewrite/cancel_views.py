@@ -30,10 +30,10 @@ from torch import Tensor
 
 from weft.compat import OpOverload
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.pattern import ANY, VIEWS, Match, Var, op
 from weft.passes.rewrite.remove_noops import layout_of
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import ANY, VIEWS, Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 PERMUTATIONS = ("permute", "t", "transpose.int")
 ALL = (*VIEWS, *PERMUTATIONS, "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "expand", "alias", "slice")

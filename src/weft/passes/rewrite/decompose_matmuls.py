@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.passes.uses import is_on_gpu
 from weft.plan.plan import Reason
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
+from weft.rewriting.uses import is_on_gpu
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -33,8 +33,8 @@ from weft.compat import expression_of
 from weft.graph import ops
 from weft.graph.profiles import profile_of
 from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass
 from weft.plan.plan import Decision, Reason, Rewrite, Step
+from weft.rewriting.nested import GraphwisePass
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

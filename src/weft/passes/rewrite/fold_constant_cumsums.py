@@ -30,10 +30,10 @@ from torch import Tensor
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, match_at, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.pattern import Match, Var, match_at, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 LARGEST = {
     **{torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8},

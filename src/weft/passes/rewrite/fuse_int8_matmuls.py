@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import ANY, VIEWS, Either, Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.pattern import ANY, VIEWS, Either, Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 TURNS = ("t", "permute", "transpose.int")
 CASTS = ("_to_copy", "prims.convert_element_type.default")

@@ -31,10 +31,10 @@ import torch
 
 from weft.compat import hint_of
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 FIRST = op("mm", Var("x"), Var("w")).named("first")
 SECOND = op("mm", Var("y"), Var("v")).named("second")

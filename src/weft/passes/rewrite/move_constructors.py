@@ -38,9 +38,9 @@ from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.profiles import profile
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.nested import GraphwisePass
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.nested import GraphwisePass
 
 CONSTRUCTORS = frozenset(
     ops.op_of(name)

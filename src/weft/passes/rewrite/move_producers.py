@@ -35,8 +35,8 @@ from torch.fx import Graph, Node
 from weft.compat import input_nodes
 from weft.graph.dag import Dag
 from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass
 from weft.plan.plan import Arrange, Decision, Reason, Step
+from weft.rewriting.nested import GraphwisePass
 
 
 @dataclass(frozen=True)

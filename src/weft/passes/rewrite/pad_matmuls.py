@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 PIECE_BYTES = 16
 

@@ -25,8 +25,8 @@ from torch.fx import Graph, Node
 
 from weft.graph import metadata, ops
 from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.nested import GraphwisePass, taken_out
 
 ASSERTION = "_assert_tensor_metadata"
 

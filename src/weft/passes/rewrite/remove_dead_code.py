@@ -34,8 +34,8 @@ from weft.graph.dag import Dag
 from weft.graph.effects import Effects
 from weft.graph.profiles import Profile, profile_of
 from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.nested import GraphwisePass, taken_out
 
 
 @dataclass(frozen=True)

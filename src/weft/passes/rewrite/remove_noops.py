@@ -30,9 +30,9 @@ from torch import Tensor
 
 from weft.graph import metadata
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.pattern import Match, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import Match, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 Arguments = Mapping[str, Any]
 Condition = Callable[[Draft, Arguments], bool]

@@ -24,8 +24,8 @@ from torch.fx import Graph, Node
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.nested import GraphwisePass, taken_out
 
 BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
 ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")

@@ -31,10 +31,10 @@ from torch import Tensor
 from weft.graph import ops
 from weft.graph.listing.types import DTYPE_NAMES
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 WIDER = {
     "b8": "u8 i8 i16 i32 i64 f16 bf16 f32 f64",

@@ -37,11 +37,11 @@ from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.last_uses import LastUses, copied_back
-from weft.passes.nested import GraphwisePass
-from weft.passes.uses import is_pointwise
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.last_uses import LastUses, copied_back
+from weft.rewriting.nested import GraphwisePass
+from weft.rewriting.uses import is_pointwise
 
 SCATTERS = frozenset(
     (

@@ -33,11 +33,11 @@ from typing import Any
 from torch import Tensor
 
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
 from weft.passes.rewrite.remove_noops import is_same
-from weft.passes.rewriting import Replacement, RewritePass, Rule
 from weft.plan.plan import Reason
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 X = Var("x")
 N = Var("n").where(lambda _, value: not isinstance(value, AnyNode), "a number")

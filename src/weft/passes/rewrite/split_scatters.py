@@ -32,10 +32,10 @@ from torch.fx import Graph
 
 from weft.graph import ops
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.launching import is_written
-from weft.passes.nested import GraphwisePass
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.launches import is_written
+from weft.rewriting.nested import GraphwisePass
 
 PUT = ops.op_of("index_put")
 MAX_PARTS = 128

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft
-from weft.passes.pattern import Match, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import Match, op
+from weft.rewriting.rules import Replacement, RewritePass, Rule
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from torch.fx import Node
 from weft.compat import HigherOrderOperator, OpOverload, schema_of
 from weft.graph import ops
 from weft.graph.profiles import FUNCTIONAL_WRAPPERS
-from weft.passes.draft import Refusal
 from weft.plan.plan import Reason
+from weft.rewriting.draft import Refusal
 
 ITEM = ops.op_of("operator.getitem")
 KERNEL_WRAPPER = "triton_kernel_wrapper_functional"

@@ -22,12 +22,12 @@ from weft.cost.device import Device
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.passes.base import Context
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.launching import is_written
-from weft.passes.nested import GraphwisePass
-from weft.passes.pattern import Match
-from weft.passes.rewriting import why_not_apply
 from weft.plan.plan import Decision, Reason, Step
+from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.rewriting.launches import is_written
+from weft.rewriting.nested import GraphwisePass
+from weft.rewriting.pattern import Match
+from weft.rewriting.rules import why_not_apply
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.listing import call_lines
 from weft.graph.profiles import PLAIN, Profile, profile
-from weft.passes.planned import AnyNode, New, op_word, sources, swapped
-from weft.passes.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
 from weft.plan.plan import Reason, Rewrite
+from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped
+from weft.rewriting.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
 
 
 @dataclass(frozen=True)

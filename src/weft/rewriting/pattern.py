@@ -30,7 +30,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.passes.draft import AnyNode, Draft, New
+from weft.rewriting.draft import AnyNode, Draft, New
 
 VIEWS = ("view", "reshape", "_unsafe_view")
 """Operators that give the same elements another shape."""

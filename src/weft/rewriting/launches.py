@@ -18,8 +18,8 @@ from weft.graph.groups import Group, runtime_name
 from weft.graph.listing.call_lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Context
-from weft.passes.draft import AnyNode, Draft, New, Refusal
 from weft.plan.plan import Reason
+from weft.rewriting.draft import AnyNode, Draft, New, Refusal
 
 AS_STRIDED = ops.op_of("as_strided")
 

@@ -24,10 +24,10 @@ from torch.fx import Node
 from weft.compat import input_nodes
 from weft.graph import ops
 from weft.passes.base import Context
-from weft.passes.draft import Draft
-from weft.passes.launching import argument_of, group_of, is_written, place_in, runtime_name
-from weft.passes.pieces import SPLITS, piece_of
-from weft.passes.uses import is_pointwise
+from weft.rewriting.draft import Draft
+from weft.rewriting.launches import argument_of, group_of, is_written, place_in, runtime_name
+from weft.rewriting.slices import SPLITS, piece_of
+from weft.rewriting.uses import is_pointwise
 
 GATHER, WAIT, MM, CAT, ITEM = (ops.op_of(n) for n in ("all_gather", "wait", "mm", "cat", "operator.getitem"))
 SUM, SUM_DIMS = ops.op_of("sum.default"), ops.op_of("sum.dim_IntList")

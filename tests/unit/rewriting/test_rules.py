@@ -13,11 +13,11 @@ import weft
 from weft.errors import PipelineError
 from weft.graph.edit import Edit
 from weft.passes.base import Context, Numerics, Pass, all_passes, parse_pass
-from weft.passes.draft import Draft
-from weft.passes.pattern import Match, Var, op
 from weft.passes.pipeline import Pipeline
-from weft.passes.rewriting import RewritePass, Rule, rewrite
 from weft.plan.plan import Reason, Rewrite, Step
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import RewritePass, Rule, rewrite
 
 BIASED = """def graph(x: bf16[64, 32], w: bf16[32, 16], b: bf16[16]):
     m: bf16[64, 16] = mm(x, w)

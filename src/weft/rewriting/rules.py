@@ -31,10 +31,10 @@ from torch.fx import Graph, Node
 from weft.errors import PipelineError, compose
 from weft.graph.dag import collector_paused
 from weft.passes.base import Context, Pass
-from weft.passes.draft import AnyNode, Draft, New, Refusal, sources
-from weft.passes.nested import nested_graphs
-from weft.passes.pattern import Match, Op, match_at
 from weft.plan.plan import Decision, Inside, Reason, Rewrite, Step
+from weft.rewriting.draft import AnyNode, Draft, New, Refusal, sources
+from weft.rewriting.nested import nested_graphs
+from weft.rewriting.pattern import Match, Op, match_at
 
 Replacement = AnyNode | Sequence[AnyNode] | Refusal | None
 REACH = 3

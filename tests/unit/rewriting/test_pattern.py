@@ -10,9 +10,9 @@ import weft
 from weft.compat import find_op, register_operators
 from weft.graph.ops import op_of
 from weft.graph.profiles import profile
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import ANY, VIEWS, Each, Either, Match, Op, Var, is_equal, match_at, op, why_no_match
-from weft.passes.rewriting import why_not_apply
+from weft.rewriting.draft import Draft, Refusal
+from weft.rewriting.pattern import ANY, VIEWS, Each, Either, Match, Op, Var, is_equal, match_at, op, why_no_match
+from weft.rewriting.rules import why_not_apply
 
 X, W, BIAS = Var("x"), Var("w"), Var("bias")
 PRODUCT = op("mm", X, W).named("product")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.graph import ops
-from weft.passes.draft import AnyNode, Draft
+from weft.rewriting.draft import AnyNode, Draft
 
 PARTS = ("split", "split_with_sizes", "split.sizes", "chunk", "unsafe_split", "unsafe_split_with_sizes", "unbind.int")
 SPLITS = frozenset(ops.op_of(name) for name in PARTS[:-1]) - {None}

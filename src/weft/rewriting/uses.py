@@ -7,7 +7,7 @@ from torch import Tensor
 
 from weft.compat import OpOverload
 from weft.passes.base import Context
-from weft.passes.draft import AnyNode, Draft
+from weft.rewriting.draft import AnyNode, Draft
 
 
 def is_pointwise(node: AnyNode) -> bool:
