@@ -11,6 +11,17 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.fx import GraphModule
 
+from weft.arguments import (
+    check_cluster,
+    check_groups,
+    check_mesh,
+    check_mesh_of,
+    check_module,
+    check_modules,
+    check_optimization,
+    check_ranks,
+    check_type,
+)
 from weft.compat import real_values
 from weft.cost.cluster import Cluster
 from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
@@ -29,23 +40,12 @@ from weft.report.streams import record_streams
 from weft.report.work import check_tokens
 from weft.simulation.run import simulate_modules
 from weft.simulation.timeline import Timeline
-from weft.verification.arguments import (
-    check_cluster,
-    check_groups,
-    check_mesh,
-    check_mesh_of,
-    check_module,
-    check_modules,
-    check_optimization,
-    check_ranks,
-    check_type,
-)
 from weft.verification.bisection import Fault, find_fault
 from weft.verification.comparison import Verdict, compare, example_inputs
-from weft.verification.equivalence import Proof, prove
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import Proof, prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -85,7 +85,7 @@ def optimize(
     that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
     runs both on every rank of a virtual cluster. `withheld` names groups whose launches stay apart, with the reason:
-    `weft.verification.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of all ranks
+    `weft.verification.agreement.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of all ranks
     together, is for the report; what the zoo captures says it itself.
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an argument that cannot be,

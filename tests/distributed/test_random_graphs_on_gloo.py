@@ -21,7 +21,7 @@ from weft.passes.base import Numerics, all_passes, parse_pass
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 

@@ -24,8 +24,8 @@ from weft.frontends.session import SESSION
 from weft.passes import base
 from weft.plan.plan import Reason, Step
 from weft.scheduling import search
-from weft.verification.issue_order import read_order
-from weft.verification.statement import FolderBoard, Statement, publish
+from weft.verification.agreement.issue_order import read_order
+from weft.verification.agreement.rank_record import FolderBoard, Statement, publish
 
 DATA = REPOSITORY / "tests" / "data"
 SMALL = {"name": "llama-debug", "ranks": 4, "layers": 1}

@@ -19,7 +19,7 @@ from weft.scheduling.search import SPARE, SPARE_BYTES
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 pytestmark = pytest.mark.timeout(900)
 

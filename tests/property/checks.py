@@ -13,7 +13,7 @@ from weft.graph.listing.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 
 NUM_RANKS = 4
 NUM_TERMS = 1 << 14

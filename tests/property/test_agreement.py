@@ -17,10 +17,10 @@ from tests.unit.verification.pipelines import NUM_RANKS, Program, drop, listing,
 from weft.errors import VerificationError
 from weft.graph import ops
 from weft.graph.groups import read_groups
-from weft.verification.agreement import Agreement, Fault, check, read_orders
+from weft.verification.agreement.agreement import Agreement, Fault, check, read_orders
+from weft.verification.agreement.world import World
 from weft.verification.comparison import example_inputs
-from weft.verification.virtual_cluster import VirtualCluster
-from weft.verification.world import World
+from weft.verification.virtual.cluster import VirtualCluster
 
 pytestmark = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
 SEEDS = st.integers(0, 2**32)

@@ -19,7 +19,7 @@ from weft.graph.groups import read_groups
 from weft.graph.listing.text import parse, render
 from weft.passes.pipeline import Pipeline
 from weft.passes.presets import PRESETS
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 3000 if FULL else 60

@@ -25,7 +25,7 @@ from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Plan
-from weft.verification.statement import Statement
+from weft.verification.agreement.rank_record import Statement
 
 CPU_SECONDS = 6.0
 """Of one case. Most take milliseconds; a syntax tree of a text of megabytes takes seconds."""

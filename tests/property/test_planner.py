@@ -31,7 +31,7 @@ from weft.scheduling.search import SPARE, SPARE_BYTES, Outcome
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 5000 if FULL else 120

@@ -33,7 +33,7 @@ from weft.passes.pipeline import Pipeline, replay
 from weft.rewriting.rules import RewritePass
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.rank import RankResult
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 5000 if FULL else 150

@@ -20,7 +20,7 @@ from weft.graph.listing.text import parse, render
 from weft.passes.base import all_passes
 from weft.passes.pipeline import Pipeline
 from weft.rewriting.rules import RewritePass
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 40
 CHUNK = 20

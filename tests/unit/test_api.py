@@ -20,7 +20,7 @@ from weft.graph.groups import read_groups
 from weft.graph.listing.text import digest
 from weft.graph.output_names import result_names
 from weft.simulation.build import program_of
-from weft.verification.equivalence import Proof
+from weft.verification.symbolic.equivalence import Proof
 
 LISTING = """group('dp', size=2)
 

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
+from weft.arguments import MESH_EXAMPLE, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.fake_world import fake_world, mesh_groups
@@ -40,7 +41,6 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import MADE_UP, TABLE_KEY, Group, GroupTable, read_groups, table_of
 from weft.passes.pipeline import Pipeline
 from weft.process import left_as_it_was
-from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"

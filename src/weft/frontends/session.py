@@ -38,9 +38,9 @@ from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.graph.listing.text import digest
 from weft.passes.pipeline import replay_in_place
-from weft.verification.agreement import Agreement
-from weft.verification.issue_order import read_order
-from weft.verification.statement import FolderBoard, Statement, check_published, publish
+from weft.verification.agreement.agreement import Agreement
+from weft.verification.agreement.issue_order import read_order
+from weft.verification.agreement.rank_record import FolderBoard, Statement, check_published, publish
 
 log = logging.getLogger("weft")
 

@@ -21,8 +21,8 @@ from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.listing.text import digest
 from weft.verification.comparison import example_inputs
-from weft.verification.equivalence import prove
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 STEP = """
 group('dp', size=2)

@@ -17,8 +17,8 @@ from weft.graph.ops import Kind
 from weft.passes.pipeline import Pipeline, Run
 from weft.plan.plan import Reason
 from weft.rewriting.launches import place_in
-from weft.verification.agreement import check, own_parts
-from weft.verification.equivalence import prove
+from weft.verification.agreement.agreement import check, own_parts
+from weft.verification.symbolic.equivalence import prove
 
 KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 REDUCED = """group('dp', size=8)

@@ -12,7 +12,7 @@ from tests.unit.streaming.streams import Case, cases, gather, reduce, scatter
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 RANKS = (2, 3, 4, 8)
 

@@ -25,7 +25,7 @@ from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
 from weft.streaming.scatter_sites import read_scatter
 from weft.streaming.trial_program import Costs, Trial
-from weft.verification.agreement import check
+from weft.verification.agreement.agreement import check
 from weft.verification.comparison import example_inputs
 
 GATHER, SCATTER = "fuse-all-gather-matmuls", "fuse-matmul-reduce-scatters"

@@ -16,12 +16,12 @@ from weft.graph import ops
 from weft.graph.groups import Group, read_groups
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Reason
-from weft.verification.agreement import Fault, Finding, check, read_orders, withheld
+from weft.verification.agreement.agreement import Fault, Finding, check, read_orders, withheld
+from weft.verification.agreement.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
+from weft.verification.agreement.world import World
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.equivalence import prove
-from weft.verification.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
-from weft.verification.virtual_cluster import VirtualCluster
-from weft.verification.world import World
+from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
 

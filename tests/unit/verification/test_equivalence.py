@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from tests.unit.conftest import fake_mesh
-from weft.verification.equivalence import Proof, prove
+from weft.verification.symbolic.equivalence import Proof, prove
 
 HEADER = "group('dp', size=2)\ngroup('tp', size=2, stride=2)\n\n"
 

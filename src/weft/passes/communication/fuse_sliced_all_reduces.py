@@ -15,7 +15,7 @@ After::
 
 The graph of one rank does not say whether every rank takes its own part. If all ranks took the first part, the first
 rank alone would scatter, and all would hang. So the pass needs `own`, the nodes that are own parts on every rank:
-`weft.verification.agreement.own_parts` finds them in the graphs of all ranks. Parts are looked at by what they are of
+`weft.verification.agreement.agreement.own_parts` finds them in the graphs of all ranks. Parts are looked at by what they are of
 the whole: slices, and items of split or chunk along any dim.
 
 Declines: a rank that is not given; parts that are not own parts on every rank, or not all that is used of the sum.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 WHOLE = {
     "mm": ("a: f32[6, 4], b: f32[4, 3]", ["r = mm(a, b)"]),

@@ -25,11 +25,11 @@ from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import touched
-from weft.verification.flights import Flight, Flights
-from weft.verification.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
 from weft.verification.launches import RESHARD, LaunchReader, poison
 from weft.verification.rank import Program, Rank, RankResult, check_inputs, one_per_rank, show, tensors_in
 from weft.verification.rendezvous import Places, Rendezvous, told_apart
+from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
+from weft.verification.virtual.in_flight import Flight, Flights
 
 
 @dataclass(frozen=True)

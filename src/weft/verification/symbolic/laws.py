@@ -19,11 +19,13 @@ import torch
 
 from weft.compat import FUNCTIONAL, OpOverload
 from weft.graph import ops
-from weft.verification import elementwise, exchanges, identities, index_maps, rows
-from weft.verification.casts import ANY, BOOL, COMPLEX, FILLABLE, FLOATS, REAL, WHOLE
-from weft.verification.index_maps import Call
-from weft.verification.symbolic_arguments import base_of
-from weft.verification.terms import Value
+from weft.verification.symbolic import collectives as exchanges
+from weft.verification.symbolic import elementwise, identities, index_maps
+from weft.verification.symbolic import rowwise as rows
+from weft.verification.symbolic.arguments import base_of
+from weft.verification.symbolic.casts import ANY, BOOL, COMPLEX, FILLABLE, FLOATS, REAL, WHOLE
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.tensors import Value
 
 Rule = Callable[[Call], list[Value] | None]
 TENSOR: tuple[Any, ...] = (torch.Tensor,)

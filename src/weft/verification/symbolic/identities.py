@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.verification.index_maps import Call, number_of, of_one_number
-from weft.verification.terms import Run, Terms, Value, join
+from weft.verification.symbolic.index_maps import Call, number_of, of_one_number
+from weft.verification.symbolic.tensors import Run, Terms, Value, join
 
 Rule = Callable[[Call], list[Value] | None]
 

@@ -26,12 +26,20 @@ from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
-from weft.verification import exchanges
-from weft.verification.contents import BEYOND_THE_TENSOR, Lost, Place, Tangle, find_arrivals, find_tangles, without
-from weft.verification.index_maps import Call
-from weft.verification.laws import laws_of
-from weft.verification.symbolic_arguments import Arguments, Token, containers, leaves, name_of
-from weft.verification.terms import Size, Terms, Undecided, Value
+from weft.verification.symbolic import collectives as exchanges
+from weft.verification.symbolic.arguments import Arguments, Token, containers, leaves, name_of
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.laws import laws_of
+from weft.verification.symbolic.storage import (
+    BEYOND_THE_TENSOR,
+    Lost,
+    Place,
+    Tangle,
+    find_arrivals,
+    find_tangles,
+    without,
+)
+from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
 
 
 @dataclass(frozen=True)

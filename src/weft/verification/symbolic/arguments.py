@@ -17,9 +17,9 @@ from torch.fx import Node
 
 from weft.compat import OpOverload, expression_of, symbols_of
 from weft.graph import ops
-from weft.verification.contents import Contents, Place, Tangle
-from weft.verification.index_maps import Call
-from weft.verification.terms import Size, Terms, Undecided, Value, product, settle
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.storage import Contents, Place, Tangle
+from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value, product, settle
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SAY_ALL = (

@@ -19,8 +19,8 @@ from weft.errors import VerificationError
 from weft.graph.groups import read_groups
 from weft.graph.listing.text import parse
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.real_ranks import RealRanks
-from weft.verification.wire import pack, unpack
+from weft.verification.real_ranks.messages import pack, unpack
+from weft.verification.real_ranks.world import RealRanks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
@@ -199,9 +199,9 @@ def test_an_interrupt_ends_every_process():
 SCRIPT = """
 import torch
 from tests.unit.verification.communication import module_of
-from tests.unit.verification.test_real_ranks import REDUCE, parts_of
+from tests.unit.verification.test_world import REDUCE, parts_of
 from weft.graph.groups import read_groups
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 
 world = RealRanks(2, timeout_s=300)
 one, none = module_of(REDUCE), module_of("def graph(x: f32[2]):\\n    return [x]")

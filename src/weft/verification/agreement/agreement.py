@@ -27,10 +27,10 @@ from weft.graph.listing.text import parse, render
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import place_in
 from weft.rewriting.slices import Piece, part_of
-from weft.verification.deadlock import Stand, cycles
-from weft.verification.issue_order import LABELS, IssueOrder, Launch, Transfer, read_order
+from weft.verification.agreement.deadlock import Stand, cycles
+from weft.verification.agreement.issue_order import LABELS, IssueOrder, Launch, Transfer, read_order
+from weft.verification.agreement.world import World
 from weft.verification.rendezvous import Place
-from weft.verification.world import World
 
 Graph = GraphModule | str | IssueOrder
 """A module, a listing, or an issue order."""

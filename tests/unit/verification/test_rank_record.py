@@ -17,9 +17,17 @@ from tests.unit.verification.pipelines import pipeline
 from weft.errors import VerificationError
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
-from weft.verification.agreement import Fault
-from weft.verification.issue_order import read_order
-from weft.verification.statement import Board, FolderBoard, Statement, StoreBoard, check_published, digests, publish
+from weft.verification.agreement.agreement import Fault
+from weft.verification.agreement.issue_order import read_order
+from weft.verification.agreement.rank_record import (
+    Board,
+    FolderBoard,
+    Statement,
+    StoreBoard,
+    check_published,
+    digests,
+    publish,
+)
 
 LISTING = """group('dp', size=2, stride=2)
 group('tp', size=2)

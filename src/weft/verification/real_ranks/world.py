@@ -30,8 +30,8 @@ from weft.graph.groups import GroupTable, group_argument
 from weft.graph.listing.writer import name_of, render
 from weft.graph.profiles import attribute
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
+from weft.verification.real_ranks.messages import Answer, Job, Prepare, Progress, pack, unpack
 from weft.verification.rendezvous import told_apart
-from weft.verification.wire import Answer, Job, Prepare, Progress, pack, unpack
 
 START_TIMEOUT_S = 120.0
 """Importing torch in every process takes a few seconds each, more on a busy machine."""
@@ -61,7 +61,14 @@ class _World:
             numbers = (rank, num_ranks, theirs.fileno(), int(timeout_s * 2 + START_TIMEOUT_S))
             with (self.folder / f"log{rank}").open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "weft.verification.rank_worker", *map(str, numbers), str(self.folder)],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "weft.verification.real_ranks.worker",
+                        *map(str, numbers),
+                        str(self.folder),
+                    ],
                     env=environment,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,

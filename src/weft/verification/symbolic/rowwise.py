@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from weft.verification import elementwise
-from weft.verification.index_maps import Call
-from weft.verification.terms import Run, Size, Terms, Undecided, Value, cut, join, product
+from weft.verification.symbolic import elementwise
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.tensors import Run, Size, Terms, Undecided, Value, cut, join, product
 
 MAX_ROWS = 1 << 13
 """Rows that are named one by one; those that follow each other evenly are named together and do not count."""

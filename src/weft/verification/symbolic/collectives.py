@@ -17,8 +17,8 @@ import torch
 
 from weft.errors import GraphError
 from weft.graph.groups import Group
-from weft.verification.index_maps import Call, as_dtype, bytes_of, number_of
-from weft.verification.terms import (
+from weft.verification.symbolic.index_maps import Call, as_dtype, bytes_of, number_of
+from weft.verification.symbolic.tensors import (
     Run,
     Segment,
     Size,

@@ -19,7 +19,7 @@ from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, is_alias
-from weft.verification.terms import Run, Terms, Undecided, Value, cut, join, product
+from weft.verification.symbolic.tensors import Run, Terms, Undecided, Value, cut, join, product
 
 # Operators on the storage behind a tensor, not only on the elements that the tensor shows.
 BEYOND_THE_TENSOR = frozenset(

@@ -7,7 +7,7 @@ is turned.
 
 from __future__ import annotations
 
-from weft.verification.terms import Run, Size, Terms, Value, cut, join, product
+from weft.verification.symbolic.tensors import Run, Size, Terms, Value, cut, join, product
 
 MAX_BLOCKS = 1 << 11
 """Pieces that one operator may cut."""

@@ -24,7 +24,7 @@ from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.listing.text import parse
 from weft.verification.rank import Program, Rank, RankResult, tensors_in
-from weft.verification.wire import Answer, Job, Packed, Prepare, Progress, pack, unpack
+from weft.verification.real_ranks.messages import Answer, Job, Packed, Prepare, Progress, pack, unpack
 
 OPERATORS = (PACK,)
 """Operators of Weft's own that listings name: importing them registers them."""

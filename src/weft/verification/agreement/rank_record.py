@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Protocol, Self
 from uuid import uuid4
 
 from weft.errors import VerificationError, compose
-from weft.verification.agreement import Agreement, check
-from weft.verification.issue_order import IssueOrder, Launch
+from weft.verification.agreement.agreement import Agreement, check
+from weft.verification.agreement.issue_order import IssueOrder, Launch
 
 DO = "give all ranks the same Weft, torch, cluster and options; or make one plan and apply it on all with weft.apply"
 

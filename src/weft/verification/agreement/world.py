@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import GraphError, VerificationError, compose
 from weft.graph.groups import Group
-from weft.verification.issue_order import IssueOrder
+from weft.verification.agreement.issue_order import IssueOrder
 from weft.verification.rank import partition_of
 from weft.verification.rendezvous import Place, Places, cannot_tell
 

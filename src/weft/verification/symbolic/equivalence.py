@@ -26,12 +26,12 @@ from weft.graph.aliasing import memory_of, places
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
 from weft.graph.listing.types import DTYPE_NAMES
-from weft.verification.contents import Lost
 from weft.verification.rank import same_bits
 from weft.verification.rendezvous import cannot_tell
-from weft.verification.symbolic_arguments import Token, literal
-from weft.verification.symbolic_run import Setting, SymbolicRun
-from weft.verification.terms import Size, Terms, Undecided, Value
+from weft.verification.symbolic.arguments import Token, literal
+from weft.verification.symbolic.run import Setting, SymbolicRun
+from weft.verification.symbolic.storage import Lost
+from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 MAX_WORDS = 8

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from weft.verification.casts import FILLABLE, is_seen_through
-from weft.verification.permutes import turned
-from weft.verification.terms import (
+from weft.verification.symbolic.casts import FILLABLE, is_seen_through
+from weft.verification.symbolic.permutes import turned
+from weft.verification.symbolic.tensors import (
     MAX_RUNS,
     Run,
     Size,

@@ -14,8 +14,8 @@ from weft.errors import VerificationError
 from weft.graph import ops
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.verification.comparison import compare
-from weft.verification.real_ranks import RealRanks
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.real_ranks.world import RealRanks
+from weft.verification.virtual.cluster import VirtualCluster
 
 FLOATS = ("f64", "f32", "bf16", "f16")
 needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")

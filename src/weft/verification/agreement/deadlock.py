@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.verification.issue_order import Launch, Wait
+from weft.verification.agreement.issue_order import Launch, Wait
+from weft.verification.agreement.world import World
 from weft.verification.rendezvous import Place
-from weft.verification.world import World
 
 Meeting = tuple[Any, int]
 """Where kinds of ranks meet, and the how-manieth time."""

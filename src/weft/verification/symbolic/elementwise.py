@@ -16,8 +16,8 @@ from typing import Any
 import sympy
 import torch
 
-from weft.verification.index_maps import Call
-from weft.verification.terms import (
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.tensors import (
     Run,
     Segment,
     Size,

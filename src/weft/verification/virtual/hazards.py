@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import HigherOrderOperator, OpOverload, schema_of, storage_key
-from weft.verification.flights import Flights
 from weft.verification.rank import tensors_in
+from weft.verification.virtual.in_flight import Flights
 
 # Operators and methods that look at the shape of a tensor and never at its values.
 SHAPE_METHODS = frozenset({"size", "stride", "numel", "dim"})
