@@ -36,7 +36,7 @@ from weft.plan.plan import Plan
 from weft.process import left_as_it_was
 from weft.report.comparison import Comparison
 from weft.report.report import GraphRecord, Report, record_passes
-from weft.report.streams import record_streams
+from weft.report.stream_counts import record_streams
 from weft.report.work import check_tokens
 from weft.simulation.run import simulate_modules
 from weft.simulation.timeline import Timeline

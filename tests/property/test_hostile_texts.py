@@ -20,8 +20,8 @@ from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.cluster import Cluster
 from weft.errors import WeftError
 from weft.frontends import archive
+from weft.frontends.printed.runnable import read_runnable
 from weft.frontends.run_report import read_entries
-from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import usage
-from weft.cli.optimized import optimize_source, save_plan
+from weft.cli.pipeline_run import optimize_source, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:

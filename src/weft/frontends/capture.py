@@ -28,11 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 from weft.arguments import MESH_EXAMPLE, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
+from weft.frontends.cleanup import tidy
+from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
-from weft.frontends.leaves import Faker, plain
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
-from weft.frontends.tidy import tidy
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY, parts
 from weft.graph.check import validate

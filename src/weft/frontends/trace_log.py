@@ -26,9 +26,9 @@ from typing import IO, Any, cast
 from torch.fx import GraphModule
 
 from weft.errors import ReadError, compose
-from weft.frontends import runnable
-from weft.frontends.printed_graph import GraphReader, Groups
-from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, error, open_bytes
+from weft.frontends.printed import runnable
+from weft.frontends.printed.graph import GraphReader, Groups
+from weft.frontends.printed.text import MAX_CHARACTERS, PrintedText, error, open_bytes
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
 from weft.graph.listing.text import parse

@@ -16,7 +16,7 @@ from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
 from weft.plan.plan import Decision, Reason
 from weft.report.plain_text import plain
-from weft.report.streams import StreamRecord
+from weft.report.stream_counts import StreamRecord
 from weft.version import VERSION
 
 if TYPE_CHECKING:

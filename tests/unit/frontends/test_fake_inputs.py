@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.compat import new_fake_mode
-from weft.frontends.leaves import Faker
+from weft.frontends.fake_inputs import Faker
 
 
 def test_a_leaf_is_on_the_device_that_is_captured_for_whatever_the_tensor_is_on() -> None:

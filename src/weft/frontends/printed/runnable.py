@@ -29,11 +29,11 @@ from torch.fx import GraphModule
 
 from weft.compat import quiet_fake_kernels
 from weft.errors import ReadError, compose
-from weft.frontends.printed_graph import GraphReader, Groups, is_text
-from weft.frontends.printed_inputs import inputs_of
-from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, open_bytes
-from weft.frontends.printed_types import SYMBOL, PrintedTypes, first_line, is_number
-from weft.frontends.printed_values import ValueReader
+from weft.frontends.printed.graph import GraphReader, Groups, is_text
+from weft.frontends.printed.inputs import inputs_of
+from weft.frontends.printed.text import MAX_CHARACTERS, PrintedText, open_bytes
+from weft.frontends.printed.types import SYMBOL, PrintedTypes, first_line, is_number
+from weft.frontends.printed.values import ValueReader
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
 from weft.graph.listing.literals import dotted

@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from weft.cli import usage
-from weft.cli.optimized import read_all
+from weft.cli.pipeline_run import read_all
 
 
 def bisect_source(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.compat import expression_of, fake_tensor, hint_of, new_fake_mode, new_symbol, storage_key
 from weft.errors import ReadError, compose
-from weft.frontends.printed_text import PrintedText
+from weft.frontends.printed.text import PrintedText
 from weft.graph import metadata
 from weft.graph.listing.literals import FUNCTIONS, MAX_BITS, NUMBERS, dotted
 from weft.graph.listing.types import DTYPES, TypeText

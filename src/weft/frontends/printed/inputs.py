@@ -20,7 +20,7 @@ import ast
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.frontends.printed_text import PrintedText
+from weft.frontends.printed.text import PrintedText
 from weft.graph.listing.literals import dotted
 
 

@@ -25,10 +25,10 @@ from torch.fx.node import map_arg
 
 from weft.compat import HigherOrderOperator, lacks_fake_kernel
 from weft.errors import GraphError, ReadError, compose
-from weft.frontends.printed_inputs import Input, inputs_of
-from weft.frontends.printed_text import PrintedText
-from weft.frontends.printed_types import NumberType, PrintedTypes, TensorType, first_line
-from weft.frontends.printed_values import OPERATIONS, ValueReader, operator_called
+from weft.frontends.printed.inputs import Input, inputs_of
+from weft.frontends.printed.text import PrintedText
+from weft.frontends.printed.types import NumberType, PrintedTypes, TensorType, first_line
+from weft.frontends.printed.values import OPERATIONS, ValueReader, operator_called
 from weft.graph import metadata, ops
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish

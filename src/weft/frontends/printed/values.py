@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from weft.compat import HigherOrderOperator, OpOverload, find_op, higher_order_op, register_operators
 from weft.errors import nearest
-from weft.frontends.printed_text import PrintedText
-from weft.frontends.printed_types import PrintedTypes
+from weft.frontends.printed.text import PrintedText
+from weft.frontends.printed.types import PrintedTypes
 from weft.graph import ops
 from weft.graph.listing.literals import MAX_BITS, dotted
 
