@@ -16,7 +16,7 @@ from tests.property import test_planner
 from tests.property.strategies import random_listing
 from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics, all_passes, parse_pass
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap

@@ -9,7 +9,7 @@ import weft
 from weft.graph import check, metadata
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.comparison import compare, example_inputs

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.property.strategies import random_gradients, random_order, random_program
-from weft.plan.plan import Decision, Reason
+from weft.plan.decision import Decision, Reason
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.search import Outcome
 from weft.simulation.memory import memory_of

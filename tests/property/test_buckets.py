@@ -17,7 +17,7 @@ from tests.property.strategies import BUCKET_STEPS, random_listing
 from weft.graph import metadata
 from weft.graph.collective import collectives
 from weft.graph.edit import MEMBERS_KEY
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.symbolic.equivalence import prove

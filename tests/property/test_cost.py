@@ -18,7 +18,7 @@ from weft.cost.measured_table import Table
 from weft.cost.prices import Prices, price
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, read_groups
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 from weft.graph.ops import Kind, is_wait
 
 NUM_GRAPHS = 60

@@ -17,7 +17,7 @@ import weft
 from tests.property.strategies import random_listing
 from weft.graph import ops
 from weft.graph.edit import Edit, copy_module
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics, all_passes
 from weft.passes.pipeline import Pipeline
 from weft.verification.symbolic.equivalence import prove

@@ -20,7 +20,7 @@ from tests.golden.goldens import FOLDER
 from tests.property.strategies import random_streams
 from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.agreement import agreement
 from weft.verification.comparison import example_inputs

@@ -24,7 +24,7 @@ from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.device import Device
 from weft.errors import RefusedError
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.communication import schedule_overlap
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.scheduling.search import SPARE, SPARE_BYTES, Outcome

@@ -19,7 +19,7 @@ from tests.property.strategies import random_aliased
 from weft.compat import fake_tensor
 from weft.graph.aliasing import APART_KEY
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.symbolic.equivalence import prove

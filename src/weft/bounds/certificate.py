@@ -1,4 +1,4 @@
-"""Certificates: what a bound rests on, as plain data that `check_bound` recomputes.
+"""Certificates: what a bound rests on, as plain data that `weft.bounds.checker` recomputes.
 
 Contract: JSON. Nodes are numbered as in `tasks`: operation `i` is `i`, the collective of launch `i` is `i + n`;
 resource 0 is the compute stream, `k + 1` is link `k`.

@@ -5,7 +5,7 @@ queue and, where latencies are known, any merging of collectives of one queue. I
 that drain the stream: those only make a step longer. So does memory, unless a limit is given:
 then a bound holds only for orders whose peak is at most that. It does not cover moves that change the operations
 themselves: chunked fusion with matmuls, other compute, fewer bytes. The largest bound wins; it comes with a certificate
-that `check_bound` recomputes from the program alone, each time, before the bound is returned.
+that `weft.bounds.checker` recomputes from the program alone, each time, before the bound is returned.
 
     compute           all compute
     communication     all collectives of a link
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.bounds import checker as check_bound
+from weft.bounds import checker
 from weft.bounds.certificate import (
     Certificate,
     certificate_of,
@@ -49,7 +49,7 @@ from weft.simulation.program import Program
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound of a program's step that `check_bound` has proved from the certificate; made by `lower_bound`."""
+    """A lower bound on the step of a program, made by `lower_bound` and proved by `weft.bounds.checker`."""
 
     bound_ns: int
     name: str
@@ -109,7 +109,7 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
             values[each.name] = max(values.get(each.name, 0), each.value - program.launch_gap_ns)
         rests = proof(program, tasks, best)
         certificate = certificate_of(bound_ns, merging, tasks.chains, best.clock, rests, overlap)
-        check_bound.check(program, certificate)  # a bound that it does not prove is never returned
+        checker.check(program, certificate)  # a bound that it does not prove is never returned
         return Bound(
             bound_ns,
             best.name,

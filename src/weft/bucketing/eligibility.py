@@ -25,7 +25,7 @@ from weft.graph.edit import MEMBERS_KEY
 from weft.graph.metadata import contiguous_strides
 from weft.graph.ops import Kind
 from weft.graph.profiles import is_alias, waited_inside
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 
 Strategy = Literal["concat", "coalesced", "pack"]
 MOVES_DATA = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.BROADCAST})
@@ -52,14 +52,6 @@ class Key(NamedTuple):
     device: str
     dtype: torch.dtype | None
     """None where dtypes may mix."""
-
-
-class Refusal(NamedTuple):
-    """Why a collective is in no bucket, or in no bucket with another."""
-
-    reason: Reason
-    sentence: str
-    blocking: str | None = None
 
 
 class Part(NamedTuple):

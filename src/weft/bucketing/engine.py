@@ -9,13 +9,12 @@ writes to what it sends. Every collective that was considered ends as one decisi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.bucketing.eligibility import (
     Key,
     Member,
     Part,
-    Refusal,
     Strategy,
     Touches,
     depends_on_place,
@@ -34,7 +33,8 @@ from weft.graph.groups import GroupTable
 from weft.graph.memory import ValueNumbers
 from weft.graph.ops import REDUCTIONS, Kind
 from weft.graph.roles import Roles
-from weft.plan.plan import Decision, Merge, Reason, bucket_names
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Merge, bucket_names
 
 Slot = tuple[Key, str | None]
 """What tells apart the rows of buckets: the key, and the module where the policy asks for it."""
@@ -170,7 +170,7 @@ class Bucketing:
         if refusal is None:
             return True
         self.refusals[member.name] = refusal
-        self.refusals.setdefault(bucket.first.name, refusal._replace(blocking=member.name))
+        self.refusals.setdefault(bucket.first.name, replace(refusal, blocking=member.name))
         return False
 
     def _why_full(self, bucket: Bucket, member: Member, seen_bytes: int) -> Refusal | None:

@@ -85,7 +85,7 @@ def optimize(
 
     from rich.console import Console
 
-    from weft.graph.listing.text import render
+    from weft.graph.listings.text import render
 
     _print_after(result.log, print_after or [])
     listing = render(result.module)

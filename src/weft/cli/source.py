@@ -18,7 +18,7 @@ from weft.frontends import archive
 from weft.frontends.printed.runnable import read_runnable
 from weft.frontends.printed.text import open_bytes
 from weft.frontends.trace_log import BEFORE_AUTOGRAD, PREFIX, LoggedGraph, read_log
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 
 MAX_BYTES = 1 << 28
 """Of a text; archives and logs are read piece by piece."""

@@ -220,6 +220,10 @@ class Cluster:
         return max(2, size if stride >= level.num_ranks else (size - 1) * stride // level.num_ranks + 1)
 
 
+ASSUMED_NODES = 8
+"""Nodes of eight H100 that `weft.simulate` and streaming assume if no cluster is given."""
+
+
 def assumed_cluster(groups: Iterable[Group], num_nodes: int = 1) -> Cluster:
     """The cluster where none is given: nodes of eight H100, as many as the groups need and at least `num_nodes`."""
     num_ranks = max(map(_num_spanned, groups), default=1)

@@ -31,7 +31,7 @@ from weft.frontends.printed.graph import GraphReader, Groups
 from weft.frontends.printed.text import MAX_CHARACTERS, PrintedText, error, open_bytes
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 
 PREFIX = re.compile(rb"[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^\]\n]{1,400}\] ")
 FILE_RANK = re.compile(r"rank_(\d{1,9})_")

@@ -33,7 +33,7 @@ from weft.compat import (
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.listing.writer import excerpt
+from weft.graph.listings.writer import excerpt
 from weft.graph.orders import check_order, contracted, cycle, displaced
 from weft.graph.output_names import note_results
 from weft.graph.profiles import profile

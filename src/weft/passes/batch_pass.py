@@ -21,11 +21,12 @@ from torch.fx import Graph, Node
 from weft.cost.device import Device
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
-from weft.passes.base import Context
-from weft.plan.plan import Decision, Reason, Step
-from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft
 from weft.rewriting.launches import is_written
-from weft.rewriting.nested import GraphwisePass
 from weft.rewriting.pattern import Match
 from weft.rewriting.rules import why_not_apply
 

@@ -22,7 +22,8 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Pass
+from weft.passes.base import Pass
+from weft.plan.context import Context
 from weft.plan.plan import Step
 
 

@@ -27,9 +27,10 @@ from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.listing.text import digest, render
-from weft.passes.base import Context, Pass, parse_pass
+from weft.graph.listings.text import digest, render
+from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
+from weft.plan.context import Context
 from weft.plan.plan import Plan, Step, what_differs
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate

@@ -23,7 +23,6 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY, copy_graph
 from weft.graph.ops import Kind
-from weft.passes.base import Context
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.bucket_all_gathers import BucketAllGathers
 from weft.passes.communication.bucket_all_reduces import BucketAllReduces
@@ -32,7 +31,9 @@ from weft.passes.communication.bucket_transfers import BucketTransfers
 from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
-from weft.plan.plan import Action, Arrange, Decision, Merge, Settle
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Arrange, Merge, Settle
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
-from weft.bucketing.eligibility import Refusal
-from weft.cost.cluster import assumed_cluster
+from weft.cost.cluster import ASSUMED_NODES, assumed_cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
@@ -17,10 +16,11 @@ from weft.graph.edit import Edit
 from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
-from weft.passes.base import Context, NamedNodes, Pass
-from weft.plan.plan import Decision, Reason, Step, Stream
+from weft.passes.base import NamedNodes, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step, Stream
 from weft.rewriting.launches import place_in
-from weft.simulation.run import NUM_NODES
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import GatherSite
 from weft.streaming.lowerings.low_contention import LowContention
@@ -127,7 +127,7 @@ class StreamPass(Pass):
             cuts = [site.cut(self.chunks) for site in sites]
             costs = Costs(context.cluster, context.groups) if context.cluster is not None else None
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
-        cluster = context.cluster or assumed_cluster(context.groups, NUM_NODES)
+        cluster = context.cluster or assumed_cluster(context.groups, ASSUMED_NODES)
         return choose(sites, dag, context.groups, cluster, context.effort)
 
     def _kernel(self, cut: Chunking) -> Kernel | Refusal:

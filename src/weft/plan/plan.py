@@ -13,104 +13,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from weft.errors import PlanError, WeftError, compose
 from weft.files import write_whole
+from weft.plan.decision import Decision
 
 FORMAT = 2
 """Since 2, plans hold the digests of their outcome and of their contents."""
-
-
-class Reason(StrEnum):
-    """Why an opportunity ended as it did. One list for all passes."""
-
-    APPLIED = "applied"
-    ALREADY_DONE = "already-done"
-    DEPENDENCY = "dependency"
-    IN_FLIGHT_LIMIT = "in-flight-limit"
-    UNKNOWN_SIZE = "unknown-size"
-    HOLDS_MEMORY = "holds-memory"
-    MUTATED = "mutated"
-    ESCAPES = "escapes"
-    UNSUPPORTED_FORM = "unsupported-form"
-    HAS_EFFECT = "has-effect"
-    ALONE = "alone"
-    FULL = "full"
-    OTHER_ROLE = "other-role"
-    FORBIDDEN = "forbidden"
-    EXPOSED_BY_DEPENDENCY = "exposed-by-dependency"
-    EXPOSED_BY_QUEUE = "exposed-by-queue"
-    EXPOSED_BY_LINK = "exposed-by-link"
-    EXPOSED_BY_MEMORY = "exposed-by-memory"
-    EXPOSED_BY_ORDER = "exposed-by-order"
-    NO_PRODUCT = "no-product"
-    OTHER_ORDER = "other-order"
-    NOT_BY_ROWS = "not-by-rows"
-    DOES_NOT_SPLIT = "does-not-split"
-    NO_KERNEL = "no-kernel"
-    NO_GAIN = "no-gain"
-    OTHER_RANKS = "other-ranks"
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether a rewrite was possible in kind and was not made."""
-        return self not in NO_REFUSALS
-
-    @property
-    def is_obstacle(self) -> bool:
-        """Whether something in the graph forbids a rewrite that would fit; `strict` makes an error of it."""
-        return self in OBSTACLES
-
-
-NO_REFUSALS = (
-    Reason.APPLIED,
-    Reason.ALREADY_DONE,
-    Reason.ALONE,
-    Reason.FULL,
-    Reason.OTHER_ROLE,
-    Reason.FORBIDDEN,
-    Reason.EXPOSED_BY_DEPENDENCY,
-    Reason.EXPOSED_BY_QUEUE,
-    Reason.EXPOSED_BY_LINK,
-    Reason.EXPOSED_BY_MEMORY,
-    Reason.EXPOSED_BY_ORDER,
-    Reason.NO_PRODUCT,
-    Reason.NO_GAIN,
-)
-
-OBSTACLES = (
-    Reason.DEPENDENCY,
-    Reason.IN_FLIGHT_LIMIT,
-    Reason.UNKNOWN_SIZE,
-    Reason.HOLDS_MEMORY,
-    Reason.MUTATED,
-    Reason.ESCAPES,
-    Reason.HAS_EFFECT,
-    Reason.OTHER_RANKS,
-)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One opportunity that a pass considered."""
-
-    pass_name: str
-    reason: Reason
-    sentence: str
-    nodes: tuple[str, ...]
-    blocking: str | None = None
-    """The node that stands in the way, where there is one."""
-    exposed_us: float = 0.0
-    """For how long the stream stands still for what is told of."""
-    gain_us: float = 0.0
-    """What lifting the block would make the step shorter, at most."""
-
-    @property
-    def applied(self) -> bool:
-        return self.reason is Reason.APPLIED
 
 
 @dataclass(frozen=True)
@@ -301,7 +212,7 @@ class Evidence:
     bound: str
     """What the bound is called, and what it rests on."""
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """`check_bound` recomputes the bound from this and the graph alone."""
+    """`weft.bounds.checker` recomputes the bound from this and the graph alone."""
     bound_of: Literal["before", "after"] = "before"
     """`before`: the graph that the plan was made for. `after`: the one that it leads to, where a pass removed work."""
 

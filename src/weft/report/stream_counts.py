@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.passes.base import parse_pass
 from weft.passes.pipeline import LogEntry
 from weft.passes.stream_pass import StreamPass
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import MemoryLimitError, PipelineError, ReadError, ReportError, WeftError, compose
 from weft.graph.about import tokens_per_step
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import digest, parse, render
+from weft.graph.listings.text import digest, parse, render
 from weft.passes.pipeline import Pipeline
 from weft.report.comparison import Comparison
 from weft.report.plain_text import plain, plain_line

@@ -19,8 +19,7 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, finish
 from weft.graph.profiles import nested_graphs, profile_of
-from weft.plan.plan import Reason
-from weft.rewriting.draft import Refusal
+from weft.plan.decision import Reason, Refusal
 
 SCAN, MAP, LOOP = (ops.op_of(f"higher_order.{name}") for name in ("scan", "map_impl", "while_loop"))
 ITEM = ops.op_of("operator.getitem")

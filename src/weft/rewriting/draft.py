@@ -12,7 +12,6 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -22,22 +21,12 @@ from weft.compat import OpOverload, storage_key
 from weft.errors import GraphError
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
-from weft.graph.listing import call_lines
+from weft.graph.listings import call_lines
 from weft.graph.profiles import PLAIN, Profile, profile
-from weft.plan.plan import Reason, Rewrite
+from weft.plan.decision import Reason, Refusal
+from weft.plan.plan import Rewrite
 from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped
 from weft.rewriting.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a rewrite is not made."""
-
-    reason: Reason
-    sentence: str
-    blocking: str | None = None
-    """The node that stands in the way."""
-
 
 MAX_RESTRIDED = 32
 """So many nodes may get other strides by one rewrite."""

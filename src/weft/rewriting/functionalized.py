@@ -21,8 +21,7 @@ from torch.fx import Node
 from weft.compat import HigherOrderOperator, OpOverload, schema_of
 from weft.graph import ops
 from weft.graph.profiles import FUNCTIONAL_WRAPPERS
-from weft.plan.plan import Reason
-from weft.rewriting.draft import Refusal
+from weft.plan.decision import Reason, Refusal
 
 ITEM = ops.op_of("operator.getitem")
 KERNEL_WRAPPER = "triton_kernel_wrapper_functional"

@@ -15,11 +15,11 @@ from torch import Tensor
 from weft.compat import hint_of
 from weft.graph import ops
 from weft.graph.groups import Group, runtime_name
-from weft.graph.listing.call_lines import GroupOf
+from weft.graph.listings.call_lines import GroupOf
 from weft.graph.ops import Kind
-from weft.passes.base import Context
-from weft.plan.plan import Reason
-from weft.rewriting.draft import AnyNode, Draft, New, Refusal
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft, New
 
 AS_STRIDED = ops.op_of("as_strided")
 

@@ -6,16 +6,12 @@ changed why it did not. Nothing in such a graph is skipped in silence.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch.fx import Graph, GraphModule, Node
 
 from weft.compat import HigherOrderOperator
-from weft.passes.base import Context, Pass
-from weft.plan.plan import Decision, Inside, Reason, Rewrite, Step
+from weft.plan.plan import Rewrite
 
 NESTING = frozenset(
     (
@@ -48,34 +44,3 @@ def taken_out(nodes: Sequence[Node]) -> list[Rewrite]:
     """The action that takes nodes out of a graph; none where there are none."""
     names = tuple(node.name for node in nodes)
     return [Rewrite((), names[0], (), names)] if names else []
-
-
-@dataclass(frozen=True)
-class GraphwisePass(Pass):
-    """Base of the passes that plan each graph by itself."""
-
-    why_not_nested: ClassVar[str] = ""
-    """Why the pass leaves graphs that calls run as they are; empty: it does not."""
-
-    @abstractmethod
-    def plan_one(self, graph: Graph, context: Context) -> Step:
-        """Decide what to do to one graph."""
-
-    def plan(self, graph: Graph, context: Context) -> Step:
-        step = self.plan_one(graph, context)
-        actions: list[Any] = list(step.actions)
-        decisions = list(step.decisions)
-        for path, nested in nested_graphs(graph):
-            inner = self.plan_one(nested, context)
-            if inner.actions and self.why_not_nested:
-                decisions.append(self._left(path, inner))
-                continue
-            decisions += inner.decisions
-            rewrites = tuple(action for action in inner.actions if isinstance(action, Rewrite))
-            actions += [Inside(path, rewrites)] if rewrites else []
-        return self.step(actions, decisions)
-
-    def _left(self, path: tuple[str, ...], step: Step) -> Decision:
-        names = [name for decision in step.applied for name in decision.nodes]
-        sentence = f"{', '.join(names)} in the nested graph {'.'.join(path)} stay: {self.why_not_nested}"
-        return self.decision(Reason.HAS_EFFECT, sentence, *names)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.compat import OpOverload
-from weft.passes.base import Context
+from weft.plan.context import Context
 from weft.rewriting.draft import AnyNode, Draft
 
 

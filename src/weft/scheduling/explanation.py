@@ -20,7 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from weft.plan.plan import Decision, Reason, bucket_names
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import bucket_names
 from weft.scheduling.search import Outcome
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import MILLION, compute_spans

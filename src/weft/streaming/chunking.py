@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph.ops import is_wait
 from weft.graph.profiles import profile
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.layouts import Digit, Layout, Unfollowed
 from weft.streaming.rowwise import Rowwise
 from weft.streaming.view_layouts import sizes_of

@@ -18,13 +18,12 @@ from typing import Protocol
 
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.scheduling.execution import Knobs
 from weft.scheduling.jobs import Emitter, jobs_of
 from weft.scheduling.scheduler import schedule

@@ -13,11 +13,10 @@ from math import prod
 
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
 from weft.streaming.gather_sites import why_not_followed
 from weft.streaming.layouts import Layout, Unfollowed

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking
 
 

@@ -17,8 +17,9 @@ from weft.errors import RefusedError, WeftError
 from weft.graph import check
 from weft.graph.dag import Dag
 from weft.graph.edit import copy_module, recompile
-from weft.graph.listing.text import render
-from weft.passes.base import Context, Numerics, Pass
+from weft.graph.listings.text import render
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
 from weft.plan.plan import Action, Step
 
 Compare = Callable[[GraphModule, GraphModule, bool], str]

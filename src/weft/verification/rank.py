@@ -23,7 +23,7 @@ from weft.errors import GraphError, VerificationError, compose, point_at
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.host import may_transfer, transfer_of
-from weft.graph.listing.writer import excerpt
+from weft.graph.listings.writer import excerpt
 from weft.graph.profiles import attribute
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.errors import VerificationError, compose
 from weft.graph.groups import Group, GroupTable
-from weft.graph.listing.types import DTYPE_NAMES
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.graph.ops import Kind
 from weft.verification.collective_values import Post, receive
 from weft.verification.rank import show

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
 from weft.graph.about import TOKENS_KEY
-from weft.graph.listing.types import DTYPE_NAMES
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.process import left_as_it_was
 from weft.zoo import llama, moe, vision
 from weft.zoo.parallel.parameters import Precision

@@ -9,7 +9,6 @@ from tests.unit.plan.listings import GROUP, collective, dag_of, graph, node
 from weft.bucketing.eligibility import (
     Key,
     Member,
-    Refusal,
     Strategy,
     Touches,
     is_bucket,
@@ -19,7 +18,7 @@ from weft.bucketing.eligibility import (
     written_buffer,
 )
 from weft.graph.ops import Kind
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 
 
 def read(

@@ -8,7 +8,7 @@ import sys
 
 import weft
 from tests.unit.plan.listings import buckets, decisions, gathers, graph, merges, reasons, run
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason
 
 AG = "bucket-all-gathers"
 

@@ -10,7 +10,7 @@ import torch
 
 import weft
 from weft.errors import WeftError
-from weft.graph.listing.call_lines import GroupOf, LineReader, write
+from weft.graph.listings.call_lines import GroupOf, LineReader, write
 from weft.graph.ops import op_of
 
 MODULE = weft.parse(

@@ -15,7 +15,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.pipeline import Pipeline, Run
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason
 from weft.rewriting.launches import place_in
 from weft.verification.agreement.agreement import check, own_parts
 from weft.verification.symbolic.equivalence import prove

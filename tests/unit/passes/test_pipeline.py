@@ -18,12 +18,14 @@ import weft
 from weft.errors import GraphError, PipelineError, PlanError, RefusedError
 from weft.graph.edit import Edit
 from weft.passes import base
-from weft.passes.base import Context, Numerics, Pass, all_passes, broken_passes, parse_pass
+from weft.passes.base import Numerics, Pass, all_passes, broken_passes, parse_pass
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.presets import PRESETS, STAGES
-from weft.plan.plan import Decision, Move, Plan, Reason, Step, Stream
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Move, Plan, Step, Stream
 
 LISTING = """group('dp', size=2)
 

@@ -8,7 +8,8 @@ import weft
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.passes.pipeline import Pipeline, Run
-from weft.plan.plan import Decision, Merge
+from weft.plan.decision import Decision
+from weft.plan.plan import Merge
 
 GROUP = "group('dp', size=2)"
 

@@ -9,7 +9,8 @@ import pytest
 
 import weft
 from weft.errors import PlanError
-from weft.plan.plan import Decision, Erase, Move, Plan, Reason, Replace, Step, what_differs
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Erase, Move, Plan, Replace, Step, what_differs
 
 LISTING = """group('dp', size=2)
 

@@ -10,7 +10,8 @@ import weft
 from weft.compat import find_op, register_operators
 from weft.graph.ops import op_of
 from weft.graph.profiles import profile
-from weft.rewriting.draft import Draft, Refusal
+from weft.plan.decision import Refusal
+from weft.rewriting.draft import Draft
 from weft.rewriting.pattern import ANY, VIEWS, Each, Either, Match, Op, Var, is_equal, match_at, op, why_no_match
 from weft.rewriting.rules import why_not_apply
 

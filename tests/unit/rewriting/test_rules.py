@@ -12,12 +12,15 @@ from torch.fx import Graph
 import weft
 from weft.errors import PipelineError
 from weft.graph.edit import Edit
-from weft.passes.base import Context, Numerics, Pass, all_passes, parse_pass
+from weft.passes.base import Numerics, Pass, all_passes, parse_pass
 from weft.passes.pipeline import Pipeline
-from weft.plan.plan import Reason, Rewrite, Step
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason
+from weft.plan.plan import Rewrite, Step
 from weft.rewriting.draft import Draft
 from weft.rewriting.pattern import Match, Var, op
-from weft.rewriting.rules import RewritePass, Rule, rewrite
+from weft.rewriting.rules import Rule, rewrite
 
 BIASED = """def graph(x: bf16[64, 32], w: bf16[32, 16], b: bf16[16]):
     m: bf16[64, 16] = mm(x, w)

@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.plan.plan import Decision, Reason
+from weft.plan.decision import Decision, Reason
 from weft.report.explain import explain
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.search import search

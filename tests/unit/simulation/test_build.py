@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import weft
+from weft.bounds.bounded_simulation import simulate_modules
 from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.device import Device
 from weft.errors import ClusterError, GraphError
 from weft.graph.groups import read_groups
 from weft.simulation.build import program_of, sequence_of
 from weft.simulation.program import Program, Sort
-from weft.simulation.run import simulate_modules
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
 

@@ -6,13 +6,12 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
-from weft.plan.plan import Decision
+from weft.plan.decision import Decision, Refusal
 from weft.simulation.build import program_of
 from weft.simulation.simulator import run
 from weft.streaming.chunking import Chunking

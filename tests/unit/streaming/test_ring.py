@@ -12,13 +12,13 @@ from torch.fx import GraphModule
 
 import weft
 from tests.unit.streaming.streams import Case, cases, gather, scatter
-from weft.bucketing.eligibility import Refusal
 from weft.cost.cluster import Cluster
 from weft.graph import ops
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
+from weft.plan.decision import Refusal
 from weft.simulation.build import program_of
 from weft.simulation.simulator import run as simulated
 from weft.streaming.chunking import Chunking

@@ -16,16 +16,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import weft
 from tests.unit.streaming.streams import Case, cases, gather, scatter
-from weft.bucketing.eligibility import Refusal
 from weft.frontends.fake_world import fake_world
 from weft.graph import ops
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
-from weft.passes.base import Context
 from weft.passes.communication.fuse_matmul_reduce_scatters import FuseMatmulReduceScatters
 from weft.passes.pipeline import Pipeline
+from weft.plan.context import Context
+from weft.plan.decision import Refusal
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
 from weft.streaming.lowerings import symmetric_memory

@@ -3,7 +3,7 @@
 from torch.fx import GraphModule
 
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 from weft.verification.comparison import example_inputs
 from weft.verification.rank import RankResult
 from weft.verification.real_ranks.world import RealRanks

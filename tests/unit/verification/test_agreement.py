@@ -15,7 +15,7 @@ from weft.errors import VerificationError
 from weft.graph import ops
 from weft.graph.groups import Group, read_groups
 from weft.passes.pipeline import Pipeline
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason
 from weft.verification.agreement.agreement import Fault, Finding, check, read_orders, withheld
 from weft.verification.agreement.issue_order import IssueOrder, Launch, Sort, Splits, Transfer, Wait
 from weft.verification.agreement.world import World

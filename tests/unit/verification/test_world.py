@@ -17,7 +17,7 @@ from tests.unit.verification.communication import module_of, run, run_real
 from weft.compat import storage_key
 from weft.errors import VerificationError
 from weft.graph.groups import read_groups
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.real_ranks.messages import pack, unpack
 from weft.verification.real_ranks.world import RealRanks

@@ -33,7 +33,7 @@ from weft.graph import metadata, ops
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, table_of
-from weft.graph.listing.literals import dotted
+from weft.graph.listings.literals import dotted
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Written = TensorType | NumberType

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.frontends.printed.text import PrintedText
-from weft.graph.listing.literals import dotted
+from weft.graph.listings.literals import dotted
 
 
 class Input(NamedTuple):

@@ -36,7 +36,7 @@ from weft.frontends.printed.types import SYMBOL, PrintedTypes, first_line, is_nu
 from weft.frontends.printed.values import ValueReader
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
-from weft.graph.listing.literals import dotted
+from weft.graph.listings.literals import dotted
 from weft.graph.metadata import contiguous_strides
 
 VERSION = re.compile(r"^# torch version: ([\w.+]{1,80})$", re.MULTILINE)

@@ -20,8 +20,8 @@ from weft.compat import expression_of, fake_tensor, hint_of, new_fake_mode, new_
 from weft.errors import ReadError, compose
 from weft.frontends.printed.text import PrintedText
 from weft.graph import metadata
-from weft.graph.listing.literals import FUNCTIONS, MAX_BITS, NUMBERS, dotted
-from weft.graph.listing.types import DTYPES, TypeText
+from weft.graph.listings.literals import FUNCTIONS, MAX_BITS, NUMBERS, dotted
+from weft.graph.listings.types import DTYPES, TypeText
 
 TENSOR = re.compile(r"(?:(?:Parameter|Buffer)\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?([a-z_]*(?::\d+)?)\)?")
 NUMBER = re.compile(r"Sym\((.*)\)")

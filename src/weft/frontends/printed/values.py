@@ -15,7 +15,7 @@ from weft.errors import nearest
 from weft.frontends.printed.text import PrintedText
 from weft.frontends.printed.types import PrintedTypes
 from weft.graph import ops
-from weft.graph.listing.literals import MAX_BITS, dotted
+from weft.graph.listings.literals import MAX_BITS, dotted
 
 OPERATIONS: dict[type[ast.AST], str] = {
     **{ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod"},

@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.stream_pass import Site, StreamPass
+from weft.plan.decision import Refusal
 from weft.streaming.gather_sites import read_gather
 
 

@@ -35,8 +35,9 @@ from dataclasses import dataclass, replace
 from weft.bucketing.policy import Policy
 from weft.graph.ops import Kind
 from weft.graph.roles import Role
-from weft.passes.base import Context, Numerics
+from weft.passes.base import Numerics
 from weft.passes.bucket_pass import BucketPass
+from weft.plan.context import Context
 
 
 @dataclass(frozen=True)

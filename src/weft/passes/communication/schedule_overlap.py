@@ -48,9 +48,11 @@ from weft.cost.cluster import assumed_cluster
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Numerics, Pass
 from weft.passes.portfolio import Variant, all_choices, variants
-from weft.plan.plan import Action, Decision, Merge, Settle, Step
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Merge, Settle, Step
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import Outcome, search

@@ -40,8 +40,8 @@ from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
-from weft.plan.plan import Reason
-from weft.rewriting.draft import AnyNode, Draft, Refusal
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
 
 NORM, NATIVE_NORM = ops.op_of("layer_norm"), ops.op_of("native_layer_norm")
 STACK, ITEM = ops.op_of("stack"), ops.op_of("operator.getitem")

@@ -30,11 +30,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.passes.base import Context, Numerics
-from weft.plan.plan import Reason
-from weft.rewriting.draft import Draft, Refusal
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
 from weft.rewriting.pattern import Match, Var, op
-from weft.rewriting.rules import Replacement, RewritePass, Rule
+from weft.rewriting.rules import Replacement, Rule
 from weft.rewriting.uses import is_on_gpu
 
 DTYPES = (torch.float32, torch.float64)

@@ -12,12 +12,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.compat import find_op, has_symmetric_memory, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking
 from weft.streaming.lowerings.portable import Builder
 from weft.streaming.lowerings.protocol import Name

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph.edit import Edit
+from weft.plan.decision import Refusal
 from weft.streaming.chunking import Chunking
 
 Name = Literal["portable", "symmetric-memory", "low-contention", "ring"]

@@ -18,11 +18,10 @@ from operator import getitem
 import torch
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking, Operand
 from weft.streaming.lowerings.portable import Builder, Gather, Scatter
 from weft.streaming.lowerings.protocol import Name

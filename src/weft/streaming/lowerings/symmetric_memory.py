@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.bucketing.eligibility import Refusal
 from weft.compat import fake_tensor, find_op, has_symmetric_memory, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
-from weft.plan.plan import Reason
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 from weft.streaming.layouts import Digit, Layout, Unfollowed, identity
 from weft.streaming.lowerings.portable import Builder

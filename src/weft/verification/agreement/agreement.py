@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from weft.errors import VerificationError, compose
 from weft.graph.dag import collector_paused
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.listing.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import place_in
 from weft.rewriting.slices import Piece, part_of

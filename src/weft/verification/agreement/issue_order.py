@@ -28,8 +28,8 @@ from weft.errors import VerificationError, compose
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
-from weft.graph.listing.text import parse
-from weft.graph.listing.types import DTYPE_NAMES
+from weft.graph.listings.text import parse
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.graph.ops import Kind, LaunchForm
 from weft.graph.profiles import is_alias, nested_graphs
 from weft.verification.launches import RESHARD

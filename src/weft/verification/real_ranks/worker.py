@@ -22,7 +22,7 @@ from weft.bucketing.pack import PACK
 from weft.compat import storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
-from weft.graph.listing.text import parse
+from weft.graph.listings.text import parse
 from weft.verification.rank import Program, Rank, RankResult, tensors_in
 from weft.verification.real_ranks.messages import Answer, Job, Packed, Prepare, Progress, pack, unpack
 

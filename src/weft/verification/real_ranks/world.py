@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from weft.errors import VerificationError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable, group_argument
-from weft.graph.listing.writer import name_of, render
+from weft.graph.listings.writer import name_of, render
 from weft.graph.profiles import attribute
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
 from weft.verification.real_ranks.messages import Answer, Job, Prepare, Progress, pack, unpack
@@ -51,7 +51,7 @@ class _World:
         self._stop = weakref.finalize(self, _stop, self.processes, self.pipes, self.folder)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         }

@@ -25,7 +25,7 @@ from weft.graph import check, ops
 from weft.graph.aliasing import memory_of, places
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
-from weft.graph.listing.types import DTYPE_NAMES
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import same_bits
 from weft.verification.rendezvous import cannot_tell
 from weft.verification.symbolic.arguments import Token, literal

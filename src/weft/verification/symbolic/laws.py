@@ -19,9 +19,7 @@ import torch
 
 from weft.compat import FUNCTIONAL, OpOverload
 from weft.graph import ops
-from weft.verification.symbolic import collectives as exchanges
-from weft.verification.symbolic import elementwise, identities, index_maps
-from weft.verification.symbolic import rowwise as rows
+from weft.verification.symbolic import collectives, elementwise, identities, index_maps, rowwise
 from weft.verification.symbolic.arguments import base_of
 from weft.verification.symbolic.casts import ANY, BOOL, COMPLEX, FILLABLE, FLOATS, REAL, WHOLE
 from weft.verification.symbolic.index_maps import Call
@@ -427,28 +425,30 @@ ELEMENTWISE = (
 IN_REAL_ARITHMETIC = (
     Law(
         "rows of a product",
-        _every(" ".join(rows.LEFT_AND_RIGHT)),
+        _every(" ".join(rowwise.LEFT_AND_RIGHT)),
         Domain(ANY, {ALL: TENSOR}, REAL_NUMBERS),
-        rows.multiplied,
+        rowwise.multiplied,
         is_real=True,
     ),
     Law(
         "rows of a sum",
-        _every(" ".join(rows.ALONG_A_ROW)),
+        _every(" ".join(rowwise.ALONG_A_ROW)),
         Domain(
             ANY,
             {**ONE, "dim": ([0], [1], [-1], [0, 1]), "keepdim": (False, True), "dtype": (None, torch.float64)},
             REAL_NUMBERS,
         ),
-        rows.summed,
+        rowwise.summed,
         is_real=True,
     ),
-    Law("any pointwise operator", (POINTWISE,), Domain(ANY, {ALL: NUMBERS}, REAL_NUMBERS), rows.applied, is_real=True),
+    Law(
+        "any pointwise operator", (POINTWISE,), Domain(ANY, {ALL: NUMBERS}, REAL_NUMBERS), rowwise.applied, is_real=True
+    ),
     Law(
         "any operator on each of a list",
         (EACH,),
         Domain(ANY, {ALL: TENSORS}, REAL_NUMBERS),
-        rows.applied_to_each,
+        rowwise.applied_to_each,
         is_real=True,
     ),
 )
@@ -456,7 +456,7 @@ SENT: Mapping[str, Sequence[Any]] = {
     "input": TENSOR,
     "inputs": TENSORS,
     "out": TENSOR,
-    exchanges.SENT: TENSOR,
+    collectives.SENT: TENSOR,
     "group": ("dp",),
     "group_name": ("dp",),
 }
@@ -477,48 +477,48 @@ COLLECTIVES = (
         "a group of one rank",
         (*ALL_REDUCES, *GATHERS, *SCATTERS, *_sent("all_to_all_single broadcast broadcast_")),
         Domain(ANY, {**REDUCED, **SIZED, "src": (0,), "input_split_sizes": ([4],), "output_split_sizes": ([4],)}),
-        exchanges.alone,
+        collectives.alone,
     ),
     Law(
         "zeros reduced over the ranks",
         ALL_REDUCES,
         Domain(ANY, REDUCED, REAL_NUMBERS),
-        exchanges.all_reduced_in_real,
+        collectives.all_reduced_in_real,
         is_real=True,
     ),
-    Law("each element reduced over the ranks", ALL_REDUCES, Domain(ANY, REDUCED, EVERY_RANK), exchanges.all_reduced),
+    Law("each element reduced over the ranks", ALL_REDUCES, Domain(ANY, REDUCED, EVERY_RANK), collectives.all_reduced),
     Law(
         "the elements of one rank",
         _sent("broadcast broadcast_"),
         Domain(ANY, {**SENT, "src": (0, 1, 3)}),
-        exchanges.broadcast,
+        collectives.broadcast,
     ),
     Law(
         "scattered parts gathered again",
         GATHERS,
         Domain(ANY, SIZED, REAL_NUMBERS),
-        exchanges.scattered_and_gathered,
+        collectives.scattered_and_gathered,
         is_real=True,
     ),
-    Law("the elements of each rank in turn", GATHERS, Domain(ANY, SIZED), exchanges.gathered),
+    Law("the elements of each rank in turn", GATHERS, Domain(ANY, SIZED), collectives.gathered),
     Law(
         "a scatter of a sum over another axis",
         SCATTERS,
         Domain(ANY, {**REDUCED, **SIZED}, REAL_NUMBERS),
-        exchanges.scattered_in_real,
+        collectives.scattered_in_real,
         is_real=True,
     ),
     Law(
         "each element of one part reduced over the ranks",
         SCATTERS,
         Domain(ANY, {**REDUCED, **SIZED}, EVERY_RANK),
-        exchanges.scattered,
+        collectives.scattered,
     ),
     Law(
         "even parts exchanged",
         _sent("all_to_all_single"),
         Domain(ANY, {**SENT, "input_split_sizes": ([1, 1, 1, 1],), "output_split_sizes": ([1, 1, 1, 1],)}),
-        exchanges.exchanged,
+        collectives.exchanged,
     ),
 )
 LAWS = (*MOVES, *CASTS, *IDENTITIES, *IN_REAL_ARITHMETIC, *ELEMENTWISE, *COLLECTIVES)

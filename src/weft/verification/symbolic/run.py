@@ -26,7 +26,7 @@ from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
-from weft.verification.symbolic import collectives as exchanges
+from weft.verification.symbolic import collectives
 from weft.verification.symbolic.arguments import Arguments, Token, containers, leaves, name_of
 from weft.verification.symbolic.index_maps import Call
 from weft.verification.symbolic.laws import laws_of
@@ -495,7 +495,7 @@ class SymbolicRun(Arguments):
         arguments = {**self.by_name(node), "group": group}
         try:
             found = [
-                self._delivered(target, {**arguments, exchanges.SENT: v}, self.type_of(result))
+                self._delivered(target, {**arguments, collectives.SENT: v}, self.type_of(result))
                 for v, result in zip(sent, results, strict=True)
             ]
         except Undecided:

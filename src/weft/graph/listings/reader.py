@@ -23,8 +23,8 @@ from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
-from weft.graph.listing.literals import LiteralReader, dotted
-from weft.graph.listing.types import MAX_SHARED_BYTES, MAY_SHARE, plain_name
+from weft.graph.listings.literals import LiteralReader, dotted
+from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, plain_name
 
 MAX_CHARACTERS = 1 << 28
 # For each declaration: the keywords it knows, and how many values it takes besides a type.

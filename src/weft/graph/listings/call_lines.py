@@ -19,8 +19,8 @@ from weft.compat import HigherOrderOperator, OpOverload
 from weft.errors import PlanError, compose, nearest
 from weft.graph import ops
 from weft.graph.groups import group_argument
-from weft.graph.listing.literals import LiteralReader, dotted
-from weft.graph.listing.types import listed_name, plain_name, torch_literal
+from weft.graph.listings.literals import LiteralReader, dotted
+from weft.graph.listings.types import listed_name, plain_name, torch_literal
 from weft.graph.profiles import profile
 
 LARGEST_NUMBER = 1 << 53

@@ -14,7 +14,7 @@ from torch.fx import Node
 from weft.compat import FakeTensorMode, fake_tensor, fake_view, new_fake_mode
 from weft.errors import ListingError, compose, nearest, point_at
 from weft.graph import metadata, ops
-from weft.graph.listing.types import DTYPES, TypeText
+from weft.graph.listings.types import DTYPES, TypeText
 
 MAX_BITS = 64
 

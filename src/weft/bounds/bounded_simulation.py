@@ -1,4 +1,4 @@
-"""Modules to a timeline: what `weft.simulate` does."""
+"""Modules to a timeline that knows its lower bound: the work of `weft.simulate`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pathlib import Path
 from torch.fx import GraphModule
 
 from weft.bounds.lower_bound import lower_bound
-from weft.cost.cluster import Cluster, assumed_cluster
+from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
 from weft.errors import GraphError, compose
 from weft.graph.groups import read_groups
 from weft.simulation.build import sequence_of
+from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
-
-NUM_NODES = 8
-"""Nodes of eight H100 that are assumed where no cluster is given and the groups do not need more."""
 
 
 def simulate_modules(
@@ -28,19 +26,24 @@ def simulate_modules(
     bound: bool = False,
     overrides: Mapping[str, float] | None = None,
 ) -> Timeline:
-    """When everything of a graph runs on a cluster, or of graphs that run one behind the other.
+    """Simulate one graph, or several that run one after the other, on a cluster.
 
-    What a graph of a sequence takes under the name of an earlier output is held until then. With `bound` the lower
-    bound is found now and stands in the timeline, else when it is first asked for. `overrides` are times in
-    microseconds by the name of a node, of compute or of a launch's collective: they come before every estimate.
+    An output that a later graph takes as an input of the same name stays in memory until then. With `bound` the lower
+    bound is computed now, otherwise when it is first asked for. `overrides` are times in microseconds by the name of a
+    compute node or a launch; they replace every estimate.
     """
     given = [modules] if isinstance(modules, GraphModule) else list(modules)
     if not given:
         raise GraphError(compose("simulate", "there is no graph to simulate", do="give one graph module or more"))
     tables = [read_groups(module, groups) for module in given]
     if cluster is None:
-        cluster = assumed_cluster((group for table in tables for group in table), NUM_NODES)
+        cluster = assumed_cluster((group for table in tables for group in table), ASSUMED_NODES)
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     program = sequence_of(list(zip(given, tables, strict=True)), described, overrides)
-    timeline = simulate(program)
-    return replace(timeline, lower_bound_ns=lower_bound(program).bound_ns) if bound else timeline
+    timeline = replace(simulate(program), find_bound_ns=bound_ns)
+    return replace(timeline, lower_bound_ns=bound_ns(program)) if bound else timeline
+
+
+def bound_ns(program: Program) -> int:
+    """The lower bound on the step time of a program, in nanoseconds."""
+    return lower_bound(program).bound_ns

@@ -16,7 +16,7 @@ from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
 from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
-from weft.graph.listing.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
+from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 from weft.graph.ops import attribute
 
 INLINE_NUMEL = 64

@@ -11,7 +11,7 @@ Contract: `render(parse(text))` gives the text of a rendered graph back; the tex
 same on every rank. `parse` builds the graph by look-up and never runs any part of the text.
 """
 
-from weft.graph.listing.reader import parse
-from weft.graph.listing.writer import digest, excerpt, line_of, render, source_of
+from weft.graph.listings.reader import parse
+from weft.graph.listings.writer import digest, excerpt, line_of, render, source_of
 
 __all__ = ["digest", "excerpt", "line_of", "parse", "render", "source_of"]

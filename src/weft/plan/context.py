@@ -1,0 +1,24 @@
+"""Context: everything a pass may know besides the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.cost.cluster import Cluster
+from weft.graph.groups import GroupTable
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may know besides the graph."""
+
+    groups: GroupTable = field(default_factory=GroupTable)
+    cluster: Cluster | None = None
+    memory_limit_bytes: int | None = None
+    effort: Literal["fast", "default", "best"] = "default"
+    strict: bool = False
+    """Whether it is an error if something in the graph forbids what a pass found to do."""
+    withheld: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Groups whose launches must not be merged, each with a sentence why: their ranks hold graphs that differ."""
