@@ -7,6 +7,7 @@ from tests.architecture.source import Source, imports, package_sources
 LAYERS = (
     "version",
     "errors",
+    "quantities",
     "files",
     "process",
     "compat",

@@ -156,7 +156,7 @@ def _table(cluster: str, before: list[Figures], after: list[Figures]) -> list[st
 
 
 def _columns(label: str, found: list[Figures]) -> Iterator[list[str]]:
-    from weft.report.summary import duration_text
+    from weft.quantities import duration_text
 
     for each in found:
         times = (each.launched_us, each.start_us, each.end_us, each.exposed_us, each.hidden_us)

@@ -88,9 +88,9 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
 
 
 def _lines(timeline: Timeline) -> list[str]:
+    from weft.quantities import duration_text, size_text
     from weft.report.plain_text import plain_line
     from weft.report.report import table
-    from weft.report.summary import duration_text, size_text
 
     totals = [
         ("step", duration_text(timeline.step_us)),

@@ -22,9 +22,10 @@ from markupsafe import Markup
 from weft.errors import ReportError
 from weft.plan.decision import Reason
 from weft.plan.plan import save_text
+from weft.quantities import duration_text
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.report import PassRecord
-from weft.report.summary import SimulatedRun, Summary, duration_text
+from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
 
