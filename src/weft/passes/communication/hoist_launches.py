@@ -52,7 +52,10 @@ class HoistLaunches(Pass):
     """Bytes of results of one group that may be under way because of hoisting. none: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        return self.plan_on(Dag(graph))
+
+    def plan_on(self, dag: Dag) -> Step:
+        """The same for nodes that need not stand in a graph in this order."""
         windows = _Windows(dag, self.max_in_flight_bytes)
         queue = {later: earlier for earlier, later in dag.queue}
         place = _Places(dag)

@@ -23,11 +23,12 @@ twentieth more than the graph uses. A limit that no order keeps is refused with 
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
 Reductions may be held back for that until a bucket is full.
 
-It is also never longer than simple pipelines that need no more memory than it may use: launches hoisted and waits sunk,
-each pass that merges launches in each of its strategies before that, DDP's buckets and FSDP2's layers. Their graphs are
-candidates, and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed.
-Graphs of more than 1000 nodes (500 with effort `fast`, 20 000 with `best`) are searched without them; there the search
-has plain orders of its own (`scheduling/recipes.py`).
+It is also never longer than launches hoisted and waits sunk (`hoist-launches,sink-waits`), nor, in graphs of up to 1000
+nodes (500 with effort `fast`, 20 000 with `best`), than simple pipelines that merge launches before that: each pass in
+each of its strategies, DDP's buckets and FSDP2's layers. All that counts is what needs no more memory than the planner
+may use. The graphs of these pipelines are candidates, and the search goes on from the best of them: so gathers of
+several dtypes, which no list takes, are packed. In larger graphs the search has plain orders with buckets of its own
+(`scheduling/recipes.py`).
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -36,7 +37,7 @@ is exact. Memory: the limit is a promise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,6 +50,7 @@ from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics, Pass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.portfolio import Variant, all_choices, variants
 from weft.plan.context import Context
 from weft.plan.decision import Decision
@@ -71,7 +73,8 @@ KINDS = {
 FEW_NODES = 300
 """Up to so many all simple pipelines are tried; above that, where a plain order comes near to what the search found."""
 MOST_NODES = {"fast": 500, "default": 1000, "best": 20_000}
-"""In larger graphs simple pipelines are not tried one by one: each takes a third of the time of a default search."""
+"""In larger graphs pipelines that merge launches are not tried: each takes at least half as long as a default search.
+Hoisting and sinking alone, which needs no edit of the graph, takes an eighth of that and is tried in all."""
 
 
 @dataclass(frozen=True)
@@ -141,31 +144,38 @@ class Planner:
         program = program_of(dag, self.context.groups, self.cluster)
         outcome = self._search(dag, program, self.context.memory_limit_bytes)
         self.exposed_ns = {program.names[op]: ns for op, ns in outcome.given_exposed_ns.items()}
-        best = Candidate(Variant((), program.names, dag), program, outcome)
-        return self._better(best) if self._is_worth(best.outcome, len(program.names)) else best
+        return self._better(Candidate(Variant((), program.names, dag.nodes), program, outcome), dag)
 
-    def _is_worth(self, outcome: Outcome, num_nodes: int) -> bool:
-        """Whether a simple pipeline may be shorter, and trying them takes no longer than it may."""
-        if not outcome.program.queues or num_nodes > MOST_NODES[self.context.effort]:
-            return False
-        return num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
-
-    def _better(self, best: Candidate) -> Candidate:
-        """The best of a candidate and of the variants of the graph."""
+    def _better(self, best: Candidate, dag: Dag) -> Candidate:
+        """The best of a candidate and of the variants of its graph."""
+        if not best.program.queues:
+            return best
         limit = best.outcome.limit_bytes
-        choices = all_choices(self.graph, self.kinds, self.rewrite.max_bucket_bytes)
-        quick: list[tuple[tuple[bool, int, int], int, Variant, Program]] = []
-        for number, variant in enumerate(variants(self.graph, self.context, choices)):
-            program = program_of(variant.dag, self.context.groups, self.cluster)
-            step, peak = run(program).step_ns, Footprint(program).peak(range(len(program.names)))
-            quick.append((_rank(step, peak, limit), number, variant, program))
+        quick: list[tuple[tuple[bool, int, int], int, Variant]] = []
+        for number, variant in enumerate(variants(self.graph, dag, self.context, self._choices(best))):
+            if variant.merges:
+                program = program_of(variant.dag, self.context.groups, self.cluster)
+                order: Sequence[int] = range(len(program.names))
+            else:  # another order of the same program
+                program, order = best.program, [dag.index[node] for node in variant.nodes]
+            step, peak = run(program, order).step_ns, Footprint(program).peak(order)
+            quick.append((_rank(step, peak, limit), number, variant))
         if not quick:
             return best
-        rank, _, variant, program = min(quick)
+        rank, _, variant = min(quick)
         known = _rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
         if rank[:2] >= known[:2]:  # as short with less memory is no reason to copy
             return best
+        program = program_of(variant.dag, self.context.groups, self.cluster)
         return Candidate(variant, program, self._search(variant.dag, program, limit))
+
+    def _choices(self, best: Candidate) -> Iterable[Sequence[BucketPass]]:
+        """The passes whose graphs are tried: none, so that launches are hoisted and waits sunk, or all of them too."""
+        num_nodes, outcome = len(best.program.names), best.outcome
+        is_near = num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
+        if is_near and num_nodes <= MOST_NODES[self.context.effort]:
+            return all_choices(self.graph, self.kinds, self.rewrite.max_bucket_bytes)
+        return [()]
 
     def _search(self, dag: Dag, program: Program, limit: int | None) -> Outcome:
         context, kinds = self.context, self.kinds - OTHERS

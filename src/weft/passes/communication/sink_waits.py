@@ -52,7 +52,10 @@ class SinkWaits(Pass):
     """A wait does not sink past a launch of its group with which more bytes would be in flight. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        return self.plan_on(Dag(graph))
+
+    def plan_on(self, dag: Dag) -> Step:
+        """The same for nodes that need not stand in a graph in this order."""
         limits = _limits(dag, self.max_in_flight_bytes) if self.max_in_flight_bytes is not None else {}
         units = _units(dag, limits)
         beside: dict[int, list[list[int]]] = {}
