@@ -1,4 +1,4 @@
-"""Context: everything a pass may know besides the graph."""
+"""Context: the inputs of a pass besides the graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft.graph.groups import GroupTable
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may know besides the graph."""
+    """The inputs of a pass besides the graph."""
 
     groups: GroupTable = field(default_factory=GroupTable)
     cluster: Cluster | None = None
     memory_limit_bytes: int | None = None
     effort: Literal["fast", "default", "best"] = "default"
     strict: bool = False
-    """Whether it is an error if something in the graph forbids what a pass found to do."""
+    """Raise if the graph prevents a rewrite that a pass wanted to make."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Groups whose launches must not be merged, each with a sentence why: their ranks hold graphs that differ."""
+    """Groups whose launches must not be merged, each with a sentence saying why: their ranks hold different graphs."""
