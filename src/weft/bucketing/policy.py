@@ -15,7 +15,7 @@ from typing import Any
 from torch.fx import Node
 
 from weft.bucketing.eligibility import Key
-from weft.cost.cluster import Cluster, assumed_cluster
+from weft.cost.cluster import Cluster
 from weft.graph.groups import GroupTable
 from weft.graph.roles import Role
 
@@ -64,7 +64,7 @@ def module_paths(node: Node) -> list[str]:
 
 
 def cap_from(
-    caps: tuple[int, ...], cluster: Cluster | None, groups: GroupTable, first: int | None = None
+    caps: tuple[int, ...], cluster: Cluster, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:
     """The caps of the first, second, ... bucket, the last one for all further ones; empty: from the cluster."""
     if caps:
@@ -76,7 +76,7 @@ def cap_from(
             return first
         if key not in known:
             group = groups.group(key.group)
-            known[key] = (cluster or assumed_cluster([group])).saturating_bytes(key.kind, group, SHARE)
+            known[key] = cluster.saturating_bytes(key.kind, group, SHARE)
         return known[key]
 
     return saturating

@@ -15,6 +15,7 @@ from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
 
 MIB = 1 << 20
+NODE = Cluster.load("h100-8")
 
 
 def key(kind: Kind = Kind.ALL_GATHER, group: str = "dp", size: int = 8) -> Key:
@@ -29,7 +30,7 @@ def table(**sizes: int) -> GroupTable:
 
 
 def test_the_last_cap_holds_for_all_further_buckets():
-    cap = cap_from((1, 2, 3), None, table(dp=8))
+    cap = cap_from((1, 2, 3), NODE, table(dp=8))
     assert [cap(key(), number) for number in range(5)] == [1, 2, 3, 3, 3]
 
 
@@ -44,11 +45,6 @@ def test_without_caps_the_cluster_says_where_bandwidth_is_reached(name: str, kin
     assert MIB < cap < 1000 * MIB
 
 
-def test_without_a_cluster_as_many_nodes_are_assumed_as_the_group_needs():
-    cap = cap_from((), None, table(dp=64))
-    assert cap(key(size=64), 0) == Cluster.load("h100-8x8").saturating_bytes(Kind.ALL_GATHER, Group("dp", 64), SHARE)
-
-
 def test_a_group_that_spans_nodes_has_another_cap_than_one_that_does_not():
     groups = GroupTable({"dp": Group("dp", 8, stride=8), "tp": Group("tp", 8)})
     cap = cap_from((), Cluster.load("h100-8x8"), groups)
@@ -56,8 +52,8 @@ def test_a_group_that_spans_nodes_has_another_cap_than_one_that_does_not():
 
 
 def test_a_first_cap_is_used_only_where_the_cluster_gives_the_others():
-    given = cap_from((5,), None, table(dp=8), first=MIB)
-    derived = cap_from((), None, table(dp=8), first=MIB)
+    given = cap_from((5,), NODE, table(dp=8), first=MIB)
+    derived = cap_from((), NODE, table(dp=8), first=MIB)
     assert given(key(), 0) == 5
     assert derived(key(), 0) == MIB < derived(key(), 1)
 

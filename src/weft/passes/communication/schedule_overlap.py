@@ -45,7 +45,6 @@ from torch.fx import Graph
 
 from weft.bucketing.eligibility import COALESCED
 from weft.bucketing.prices import BucketPrices
-from weft.cost.cluster import assumed_cluster
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
@@ -134,7 +133,7 @@ class Planner:
 
     def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
         self.rewrite, self.graph, self.context = rewrite, graph, context
-        self.cluster = context.cluster or assumed_cluster(context.groups)
+        self.cluster = context.target_cluster
         self.kinds = KINDS[rewrite.merge]
         self.exposed_ns: dict[str, int] = {}
         """How long each launch was exposed in the graph as it is."""
