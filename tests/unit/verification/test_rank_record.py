@@ -17,7 +17,7 @@ from tests.unit.verification.pipelines import pipeline
 from weft.errors import VerificationError
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
-from weft.verification.agreement.agreement import Fault
+from weft.verification.agreement.agreement import AgreementFault
 from weft.verification.agreement.issue_order import read_order
 from weft.verification.agreement.rank_record import (
     Board,
@@ -117,7 +117,10 @@ def test_ranks_that_hold_different_graphs_need_agree_on_the_groups_they_share(bo
     assert publish(board, 2, 4, other) == []  # 'dp' is shared, and the same is launched in it
     fewer = state(LISTING.replace("all_reduce(y, 'sum', 'tp')", "all_reduce(y, 'max', 'tp')"))
     assert publish(board, 3, 4, fewer)[0].ranks == (2, 3)  # 'tp' is shared with rank 2 alone
-    assert [finding.fault for finding in _with_all(board, fewer).findings] == [Fault.ORDER, Fault.ORDER]
+    assert [finding.fault for finding in _with_all(board, fewer).findings] == [
+        AgreementFault.ORDER,
+        AgreementFault.ORDER,
+    ]
 
 
 def _with_all(board: Board, first: Statement) -> Any:
