@@ -59,7 +59,7 @@ from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
@@ -193,4 +193,4 @@ def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, i
 
 
 def _launches(program: Program) -> list[int]:
-    return [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    return [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
