@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import FOLDER, REPOSITORY
 from tools import docs_api, docs_cli, docs_constants, docs_errors, docs_keywords, docs_passes, docs_tutorial
-from weft.planning.plan import Reason
+from weft.plan.decision import Reason
 
 UPDATE = "python tools/docs_tutorial.py writes it; read the diff"
 

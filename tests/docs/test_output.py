@@ -10,7 +10,10 @@ from tests.docs.test_programs import MADE
 ASSERTED = {
     ("README.md", "llama-8b, 32 layers"): ("tests/docs/test_demo.py", "one step on"),
     ("examples/README.md", "step 0  loss"): ("tests/integration/test_examples.py", "weft: "),
-    ("docs/agreement.md", "agreement: rank 0 and"): ("tests/unit/verification/test_statement.py", "disagree on graph"),
+    ("docs/agreement.md", "agreement: rank 0 and"): (
+        "tests/unit/verification/test_rank_record.py",
+        "disagree on graph",
+    ),
     ("docs/agreement.md", "group('g0', size=4)"): ("tests/unit/graph/test_groups.py", "id='#1'"),
     ("docs/capture.md", "tensor('flat'"): (
         "tests/unit/graph/test_aliasing.py",

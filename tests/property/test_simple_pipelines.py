@@ -7,7 +7,7 @@ seeded sample of 30, the long test 126, and `make test-full` (WEFT_FUZZ=full) 50
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -15,8 +15,9 @@ import pytest
 
 from tests.property.test_planner import Case, random_case, timeline
 from weft.errors import WeftError
+from weft.passes.communication import schedule_overlap
 from weft.passes.pipeline import Pipeline
-from weft.planning.search import allowed_bytes
+from weft.scheduling.search import allowed_bytes
 
 STRATEGIES = ("concat", "coalesced", "pack")
 BUCKETS = ("bucket-all-gathers", "bucket-reduce-scatters", "bucket-all-reduces", "bucket-transfers")
@@ -41,14 +42,14 @@ def case_of(seed: int) -> Case:
     return replace(random_case(seed), pipeline=Pipeline.parse("schedule-overlap"))
 
 
-def check_no_simple_pipeline_is_shorter(seed: int) -> int:
+def check_no_simple_pipeline_is_shorter(seed: int, specs: Iterable[str] | None = None) -> int:
     """Returns by how many nanoseconds the best simple pipeline is longer."""
     case = case_of(seed)
     planned = case.pipeline.run(case.module, cluster=case.cluster, effort=case.effort)
     step = timeline(planned.module, case.cluster).step_ns
     allowed = allowed_bytes(timeline(case.module, case.cluster).peak_bytes)
     best = timeline(case.module, case.cluster).step_ns
-    for spec in simple_pipelines():
+    for spec in simple_pipelines() if specs is None else specs:
         try:
             made = timeline(Pipeline.parse(spec).run(case.module, cluster=case.cluster).module, case.cluster)
         except WeftError as error:
@@ -62,6 +63,12 @@ def check_no_simple_pipeline_is_shorter(seed: int) -> int:
 def test_no_simple_pipeline_is_shorter_than_the_planner():
     gains = [check_no_simple_pipeline_is_shorter(seed) for seed in range(NUM_SAMPLED)]
     assert sum(gain > 0 for gain in gains) > NUM_SAMPLED // 3
+
+
+def test_in_graphs_of_any_size_hoisted_launches_and_sunk_waits_are_no_shorter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule_overlap, "MOST_NODES", {"fast": 0, "default": 0, "best": 0})
+    for seed in range(NUM_SAMPLED):
+        check_no_simple_pipeline_is_shorter(seed, ["hoist-launches,sink-waits"])
 
 
 @pytest.mark.long

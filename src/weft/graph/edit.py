@@ -11,7 +11,6 @@ preferences from the moves, and puts every node as near to its preference as its
 from __future__ import annotations
 
 import copy
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -33,10 +32,10 @@ from weft.compat import (
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
-from weft.graph.orders import check_order, contracted, cycle, displaced
+from weft.graph.listings.writer import excerpt
+from weft.graph.orders import check_order, contracted, displaced, placed, settled
+from weft.graph.output_names import note_results
 from weft.graph.profiles import profile
-from weft.graph.results import note_results
-from weft.graph.writer import excerpt
 
 PROVENANCE = (
     "stack_trace",
@@ -319,53 +318,8 @@ class Edit:
         self._erased = dict.fromkeys(sorted(self._erased, key=order.__getitem__))
 
     def _sorted(self, live: list[Node]) -> list[Node]:
-        dag = Dag(live)
-        place = {node: i for i, node in enumerate(self._placed())}
-        waiting = [len(p) for p in dag.preds]
-        succs = dag.succs
-        if self.keep_issue_order:
-            succs = [list(s) for s in succs] if dag.queue else succs
-            for earlier, later in dag.queue:
-                succs[earlier].append(later)
-                waiting[later] += 1
-        rank = [place[node] for node in live]
-        by_rank = {r: i for i, r in enumerate(rank)}
-        heap = [rank[i] for i, count in enumerate(waiting) if count == 0]
-        heapq.heapify(heap)
-        order: list[Node] = []
-        while heap:
-            i = by_rank[heapq.heappop(heap)]
-            order.append(live[i])
-            for j in succs[i]:
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    heapq.heappush(heap, rank[j])
-        if len(order) < len(live):
-            raise cycle([live[i] for i, count in enumerate(waiting) if count], dag)
-        return order
-
-    def _placed(self) -> list[Node]:
-        """The nodes in the order that the moves ask for: inputs first, the output last."""
-        beside: dict[tuple[Node, bool], list[Node]] = {}
-        for node, side in self._anchors.items():
-            beside.setdefault(side, []).append(node)
-        placed: list[Node] = []
-        for root in self.graph.nodes:  # nodes to be erased still mark places
-            if root in self._anchors:
-                continue
-            stack: list[tuple[Node, bool]] = [(root, False)]
-            while stack:
-                node, opened = stack.pop()
-                before = [] if opened else beside.get((node, False), [])
-                if before:
-                    stack += [(node, True), *((n, False) for n in reversed(before))]
-                    continue
-                placed.append(node)
-                stack += [(n, False) for n in reversed(beside.get((node, True), []))]
-        placed = [n for n in placed if n not in self._erased]
-        first = [n for n in placed if n.op == "placeholder"]
-        last = [n for n in placed if n.op == "output"]
-        return first + [n for n in placed if n.op not in ("placeholder", "output")] + last
+        wanted = placed(self.graph.nodes, self._anchors)  # nodes to be erased still mark places
+        return settled(Dag(live), [n for n in wanted if n not in self._erased], self.keep_issue_order)
 
 
 def _annotations(nodes: Iterable[Node]) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""Orders of nodes: which are legal, which put some side by side, and why there is none."""
+"""Orders of nodes: which are legal, which put some side by side or elsewhere, and why there is none."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Node
 
 from weft.errors import GraphError, compose
 from weft.graph.dag import Dag
-from weft.graph.writer import excerpt
+from weft.graph.listings.writer import excerpt
 
 
 def check_order(dag: Dag, order: Sequence[Node], keep_issue_order: bool) -> None:
@@ -40,6 +40,61 @@ def displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[N
         else:
             last = position
     return displaced
+
+
+def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> list[Node]:
+    """The nodes in the order that moves ask for: inputs first, the output last.
+
+    Anchors: by moved node the one that it is to stand beside, and whether after it.
+    """
+    nodes = list(nodes)
+    beside: dict[tuple[Node, bool], list[Node]] = {}
+    for node, side in anchors.items():
+        beside.setdefault(side, []).append(node)
+    found: list[Node] = []
+    for root in nodes:
+        if root in anchors:
+            continue
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, opened = stack.pop()
+            before = [] if opened else beside.get((node, False), [])
+            if before:
+                stack += [(node, True), *((n, False) for n in reversed(before))]
+                continue
+            found.append(node)
+            stack += [(n, False) for n in reversed(beside.get((node, True), []))]
+    first = [n for n in found if n.op == "placeholder"]
+    last = [n for n in found if n.op == "output"]
+    return first + [n for n in found if n.op not in ("placeholder", "output")] + last
+
+
+def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[Node]:
+    """The nodes of a Dag, each as near to its place in the order that is wanted as its dependencies allow."""
+    nodes = dag.nodes
+    place = {node: i for i, node in enumerate(wanted)}
+    waiting = [len(p) for p in dag.preds]
+    succs = dag.succs
+    if keep_issue_order:
+        succs = [list(s) for s in succs] if dag.queue else succs
+        for earlier, later in dag.queue:
+            succs[earlier].append(later)
+            waiting[later] += 1
+    rank = [place[node] for node in nodes]
+    by_rank = {r: i for i, r in enumerate(rank)}
+    heap = [rank[i] for i, count in enumerate(waiting) if count == 0]
+    heapq.heapify(heap)
+    order: list[Node] = []
+    while heap:
+        i = by_rank[heapq.heappop(heap)]
+        order.append(nodes[i])
+        for j in succs[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(heap, rank[j])
+    if len(order) < len(nodes):
+        raise cycle([nodes[i] for i, count in enumerate(waiting) if count], dag)
+    return order
 
 
 def contracted(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:

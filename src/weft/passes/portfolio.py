@@ -11,19 +11,21 @@ graph that is asked about stays as it is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
+from weft.bucketing.eligibility import Strategy
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY, copy_graph
 from weft.graph.ops import Kind
-from weft.passes.base import Context
-from weft.passes.bucketing import BucketPass
+from weft.graph.orders import placed, settled
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.bucket_all_gathers import BucketAllGathers
 from weft.passes.communication.bucket_all_reduces import BucketAllReduces
 from weft.passes.communication.bucket_reduce_scatters import BucketReduceScatters
@@ -31,8 +33,9 @@ from weft.passes.communication.bucket_transfers import BucketTransfers
 from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
-from weft.planning.members import Strategy
-from weft.planning.plan import Action, Arrange, Decision, Merge, Settle
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Arrange, Merge, Move, Settle, Step
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)
@@ -49,20 +52,24 @@ class Variant:
     """What leads from the graph that was asked about to the names in `given`."""
     given: tuple[str, ...]
     """The nodes in the order that the merges leave."""
-    dag: Dag
+    nodes: Sequence[Node]
     """The same nodes in the order of the variant."""
     decisions: tuple[Decision, ...] = ()
     """About the merges."""
 
+    @functools.cached_property
+    def dag(self) -> Dag:
+        """Of the nodes in that order."""
+        return Dag(self.nodes)
+
     def actions(self, order: Sequence[int]) -> list[Action]:
-        """What leads to an order of the nodes of the Dag."""
-        names = [self.dag.nodes[i].name for i in order]
-        arranged = arrange(names, self.given)
+        """What leads to an order of the nodes."""
+        arranged = arrange([self.nodes[i].name for i in order], self.given)
         return [*self.merges, *([Settle()] if self.merges and arranged else []), *arranged]
 
     def members(self) -> Mapping[str, tuple[str, ...]]:
         """By launch the launches that it stands for."""
-        launches = (node for node in self.dag.nodes if node.op == "call_function" and ops.launch_form(node.target))
+        launches = (node for node in self.nodes if node.op == "call_function" and ops.launch_form(node.target))
         return {node.name: node.meta.get(MEMBERS_KEY, (node.name,)) for node in launches}
 
 
@@ -78,7 +85,7 @@ def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
     return [Arrange(tuple((given[first], given[last]) for first, last in runs))] if len(runs) > 1 else []
 
 
-def variants(graph: Graph, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
+def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
     """The graph after each choice of passes, as they leave it and with launches hoisted and waits sunk; each once.
 
     Buckets that lists hold too, and that save no kernels, are left out: the same without copies is no longer.
@@ -88,6 +95,9 @@ def variants(graph: Graph, context: Context, choices: Iterable[Sequence[BucketPa
     listed: dict[str, tuple[Action, ...]] = {}
     useless: set[BucketPass] = set()
     for passes in choices:
+        if not passes:
+            yield from _overlapped(Variant((), tuple(node.name for node in dag.nodes), dag.nodes), dag)
+            continue
         made, planned = copy_graph(graph), None
         if len(passes) == 1:
             (alone,) = passes
@@ -96,21 +106,43 @@ def variants(graph: Graph, context: Context, choices: Iterable[Sequence[BucketPa
                 listed[alone.name()] = planned.actions
             elif _is_listed(planned.actions, listed.get(alone.name(), ())):
                 useless.add(alone)
-        if passes and useless.issuperset(passes):
+        if useless.issuperset(passes):
             continue
         steps = [rewrite.run(made, context, planned)[0] for rewrite in passes]
         merges = list[Action]()
         for step in steps:
             merges += [*([Settle()] if merges and step.actions else []), *step.actions]
-        if (key := tuple(merges)) in seen:
+        if not merges or (key := tuple(merges)) in seen:
             continue
         seen.add(key)
-        given, decisions = tuple(node.name for node in made.nodes), tuple(d for step in steps for d in step.applied)
-        if merges:
-            yield Variant(key, given, Dag(made), decisions)
-        is_other = [rewrite.run(made, context)[1] for rewrite in (HoistLaunches(), SinkWaits())]
-        if any(is_other):
-            yield Variant(key, given, Dag(made), decisions)
+        nodes, decisions = tuple(made.nodes), tuple(d for step in steps for d in step.applied)
+        merged = Variant(key, tuple(node.name for node in nodes), nodes, decisions)
+        yield merged
+        yield from _overlapped(merged, merged.dag)
+
+
+def _overlapped(variant: Variant, dag: Dag) -> Iterator[Variant]:
+    """The variant with launches hoisted and waits sunk as the passes do it, where that changes its order.
+
+    No graph is edited for that: it would take four times as long.
+    """
+    hoisted = _moved(dag, HoistLaunches().plan_on(dag))
+    between = Dag(hoisted) if hoisted is not dag.nodes else dag
+    sunk = _moved(between, SinkWaits().plan_on(between))
+    if sunk is not dag.nodes:
+        yield replace(variant, nodes=sunk)
+
+
+def _moved(dag: Dag, step: Step) -> list[Node]:
+    """The nodes where the moves of a step would put them; those of the Dag where it has none."""
+    nodes = {node.name: node for node in dag.nodes}
+    anchors: dict[Node, tuple[Node, bool]] = {}
+    for move in step.actions:
+        if isinstance(move, Move):
+            for name in move.nodes:
+                anchors.pop(nodes[name], None)
+                anchors[nodes[name]] = nodes[move.anchor], move.side == "after"
+    return settled(dag, placed(dag.nodes, anchors), keep_issue_order=True) if anchors else dag.nodes
 
 
 def _is_listed(merges: Sequence[Action], listed: Sequence[Action]) -> bool:

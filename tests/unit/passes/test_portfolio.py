@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from torch.fx import GraphModule
 
 import weft
 from weft.errors import WeftError
+from weft.graph.dag import Dag
 from weft.graph.edit import copy_module
 from weft.graph.groups import read_groups
-from weft.graph.text import render
-from weft.passes.base import Context, parse_pass
+from weft.graph.listings.text import render
+from weft.passes.base import parse_pass
 from weft.passes.communication.schedule_overlap import KINDS, ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.portfolio import all_choices, variants
-from weft.planning.plan import Arrange, Merge, Plan, Settle, Step
+from weft.plan.context import Context
+from weft.plan.plan import Arrange, Merge, Plan, Settle, Step
 
 MIXED = """group('dp', size=2)
 
@@ -41,35 +45,37 @@ def context_of(module: GraphModule) -> Context:
 def test_the_actions_of_a_variant_lead_to_it_and_the_graph_stays_as_it_was():
     module = weft.parse(MIXED)
     context = context_of(module)
-    found = list(variants(module.graph, context, all_choices(module.graph, KINDS["all"], None)))
+    choices = all_choices(module.graph, KINDS["all"], None)
+    found = list(variants(module.graph, Dag(module.graph), context, choices))
     assert render(module) == MIXED
-    assert len({render_of(variant.dag.nodes) for variant in found}) == len(found)
+    assert len({render_of(variant.nodes) for variant in found}) == len(found)
     for variant in found:
         made = copy_module(module)
-        step = Step("schedule-overlap", tuple(variant.actions(range(len(variant.dag.nodes)))))
+        step = Step("schedule-overlap", tuple(variant.actions(range(len(variant.nodes)))))
         ScheduleOverlap().run(made.graph, context, step)
-        assert [node.name for node in made.graph.nodes] == [node.name for node in variant.dag.nodes]
+        assert [node.name for node in made.graph.nodes] == [node.name for node in variant.nodes]
         weft.verify(module, made, ranks=2)
 
 
-def render_of(nodes: list[object]) -> str:
+def render_of(nodes: Sequence[object]) -> str:
     return " ".join(map(str, nodes))
 
 
 def test_variants_are_what_their_pipelines_leave():
     module = weft.parse(MIXED)
-    choices = [(parse_pass("bucket-all-gathers{strategy=pack}"), parse_pass("bucket-reduce-scatters"))]
-    bucketed, hoisted = variants(module.graph, context_of(module), choices)
-    spec = "bucket-all-gathers{strategy=pack},bucket-reduce-scatters"
-    for variant, ends in ((bucketed, ""), (hoisted, ",hoist-launches,sink-waits")):
-        made = Pipeline.parse(spec + ends).run(module, cluster="h100-8")
-        assert [node.name for node in made.module.graph.nodes] == [node.name for node in variant.dag.nodes]
+    choices = [(), (parse_pass("bucket-all-gathers{strategy=pack}"), parse_pass("bucket-reduce-scatters"))]
+    found = variants(module.graph, Dag(module.graph), context_of(module), choices)
+    buckets, hoisted = "bucket-all-gathers{strategy=pack},bucket-reduce-scatters", "hoist-launches,sink-waits"
+    for variant, spec in zip(found, (hoisted, buckets, f"{buckets},{hoisted}"), strict=True):
+        made = Pipeline.parse(spec).run(module, cluster="h100-8")
+        assert [node.name for node in made.module.graph.nodes] == [node.name for node in variant.nodes]
 
 
 @pytest.mark.parametrize("merge", ["gathers", "none"])
 def test_only_the_kinds_that_may_merge_are_merged(merge: str):
     module = weft.parse(MIXED)
-    for variant in variants(module.graph, context_of(module), all_choices(module.graph, KINDS[merge], None)):
+    choices = all_choices(module.graph, KINDS[merge], None)
+    for variant in variants(module.graph, Dag(module.graph), context_of(module), choices):
         merged = [action.launches for action in variant.merges if isinstance(action, Merge)]
         assert merged in ([], [("ag0", "ag1")] if merge == "gathers" else [])
 

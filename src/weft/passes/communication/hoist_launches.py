@@ -36,8 +36,10 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.profiles import is_cheap
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Decision, Move, Reason, Step
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Action, Move, Step
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class HoistLaunches(Pass):
     """Bytes of results of one group that may be under way because of hoisting. none: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        return self.plan_on(Dag(graph))
+
+    def plan_on(self, dag: Dag) -> Step:
+        """The same for nodes that need not stand in a graph in this order."""
         windows = _Windows(dag, self.max_in_flight_bytes)
         queue = {later: earlier for earlier, later in dag.queue}
         place = _Places(dag)

@@ -17,17 +17,18 @@ After::
     g = wait(ag)
     y = mm(g, w)
 
-The order comes from a search (`planning/search.py`) that is judged by the simulator on the cluster that is described:
+The order comes from a search (`scheduling/search.py`) that is judged by the simulator on the cluster that is described:
 it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
 twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
 Reductions may be held back for that until a bucket is full.
 
-It is also never longer than simple pipelines that need no more memory than it may use: launches hoisted and waits sunk,
-each pass that merges launches in each of its strategies before that, DDP's buckets and FSDP2's layers. Their graphs are
-candidates, and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed.
-Graphs of more than 1000 nodes (500 with effort `fast`, 20 000 with `best`) are searched without them; there the search
-has plain orders of its own (`planning/recipes.py`).
+It is also never longer than launches hoisted and waits sunk (`hoist-launches,sink-waits`), nor, in graphs of up to 1000
+nodes (500 with effort `fast`, 20 000 with `best`), than simple pipelines that merge launches before that: each pass in
+each of its strategies, DDP's buckets and FSDP2's layers. All that counts is what needs no more memory than the planner
+may use. The graphs of these pipelines are candidates, and the search goes on from the best of them: so gathers of
+several dtypes, which no list takes, are packed. In larger graphs the search has plain orders with buckets of its own
+(`scheduling/recipes.py`).
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -36,27 +37,29 @@ is exact. Memory: the limit is a promise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Graph
 
-from weft.cost.cluster import assumed_cluster
+from weft.bucketing.eligibility import COALESCED
+from weft.bucketing.prices import BucketPrices
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics, Pass
+from weft.passes.base import Numerics, Pass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.portfolio import Variant, all_choices, variants
-from weft.planning.blocked import explain_exposed
-from weft.planning.bucket_prices import BucketPrices
-from weft.planning.jobs import Jobs
-from weft.planning.members import COALESCED
-from weft.planning.plan import Action, Decision, Merge, Settle, Step
-from weft.planning.search import Outcome, search
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Merge, Settle, Step
+from weft.scheduling.explanation import explain_exposed
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
@@ -69,7 +72,8 @@ KINDS = {
 FEW_NODES = 300
 """Up to so many all simple pipelines are tried; above that, where a plain order comes near to what the search found."""
 MOST_NODES = {"fast": 500, "default": 1000, "best": 20_000}
-"""In larger graphs simple pipelines are not tried one by one: each takes a third of the time of a default search."""
+"""In larger graphs pipelines that merge launches are not tried: each takes at least half as long as a default search.
+Hoisting and sinking alone, which needs no edit of the graph, takes an eighth of that and is tried in all."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Planner:
 
     def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
         self.rewrite, self.graph, self.context = rewrite, graph, context
-        self.cluster = context.cluster or assumed_cluster(context.groups)
+        self.cluster = context.target_cluster
         self.kinds = KINDS[rewrite.merge]
         self.exposed_ns: dict[str, int] = {}
         """How long each launch was exposed in the graph as it is."""
@@ -139,31 +143,38 @@ class Planner:
         program = program_of(dag, self.context.groups, self.cluster)
         outcome = self._search(dag, program, self.context.memory_limit_bytes)
         self.exposed_ns = {program.names[op]: ns for op, ns in outcome.given_exposed_ns.items()}
-        best = Candidate(Variant((), program.names, dag), program, outcome)
-        return self._better(best) if self._is_worth(best.outcome, len(program.names)) else best
+        return self._better(Candidate(Variant((), program.names, dag.nodes), program, outcome), dag)
 
-    def _is_worth(self, outcome: Outcome, num_nodes: int) -> bool:
-        """Whether a simple pipeline may be shorter, and trying them takes no longer than it may."""
-        if not outcome.program.queues or num_nodes > MOST_NODES[self.context.effort]:
-            return False
-        return num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
-
-    def _better(self, best: Candidate) -> Candidate:
-        """The best of a candidate and of the variants of the graph."""
+    def _better(self, best: Candidate, dag: Dag) -> Candidate:
+        """The best of a candidate and of the variants of its graph."""
+        if not best.program.queues:
+            return best
         limit = best.outcome.limit_bytes
-        choices = all_choices(self.graph, self.kinds, self.rewrite.max_bucket_bytes)
-        quick: list[tuple[tuple[bool, int, int], int, Variant, Program]] = []
-        for number, variant in enumerate(variants(self.graph, self.context, choices)):
-            program = program_of(variant.dag, self.context.groups, self.cluster)
-            step, peak = run(program).step_ns, Footprint(program).peak(range(len(program.names)))
-            quick.append((_rank(step, peak, limit), number, variant, program))
+        quick: list[tuple[tuple[bool, int, int], int, Variant]] = []
+        for number, variant in enumerate(variants(self.graph, dag, self.context, self._choices(best))):
+            if variant.merges:
+                program = program_of(variant.dag, self.context.groups, self.cluster)
+                order: Sequence[int] = range(len(program.names))
+            else:  # another order of the same program
+                program, order = best.program, [dag.index[node] for node in variant.nodes]
+            step, peak = run(program, order).step_ns, Footprint(program).peak(order)
+            quick.append((_rank(step, peak, limit), number, variant))
         if not quick:
             return best
-        rank, _, variant, program = min(quick)
+        rank, _, variant = min(quick)
         known = _rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
         if rank[:2] >= known[:2]:  # as short with less memory is no reason to copy
             return best
+        program = program_of(variant.dag, self.context.groups, self.cluster)
         return Candidate(variant, program, self._search(variant.dag, program, limit))
+
+    def _choices(self, best: Candidate) -> Iterable[Sequence[BucketPass]]:
+        """The passes whose graphs are tried: none, so that launches are hoisted and waits sunk, or all of them too."""
+        num_nodes, outcome = len(best.program.names), best.outcome
+        is_near = num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
+        if is_near and num_nodes <= MOST_NODES[self.context.effort]:
+            return all_choices(self.graph, self.kinds, self.rewrite.max_bucket_bytes)
+        return [()]
 
     def _search(self, dag: Dag, program: Program, limit: int | None) -> Outcome:
         context, kinds = self.context, self.kinds - OTHERS
@@ -182,4 +193,4 @@ def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, i
 
 
 def _launches(program: Program) -> list[int]:
-    return [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    return [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]

@@ -36,8 +36,10 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.profiles import is_alias
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Move, Reason, Step
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Move, Step
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class SinkWaits(Pass):
     """A wait does not sink past a launch of its group with which more bytes would be in flight. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        return self.plan_on(Dag(graph))
+
+    def plan_on(self, dag: Dag) -> Step:
+        """The same for nodes that need not stand in a graph in this order."""
         limits = _limits(dag, self.max_in_flight_bytes) if self.max_in_flight_bytes is not None else {}
         units = _units(dag, limits)
         beside: dict[int, list[list[int]]] = {}

@@ -1,0 +1,321 @@
+"""Buckets: which collectives are launched as one, and where.
+
+Contract: one engine for every kind, policy and strategy. Members are taken in the order of their launches: every rank
+decides the same. They need not be neighbours. A member that needs another of its key goes to a later level, it is never
+lost. Whether a bucket may take a member is decided by keys, by dependencies through all buckets so far, and by
+writes to what it sends. Every collective that was considered ends as one decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from weft.bucketing.eligibility import (
+    Key,
+    Member,
+    Part,
+    Strategy,
+    Touches,
+    depends_on_place,
+    is_bucket,
+    parts_of,
+    read_member,
+    written_buffer,
+)
+from weft.bucketing.placement import Placement
+from weft.bucketing.policy import Policy
+from weft.bucketing.prologues import foldable
+from weft.graph.collective import Collective, collectives
+from weft.graph.contraction import Contraction
+from weft.graph.dag import Dag
+from weft.graph.groups import GroupTable
+from weft.graph.memory import ValueNumbers
+from weft.graph.ops import REDUCTIONS, Kind
+from weft.graph.roles import Roles
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Merge, bucket_names
+
+Slot = tuple[Key, str | None]
+"""What tells apart the rows of buckets: the key, and the module where the policy asks for it."""
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Members to be launched as one; a single member is a bucket of its own."""
+
+    slot: Slot
+    members: list[Member]
+    num_bytes: int
+    cap: int = 0
+    seen_bytes: int = 0
+    """Bytes of its slot that had come when it was opened."""
+    closed: bool = False
+    """Takes no more: it was pinned, or made by an earlier pass."""
+    shards: set[int] = field(default_factory=set[int])
+
+    @property
+    def first(self) -> Member:
+        return self.members[0]
+
+
+class Bucketing:
+    """The planning of buckets for one graph."""
+
+    def __init__(
+        self, name: str, dag: Dag, groups: GroupTable, policy: Policy, strategy: Strategy, alias_outputs: bool
+    ) -> None:
+        self.name, self.dag, self.groups, self.policy = name, dag, groups, policy
+        self.strategy: Strategy = strategy
+        self.alias_outputs = alias_outputs
+        self.contraction = Contraction(dag)
+        self.touches = Touches(dag)
+        self.numbers = ValueNumbers(dag)
+        self.refusals: dict[str, Refusal] = {}
+        self.decisions: list[tuple[int, Decision]] = []
+
+    def plan(self, kinds: Iterable[Kind]) -> tuple[list[Merge], list[Decision]]:
+        """The merges, and a decision for every collective of these kinds."""
+        members = self._members(frozenset(kinds))
+        buckets = self._pin([Bucket(self._slot(m), [m], m.num_bytes, closed=is_bucket(m.collective)) for m in members])
+        while self._sweep(buckets):
+            buckets = sorted((b for b in buckets if b.members), key=lambda b: b.first.index)
+        merged = [bucket for bucket in buckets if len(bucket.members) > 1 and bucket.num_bytes]
+        places = Placement(self.dag, self.policy).of([[m.collective for m in b.members] for b in merged])
+        merges = [self._merge(bucket, place) for bucket, place in zip(merged, places, strict=True)]
+        for bucket in buckets:
+            self._decide(bucket, buckets)
+        return merges, [decision for _, decision in sorted(self.decisions, key=lambda pair: pair[0])]
+
+    # Which collectives are considered.
+
+    def _members(self, kinds: frozenset[Kind]) -> list[Member]:
+        roles, policy = Roles(self.dag), self.policy
+        found: list[Member] = []
+        for collective in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
+            if collective.kind not in kinds:
+                continue
+            launch = collective.launch.name
+            member = read_member(collective, self.dag, self.strategy)
+            role = roles.of(collective) if policy.role is not None else None
+            if role != policy.role:
+                told_by = roles.told_by(collective)
+                sentence = f"{launch} carries {role}, not {policy.role}"
+                sentence += f": it {'comes from' if collective.kind not in REDUCTIONS else 'goes to'} {told_by}"
+                member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
+            elif launch in policy.forbidden:
+                member = Refusal(Reason.FORBIDDEN, f"{launch} stays: that was asked for")
+            elif (group := self.groups.canonical(collective.group)) in policy.withheld:
+                member = Refusal(Reason.OTHER_RANKS, f"{launch} stays: {policy.withheld[group]}")
+            if isinstance(member, Member):
+                found.append(member)
+            else:
+                self._note(self.dag.index[collective.launch], member, launch)
+        return found
+
+    def _slot(self, member: Member) -> Slot:
+        return member.key, self.policy.module_of(member.collective.launch)
+
+    def _pin(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Make the buckets that the user pins."""
+        by_name = {bucket.first.name: bucket for bucket in buckets}
+        for names in self.policy.pinned:
+            chosen = [by_name[name] for name in names if name in by_name and not by_name[name].closed]
+            for other in chosen[1:]:
+                refusal = self._why_not(chosen[0], other.first, pinned=True)
+                if refusal is not None:
+                    self.refusals[other.first.name] = refusal
+                    continue
+                self._join(chosen[0], other)
+            for bucket in chosen:
+                bucket.closed = True
+        return [bucket for bucket in buckets if bucket.members]
+
+    # Filling.
+
+    def _sweep(self, buckets: list[Bucket]) -> bool:
+        """Put every single member into a bucket that is open for it; returns whether anything was merged."""
+        merged = False
+        levels = _Levels(self.contraction, buckets)
+        opened: dict[tuple[Slot, int], Bucket] = {}
+        count: dict[Slot, int] = {}
+        seen: dict[Slot, int] = {}
+        for bucket in buckets:
+            slot, single = bucket.slot, bucket.first
+            if len(bucket.members) == 1 and not bucket.closed:
+                target = opened.get((slot, levels.of(bucket)))
+                if target is not None and self._takes(target, single, seen.get(slot, 0)):
+                    seen[slot] = seen.get(slot, 0) + bucket.num_bytes
+                    self._join(target, bucket)
+                    merged = True
+                    continue
+            number = count[slot] = count.get(slot, -1) + 1
+            bucket.cap, bucket.seen_bytes = self.policy.cap(slot[0], number), seen.get(slot, 0)
+            if bucket.num_bytes >= bucket.cap:  # it fills a bucket, and keeps no small ones around it apart
+                self._say_full(bucket)
+                continue
+            seen[slot] = bucket.seen_bytes + bucket.num_bytes
+            bucket.shards = bucket.shards or self._shards(single)
+            if len(bucket.members) == 1 and not bucket.closed:
+                opened[slot, levels.of(bucket)] = bucket
+        return merged
+
+    def _say_full(self, bucket: Bucket) -> None:
+        name, size, cap = bucket.first.name, bucket.num_bytes, bucket.cap
+        sentence = f"{name} stays alone: its {size} bytes fill a bucket of {cap}"
+        self.refusals.setdefault(name, Refusal(Reason.FULL, sentence, name))
+
+    def _takes(self, bucket: Bucket, member: Member, seen_bytes: int) -> bool:
+        refusal = self._why_full(bucket, member, seen_bytes) or self._why_not(bucket, member)
+        if refusal is None:
+            return True
+        self.refusals[member.name] = refusal
+        self.refusals.setdefault(bucket.first.name, replace(refusal, blocking=member.name))
+        return False
+
+    def _why_full(self, bucket: Bucket, member: Member, seen_bytes: int) -> Refusal | None:
+        cap, total = bucket.cap, bucket.num_bytes + member.num_bytes
+        full = bucket.num_bytes >= cap if self.policy.may_overshoot else total > cap
+        if full:
+            sentence = f"{member.name} does not join {bucket.first.name}: {total} bytes are over the cap of {cap}"
+            return Refusal(Reason.FULL, sentence, bucket.first.name)
+        passed = seen_bytes - bucket.seen_bytes - bucket.num_bytes
+        if passed > cap:  # what would be gathered so much too early, or sent so much too late, is held in between
+            sentence = f"{member.name} does not join {bucket.first.name}: {passed} bytes of others lie between"
+            return Refusal(Reason.FULL, sentence, bucket.first.name)
+        return None
+
+    def _why_not(self, bucket: Bucket, member: Member, pinned: bool = False) -> Refusal | None:
+        first = bucket.first
+        if member.key != first.key:
+            sentence = f"{member.name} does not join {first.name}: they differ in {_difference(member.key, first.key)}"
+            return Refusal(Reason.UNSUPPORTED_FORM, sentence, first.name)
+        again = bucket.shards & self._shards(member)
+        if again and not pinned:
+            sentence = (
+                f"{member.name} does not join {first.name}: it gathers the same again, which would be held between"
+            )
+            return Refusal(Reason.HOLDS_MEMORY, sentence, first.name)
+        needed = self.contraction.why_not_merge([first.index, member.index])
+        if needed is not None:
+            blocking = self.dag.nodes[needed].name
+            sentence = f"{member.name} does not join {first.name}: {blocking} must come between"
+            if needed in (m.index for m in (*bucket.members, member)):
+                sentence = f"{member.name} does not join {first.name}: one needs {blocking}, which is of the other"
+            return Refusal(Reason.DEPENDENCY, sentence, blocking)
+        return None
+
+    def _shards(self, member: Member) -> set[int]:
+        """What an all-gather gathers, by value number."""
+        if member.key.kind is not Kind.ALL_GATHER:
+            return set()
+        return {self.numbers.of(source) for source in member.collective.inputs}
+
+    def _join(self, bucket: Bucket, other: Bucket) -> None:
+        self.contraction.merge([bucket.first.index, other.first.index])
+        bucket.shards |= self._shards(bucket.first) | self._shards(other.first)
+        in_order = other.first.index > bucket.members[-1].index
+        bucket.members += other.members
+        if not in_order:
+            bucket.members.sort(key=lambda m: m.index)
+        bucket.num_bytes += other.num_bytes
+        other.members = []
+
+    # The outcome.
+
+    def _merge(self, bucket: Bucket, place: tuple[tuple[str, ...], str | None, str | None]) -> Merge:
+        carried, launch_before, wait_before = place
+        parts = [(member.collective, part) for member in bucket.members for part in parts_of(member.collective)]
+        owned = tuple(n for n, (collective, part) in enumerate(parts) if self._must_own(collective, part))
+        folded = foldable([part.source for _, part in parts], self.strategy, self.touches)
+        launches = tuple(member.name for member in bucket.members)
+        carried = tuple(name for name in carried if name not in folded)
+        last = bucket.members[-1].index
+        together = any(self.touches.is_touched(member.collective, member.index, last) for member in bucket.members)
+        return Merge(launches, self.strategy, owned, folded, carried, launch_before, wait_before, together)
+
+    def _must_own(self, collective: Collective, part: Part) -> bool:
+        if written_buffer(collective, part) is not None:  # the result is copied to it
+            return False
+        effects = self.dag.effects
+        held = {s for node in part.results for s in effects.held(self.dag.index[node])}
+        returned = not self.alias_outputs and not held.isdisjoint(effects.held_by_outputs)
+        return (
+            returned
+            or depends_on_place(part.results)
+            or any(self.touches.is_overwritten(node, collective.launch) for node in part.results)
+        )
+
+    def _note(self, index: int, refusal: Refusal, *launches: str) -> None:
+        self.decisions.append(
+            (index, Decision(self.name, refusal.reason, refusal.sentence, launches, refusal.blocking))
+        )
+
+    def _decide(self, bucket: Bucket, buckets: list[Bucket]) -> None:
+        first, kind = bucket.first, bucket.first.key.kind.value
+        group = self.groups.canonical(first.key.group)
+        if len(bucket.members) > 1 and not bucket.num_bytes:
+            for member in bucket.members:
+                sentence = f"{member.name} stays: it sends nothing, nor does any that it could join"
+                refusal = Refusal(Reason.ALONE, sentence)
+                self._note(member.index, refusal, member.name)
+            return
+        if len(bucket.members) > 1:
+            names = tuple(member.name for member in bucket.members)
+            what = f"{len(names)} launches of {kind} in {group!r} become one of {bucket.num_bytes} bytes"
+            self._note(
+                first.index,
+                Refusal(Reason.APPLIED, f"{what}: {first.name} to {names[-1]}"),
+                *names,
+                *bucket_names(first.name),
+            )
+            return
+        refusal = self.refusals.get(first.name) or self._why_alone(bucket, buckets)
+        if is_bucket(first.collective):
+            refusal = Refusal(Reason.ALREADY_DONE, f"{first.name} is a bucket already")
+        self._note(first.index, refusal, first.name)
+
+    def _why_alone(self, bucket: Bucket, buckets: list[Bucket]) -> Refusal:
+        first = bucket.first
+        bit = self.contraction.block(first.index).members
+        for other in buckets:
+            if other is bucket or other.slot != bucket.slot:
+                continue
+            needs = self.contraction.block(first.index).before & self.contraction.block(other.first.index).members
+            needed = self.contraction.block(other.first.index).before & bit
+            if needs or needed:
+                sentence = f"{first.name} stays alone: it {'needs' if needs else 'is needed by'} {other.first.name}"
+                return Refusal(Reason.DEPENDENCY, sentence, other.first.name)
+        kind, group = first.key.kind.value, self.groups.canonical(first.key.group)
+        return Refusal(Reason.ALONE, f"{first.name} stays alone: no other {kind} in {group!r} is of its sort")
+
+
+class _Levels:
+    """How many buckets of its slot, each needing the one before, each bucket needs."""
+
+    def __init__(self, contraction: Contraction, buckets: list[Bucket]) -> None:
+        self.contraction = contraction
+        self.masks: dict[Slot, list[int]] = {}
+        self.levels: dict[int, int] = {}
+        for bucket in buckets:
+            masks = self.masks.setdefault(bucket.slot, [])
+            before = contraction.before(bucket.first.index)
+            low, high = 0, len(masks)  # who needs a bucket of some level needs one of each level below
+            while low < high:
+                middle = (low + high) // 2
+                if before & masks[middle]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == len(masks):
+                masks.append(0)
+            masks[low] |= contraction.block(bucket.first.index).members
+            self.levels[id(bucket)] = low
+
+    def of(self, bucket: Bucket) -> int:
+        return self.levels[id(bucket)]
+
+
+def _difference(first: Key, second: Key) -> str:
+    names = ("kind", "group", "group size", "reduce operator", "root", "device", "dtype")
+    return ", ".join(name for name, a, b in zip(names, first, second, strict=True) if a != b)
