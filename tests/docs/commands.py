@@ -8,6 +8,7 @@ ELSEWHERE = {
     r"make demo": "tests/docs/test_demo.py",
     r"weft demo": "tests/docs/test_demo.py",
     r"make (test|lint|test-all)( .*)?": ".ci/run",
+    r"pip install \.": "tests/integration/test_package.py",
     r"make docs": "tests/docs/test_site.py",
     r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
     r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
