@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule
 
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 
 REPEATS = 5
 BLOCK = 49

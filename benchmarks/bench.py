@@ -46,7 +46,7 @@ from planner import NAIVE, Contestant, Result, judge, program_of, run_peer, run_
 from scenarios import HERE, SCENARIOS, capture
 
 import weft
-from weft.simulation.bounds import lower_bound
+from weft.bounds.lower_bound import lower_bound
 
 ROOT = HERE.parent
 TIMED = ("ddp-x8-nvlink", "tp-x8-nvlink", "fsdp-x8-nvlink", "hsdp-x64", "moe-x64", "fsdp-x64-tp-x8")

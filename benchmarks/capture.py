@@ -26,7 +26,7 @@ def measure(model: str, parallel: str, layers: int, ranks: int, part: Any, batch
 
     from weft import zoo
     from weft.graph.collective import collectives
-    from weft.graph.text import parse, render
+    from weft.graph.listings.text import parse, render
 
     torch.set_num_threads(1)
     name, _, kept = parallel.partition(":")

@@ -34,10 +34,10 @@ from timing import exponent, processor_seconds
 from torch.fx import GraphModule
 
 import weft
+from weft.bounds.lower_bound import lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
-from weft.simulation.bounds import lower_bound
 from weft.simulation.build import sequence_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate

@@ -31,10 +31,10 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 import weft
 from weft.graph import metadata
 from weft.graph.edit import copy_module
-from weft.passes.draft import Draft
-from weft.passes.pattern import VIEWS, op
 from weft.passes.pipeline import Pipeline
-from weft.passes.rewriting import Rule, rewrite
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import VIEWS, op
+from weft.rewriting.rules import Rule, rewrite
 
 STEPS = {"fsdp": "fsdp-x8-nvlink", "ddp": "ddp-x8-nvlink", "tp": "tp-x8-nvlink"}
 """Scenarios by parallelism."""

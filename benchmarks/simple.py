@@ -29,7 +29,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
-from weft.planning.search import allowed_bytes
+from weft.scheduling.search import allowed_bytes
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.nn.utils import parametrize
 
 import weft
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 
 class Gathered(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

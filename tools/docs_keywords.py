@@ -12,7 +12,7 @@ import weft
 from tools.docs_passes import names as pass_names
 from weft.cli.main import app
 from weft.passes.presets import PRESETS
-from weft.planning.plan import Reason
+from weft.plan.decision import Reason
 
 CODE = re.compile(r"```.*?```|`[^`\n]+`|^    .*$", re.MULTILINE | re.DOTALL)
 MOST = 6

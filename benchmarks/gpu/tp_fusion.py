@@ -34,7 +34,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from buckets import mps  # type: ignore[import-not-found]  # beside this file
 
 import weft
-from tests.unit.kernels.streams import cases, gather, scatter
+from tests.unit.streaming.streams import cases, gather, scatter
 
 GATHER, SCATTER = "fuse-all-gather-matmuls", "fuse-matmul-reduce-scatters"
 SIZES = {

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from train_profile import events_of, gap_us, record
 
-from weft.cost.calibrate import fit, read_measurements
-from weft.cost.calibrated_file import cluster_text
+from weft.cost.calibration.cluster_writer import cluster_text
+from weft.cost.calibration.fit import fit, read_measurements
+from weft.cost.calibration.samples import Sample
 from weft.cost.device import Device
-from weft.cost.samples import Sample
 from weft.graph.ops import Kind
 
 PAYLOADS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)

@@ -31,7 +31,7 @@ from weft.frontends import session
 from weft.graph import ops
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
-from weft.graph.text import digest
+from weft.graph.listings.text import digest
 
 if TYPE_CHECKING:
     from train_rank import Rank

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.inductor import inductor_pass
     from weft.frontends.session import check_agreement, run_report
-    from weft.passes.base import Context, Numerics, Pass
+    from weft.passes.base import Numerics, Pass
     from weft.passes.pipeline import Pipeline
-    from weft.planning.plan import Decision, Plan, Step
+    from weft.plan.context import Context
+    from weft.plan.decision import Decision
+    from weft.plan.plan import Plan, Step
     from weft.report.report import Report
     from weft.verification.comparison import Verdict
 
@@ -66,7 +68,7 @@ _HOMES = {
     "weft.frontends.session": ("check_agreement", "run_report"),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),
-    "weft.planning.plan": ("Decision", "Plan", "Step"),
+    "weft.plan.plan": ("Decision", "Plan", "Step"),
     "weft.report.report": ("Report",),
     "weft.verification.comparison": ("Verdict",),
 }

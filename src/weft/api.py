@@ -11,25 +11,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft.compat import real_values
-from weft.cost.cluster import Cluster
-from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
-from weft.graph.aliasing import may_share_inputs
-from weft.graph.collective import collectives
-from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, render
-from weft.graph.text import parse as read_listing
-from weft.passes.base import Context, Numerics, parse_pass
-from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
-from weft.planning.plan import Plan
-from weft.process import left_as_it_was
-from weft.report.comparison import Comparison
-from weft.report.report import GraphRecord, Report, record_passes
-from weft.report.streams import record_streams
-from weft.report.work import check_tokens
-from weft.simulation.run import simulate_modules
-from weft.simulation.timeline import Timeline
-from weft.verification.arguments import (
+from weft.arguments import (
     check_cluster,
     check_groups,
     check_mesh,
@@ -40,12 +22,31 @@ from weft.verification.arguments import (
     check_ranks,
     check_type,
 )
+from weft.bounds.bounded_simulation import simulate_modules
+from weft.compat import real_values
+from weft.cost.cluster import Cluster
+from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
+from weft.graph.aliasing import may_share_inputs
+from weft.graph.collective import collectives
+from weft.graph.groups import Group, GroupTable, read_groups
+from weft.graph.listings.text import digest, render
+from weft.graph.listings.text import parse as read_listing
+from weft.passes.base import Numerics, parse_pass
+from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
+from weft.plan.context import Context
+from weft.plan.plan import Plan
+from weft.process import left_as_it_was
+from weft.report.comparison import Comparison
+from weft.report.report import GraphRecord, Report, record_passes
+from weft.report.stream_counts import record_streams
+from weft.report.work import check_tokens
+from weft.simulation.timeline import Timeline
 from weft.verification.bisection import Fault, find_fault
 from weft.verification.comparison import Verdict, compare, example_inputs
-from weft.verification.equivalence import Proof, prove
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import Proof, prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -85,8 +86,8 @@ def optimize(
     that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
     runs both on every rank of a virtual cluster. `withheld` names groups whose launches stay apart, with the reason:
-    `weft.verification.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of all ranks
-    together, is for the report; what the zoo captures says it itself.
+    `weft.verification.agreement.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of
+    all ranks together, is for the report; the zoo sets it for its own captures.
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an argument that cannot be,
     `RefusedError` where `strict` or the limit of memory is not kept, `VerificationError` where the witness fails.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 
-from weft.planning.plan import Reason
+from weft.plan.decision import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage
 from weft.report.report import PassRecord

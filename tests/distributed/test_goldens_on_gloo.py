@@ -12,8 +12,8 @@ from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import compare
 from weft.verification.rank import RankResult
-from weft.verification.real_ranks import RealRanks
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.real_ranks.world import RealRanks
+from weft.verification.virtual.cluster import VirtualCluster
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 

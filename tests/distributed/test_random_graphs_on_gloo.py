@@ -16,12 +16,12 @@ from tests.property import test_planner
 from tests.property.strategies import random_listing
 from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics, all_passes, parse_pass
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 

@@ -7,11 +7,11 @@ import torch
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.kernels.streams import Case, cases, gather, reduce, scatter
+from tests.unit.streaming.streams import Case, cases, gather, reduce, scatter
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import Verdict, compare, example_inputs
-from weft.verification.real_ranks import RealRanks
+from weft.verification.real_ranks.world import RealRanks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 

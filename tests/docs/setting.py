@@ -22,10 +22,11 @@ import weft
 from tests.docs.pages import REPOSITORY
 from weft.frontends.session import SESSION
 from weft.passes import base
-from weft.planning import search
-from weft.planning.plan import Reason, Step
-from weft.verification.issue_order import read_order
-from weft.verification.statement import FolderBoard, Statement, publish
+from weft.plan.decision import Reason
+from weft.plan.plan import Step
+from weft.scheduling import search
+from weft.verification.agreement.issue_order import read_order
+from weft.verification.agreement.rank_record import FolderBoard, Statement, publish
 
 DATA = REPOSITORY / "tests" / "data"
 SMALL = {"name": "llama-debug", "ranks": 4, "layers": 1}
@@ -130,9 +131,9 @@ def _with_model() -> dict[str, Any]:
 
 
 def _of_rewrites() -> dict[str, Any]:
-    from weft.passes import draft, pattern, rewriting
+    from weft.rewriting import draft, pattern, rules
 
-    names = {name: getattr(module, name) for module in (draft, pattern, rewriting) for name in vars(module)}
+    names = {name: getattr(module, name) for module in (draft, pattern, rules) for name in vars(module)}
     names = {name: value for name, value in names.items() if not name.startswith("__")}
     known = {"Iterable": Iterable, "dataclass": dataclass, "Reason": Reason}
     return names | known | {"Context": base.Context, "Numerics": base.Numerics}

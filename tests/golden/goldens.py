@@ -37,7 +37,7 @@ from weft.graph.dag import Dag
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import Pipeline, Run
 from weft.verification.comparison import example_inputs
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FOLDER = Path(__file__).parent
 CHECKS = "(checks)"

@@ -14,7 +14,7 @@ from weft import zoo
 from weft.frontends.fake_world import fake_world
 from weft.graph.groups import read_groups
 from weft.verification.rank import RankResult
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import parallelise
 

@@ -20,7 +20,7 @@ from tests.integration.worlds import World
 from weft.errors import VerificationError
 from weft.frontends.options import Options
 from weft.frontends.session import SESSION
-from weft.verification.statement import FolderBoard, digests
+from weft.verification.agreement.rank_record import FolderBoard, digests
 from weft.zoo.parallel.collectives import ALL_GATHER, ALL_REDUCE, WAIT
 
 

@@ -27,8 +27,8 @@ from weft.graph.collective import collectives
 from weft.graph.groups import Group, read_groups
 from weft.graph.ops import op_names
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.real_ranks import RealRanks
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.real_ranks.world import RealRanks
+from weft.verification.virtual.cluster import VirtualCluster
 
 GRAPHS = Path(__file__).parents[1] / "graphs"
 TOLERANCE = 2e-5

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 import weft
 from weft.graph.collective import collectives
 from weft.passes.pipeline import Pipeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

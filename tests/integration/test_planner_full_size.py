@@ -15,11 +15,11 @@ import weft
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
-from weft.planning.search import SPARE, SPARE_BYTES
+from weft.scheduling.search import SPARE, SPARE_BYTES
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,7 +11,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.graph.ops import Kind
 from weft.passes.pipeline import Pipeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 STREAM = "fuse-all-gather-matmuls{chunks=2},fuse-matmul-reduce-scatters{chunks=2}"
 STEPS = [

@@ -9,11 +9,11 @@ import weft
 from weft.graph import check, metadata
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 
 NUM_RANKS = 4
 NUM_TERMS = 1 << 14

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from tests.property.checks import is_exact, same_bits
 from tests.property.strategies import random_arithmetic, random_products, special_tensor
 from tests.property.test_rewrites import SPECS
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline
 
 NUM_SEEDS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 60

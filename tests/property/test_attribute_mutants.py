@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.unit.verification.denotation import same
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 6000 if FULL else 60

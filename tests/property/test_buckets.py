@@ -17,10 +17,10 @@ from tests.property.strategies import BUCKET_STEPS, random_listing
 from weft.graph import metadata
 from weft.graph.collective import collectives
 from weft.graph.edit import MEMBERS_KEY
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run, replay
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 10_000 if os.environ.get("WEFT_FUZZ") == "full" else 500
 CHUNK = 25

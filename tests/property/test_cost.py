@@ -14,12 +14,12 @@ from tests.property.strategies import random_listing
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
 from weft.cost.device import Device
+from weft.cost.measured_table import Table
 from weft.cost.prices import Prices, price
-from weft.cost.table import Table
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, read_groups
+from weft.graph.listings.text import parse
 from weft.graph.ops import Kind, is_wait
-from weft.graph.text import parse
 
 NUM_GRAPHS = 60
 DEVICE = Device("any", (("bf16", 300.0), ("f32", 20.0), ("f64", 10.0)), 0.37, matmul_efficiency=0.6)

@@ -16,10 +16,10 @@ from torch.fx import GraphModule
 from tests.property.checks import check_sound, check_types, is_exact
 from tests.property.strategies import BUCKET_STEPS, REWRITE_STEPS, STEPS, random_listing
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline
 from weft.passes.presets import PRESETS
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 3000 if FULL else 60

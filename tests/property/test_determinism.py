@@ -10,7 +10,7 @@ from pathlib import Path
 PROGRAM = """
 from random import Random
 import weft
-from weft.graph.text import digest
+from weft.graph.listings.text import digest
 from tests.property.strategies import random_listing
 
 for seed in range(40):

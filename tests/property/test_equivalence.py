@@ -17,10 +17,10 @@ import weft
 from tests.property.strategies import random_listing
 from weft.graph import ops
 from weft.graph.edit import Edit, copy_module
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import Numerics, all_passes
 from weft.passes.pipeline import Pipeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 4000 if FULL else 200

@@ -20,11 +20,11 @@ from tests.golden.goldens import FOLDER
 from tests.property.strategies import random_streams
 from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline, Run, replay
-from weft.verification import agreement
+from weft.verification.agreement import agreement
 from weft.verification.comparison import example_inputs
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 5000 if os.environ.get("WEFT_FUZZ") == "full" else 60
 CHUNK = 30

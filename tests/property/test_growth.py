@@ -14,7 +14,7 @@ import pytest
 from torch.fx import GraphModule
 
 from tests.property.strategies import CHAINS
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 from weft.passes.pipeline import Pipeline
 
 CLEAN = "clean,algebra"

@@ -14,18 +14,18 @@ import pytest
 
 import weft
 from weft.cli.source import load_source
-from weft.cost.calibrate import read_measurements
-from weft.cost.chrome_trace import read_chrome_trace
+from weft.cost.calibration.chrome_trace import read_chrome_trace
+from weft.cost.calibration.fit import read_measurements
+from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.cluster import Cluster
-from weft.cost.nccl_tests import read_nccl_tests
 from weft.errors import WeftError
 from weft.frontends import archive
+from weft.frontends.printed.runnable import read_runnable
 from weft.frontends.run_report import read_entries
-from weft.frontends.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.passes.pipeline import Pipeline
-from weft.planning.plan import Plan
-from weft.verification.statement import Statement
+from weft.plan.plan import Plan
+from weft.verification.agreement.rank_record import Statement
 
 CPU_SECONDS = 6.0
 """Of one case. Most take milliseconds; a syntax tree of a text of megabytes takes seconds."""

@@ -27,7 +27,7 @@ from tests.property.strategies import RANKS_OF, WORLD, OddGraph, random_odd_grap
 from weft.errors import GraphError
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import Pipeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 20_000 if os.environ.get("WEFT_FUZZ") == "full" else 150
 CHUNK = 50

@@ -32,7 +32,7 @@ from tests.property.strategies import (
 from weft.errors import WeftError
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 from weft.passes.base import parse_pass
 from weft.passes.pipeline import Pipeline
 

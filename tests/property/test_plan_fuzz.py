@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 import weft
 from tests.property.strategies import random_listing
 from weft.errors import WeftError
-from weft.planning.plan import Plan
+from weft.plan.plan import Plan
 
 NUM_SEEDS = 20_000 if os.environ.get("WEFT_FUZZ") == "full" else 300
 CHUNK = 50

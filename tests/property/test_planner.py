@@ -24,14 +24,14 @@ from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.device import Device
 from weft.errors import RefusedError
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.communication import schedule_overlap
 from weft.passes.pipeline import Pipeline, Run, replay
-from weft.planning.search import SPARE, SPARE_BYTES, Outcome
+from weft.scheduling.search import SPARE, SPARE_BYTES, Outcome
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 5000 if FULL else 120

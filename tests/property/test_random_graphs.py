@@ -24,16 +24,16 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
+from weft.graph.listings.text import parse, render
 from weft.graph.ops import op_of
-from weft.graph.text import parse, render
 from weft.passes.base import Numerics, all_passes, parse_pass
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
-from weft.passes.rewriting import RewritePass
+from weft.passes.rewrite_pass import RewritePass
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.rank import RankResult
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"
 NUM_SEEDS = 5000 if FULL else 150

@@ -36,7 +36,7 @@ from tests.property.strategies import random_listing
 from weft.compat import register_operators
 from weft.errors import WeftError
 from weft.frontends import archive
-from weft.frontends.runnable import read_runnable
+from weft.frontends.printed.runnable import read_runnable
 from weft.frontends.trace_log import LoggedGraph, read_log
 
 FULL = os.environ.get("WEFT_FUZZ") == "full"

@@ -16,11 +16,11 @@ from torch.fx import GraphModule
 import weft
 from tests.property.checks import NUM_RANKS, check_sound, check_types, is_exact
 from tests.property.strategies import REWRITE_STEPS, random_listing
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.base import all_passes
 from weft.passes.pipeline import Pipeline
-from weft.passes.rewriting import RewritePass
-from weft.verification.equivalence import prove
+from weft.passes.rewrite_pass import RewritePass
+from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 40
 CHUNK = 20

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.fx import Graph, GraphModule
 
 from weft.compat import fake_store
-from weft.verification.agreement import check
+from weft.verification.agreement.agreement import check
 
 NUM_SEEDS = 20_000 if os.environ.get("WEFT_FUZZ") == "full" else 400
 CHUNK = 100

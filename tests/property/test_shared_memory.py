@@ -19,11 +19,11 @@ from tests.property.strategies import random_aliased
 from weft.compat import fake_tensor
 from weft.graph.aliasing import APART_KEY
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import compare, example_inputs
-from weft.verification.equivalence import prove
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 NUM_SEEDS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 40
 PIPELINES = (

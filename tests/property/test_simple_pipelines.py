@@ -17,7 +17,7 @@ from tests.property.test_planner import Case, random_case, timeline
 from weft.errors import WeftError
 from weft.passes.communication import schedule_overlap
 from weft.passes.pipeline import Pipeline
-from weft.planning.search import allowed_bytes
+from weft.scheduling.search import allowed_bytes
 
 STRATEGIES = ("concat", "coalesced", "pack")
 BUCKETS = ("bucket-all-gathers", "bucket-reduce-scatters", "bucket-all-reduces", "bucket-transfers")

@@ -1,4 +1,4 @@
-"""Operators that `weft.passes.strides` calls blind give the same bits in every layout, for special values too."""
+"""Operators that `weft.rewriting.strides` calls blind give the same bits in every layout, for special values too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.property.checks import same_bits
 from tests.property.strategies import LAYOUTS, laid_out, special_tensor
-from weft.passes.strides import MOVES, ROUNDED, Change, is_stride_blind
+from weft.rewriting.strides import MOVES, ROUNDED, Change, is_stride_blind
 
 REALS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8)
 DTYPES = (*REALS, torch.complex64, torch.bool)

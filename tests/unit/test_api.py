@@ -13,14 +13,14 @@ import torch
 from torch.fx import GraphModule
 
 import weft
+from weft.bounds import checker
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.groups import read_groups
-from weft.graph.results import result_names
-from weft.graph.text import digest
-from weft.simulation import check_bound
+from weft.graph.listings.text import digest
+from weft.graph.output_names import result_names
 from weft.simulation.build import program_of
-from weft.verification.equivalence import Proof
+from weft.verification.symbolic.equivalence import Proof
 
 LISTING = """group('dp', size=2)
 
@@ -399,7 +399,7 @@ def test_a_plan_carries_its_step_and_a_bound_that_its_certificate_proves(tmp_pat
     assert (plan.evidence.step_ns, plan.evidence.peak_bytes) == (timeline.step_ns, timeline.peak_bytes)
     assert plan.evidence.gap == plan.evidence.step_ns / plan.evidence.bound_ns - 1 >= 0
     program = program_of(module, read_groups(module), Cluster.load("h100-8"))
-    assert check_bound.check(program, dict(plan.evidence.certificate)) >= plan.evidence.bound_ns
+    assert checker.check(program, dict(plan.evidence.certificate)) >= plan.evidence.bound_ns
     assert weft.optimize(module).plan.evidence is None
 
 

@@ -14,7 +14,7 @@ from weft.cli import usage
 from weft.errors import compose
 
 if TYPE_CHECKING:
-    from weft.verification.agreement import Agreement
+    from weft.verification.agreement.agreement import Agreement
 
 
 class Backend(StrEnum):
@@ -42,8 +42,8 @@ def agree(
     Exit status 0: they agree; 1: they do not.
     """
     with usage.progress("importing torch"):
-        from weft.verification.agreement import check
-        from weft.verification.statement import FolderBoard, check_published
+        from weft.verification.agreement.agreement import check
+        from weft.verification.agreement.rank_record import FolderBoard, check_published
 
     board = FolderBoard(sources[0])
     is_folder = len(sources) == 1 and Path(sources[0]).is_dir()

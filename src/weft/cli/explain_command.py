@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import usage
-from weft.cli.optimized import optimize_source, save_plan
+from weft.cli.pipeline_run import optimize_source, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _table(cluster: str, before: list[Figures], after: list[Figures]) -> list[st
 
 
 def _columns(label: str, found: list[Figures]) -> Iterator[list[str]]:
-    from weft.report.summary import duration_text
+    from weft.quantities import duration_text
 
     for each in found:
         times = (each.launched_us, each.start_us, each.end_us, each.exposed_us, each.hidden_us)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import usage
-from weft.cli.bisected import bisect_source
-from weft.cli.optimized import optimize_source, save_plan
+from weft.cli.bisect import bisect_source
+from weft.cli.pipeline_run import optimize_source, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def optimize(
 
     from rich.console import Console
 
-    from weft.graph.text import render
+    from weft.graph.listings.text import render
 
     _print_after(result.log, print_after or [])
     listing = render(result.module)

@@ -33,16 +33,16 @@ def simulate(
     """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
     usage.check_files((output,), (*sources, cluster))
     with usage.progress("importing torch"):
+        from weft.bounds.bounded_simulation import simulate_modules
         from weft.cli.source import load_source
-        from weft.cost.cluster import Cluster, assumed_cluster
+        from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
         from weft.graph.groups import read_groups
         from weft.report.notes import notes_on
-        from weft.simulation.run import NUM_NODES, simulate_modules
 
     known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
-    described = known or assumed_cluster((group for module in modules for group in read_groups(module)), NUM_NODES)
+    described = known or assumed_cluster((group for module in modules for group in read_groups(module)), ASSUMED_NODES)
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(modules, described, bound=True)
     notes = notes_on(described)
@@ -88,9 +88,9 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
 
 
 def _lines(timeline: Timeline) -> list[str]:
+    from weft.quantities import duration_text, size_text
     from weft.report.plain_text import plain_line
     from weft.report.report import table
-    from weft.report.summary import duration_text, size_text
 
     totals = [
         ("step", duration_text(timeline.step_us)),

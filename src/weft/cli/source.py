@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 from weft.cli.usage import UsageError
 from weft.errors import GraphError, ListingError, ReadError, compose
 from weft.frontends import archive
-from weft.frontends.printed_text import open_bytes
-from weft.frontends.runnable import read_runnable
+from weft.frontends.printed.runnable import read_runnable
+from weft.frontends.printed.text import open_bytes
 from weft.frontends.trace_log import BEFORE_AUTOGRAD, PREFIX, LoggedGraph, read_log
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 
 MAX_BYTES = 1 << 28
 """Of a text; archives and logs are read piece by piece."""

@@ -111,7 +111,7 @@ def _check_groups(
 
 def _prove(before: GraphModule, after: GraphModule, axes: dict[str, int] | None) -> tuple[bool, str, dict[str, Any]]:
     """In bits where that can be shown, else in real arithmetic."""
-    from weft.verification.equivalence import prove
+    from weft.verification.symbolic.equivalence import prove
 
     proof = exact = prove(before, after, groups=axes)
     if not exact:

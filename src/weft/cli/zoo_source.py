@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from weft.cli.usage import UsageError
 from weft.errors import CaptureError, compose, nearest
-from weft.graph.types import DTYPES
+from weft.graph.listings.types import DTYPES
 from weft.zoo.catalog import ENTRIES, load
 
 PREFIX = "zoo:"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
-from weft.cost.table import Estimate, Table, find_table
+from weft.cost.measured_table import Estimate, Table, find_table
 from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
@@ -218,6 +218,10 @@ class Cluster:
             return 1
         # Tiles of size * stride ranks do not line up with the blocks, so at least one of the groups crosses a border.
         return max(2, size if stride >= level.num_ranks else (size - 1) * stride // level.num_ranks + 1)
+
+
+ASSUMED_NODES = 8
+"""Nodes of eight H100 that `weft.simulate` assumes if no cluster is given."""
 
 
 def assumed_cluster(groups: Iterable[Group], num_nodes: int = 1) -> Cluster:

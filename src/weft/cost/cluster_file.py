@@ -54,7 +54,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.communication import Nccl
 from weft.cost.device import MATMUL_EFFICIENCY, Device
-from weft.cost.table import Table
+from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
 

@@ -11,7 +11,7 @@ from math import ceil
 
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
-from weft.cost.table import Estimate
+from weft.cost.measured_table import Estimate
 from weft.errors import ClusterError, compose, nearest
 from weft.graph import ops
 from weft.graph.collective import Collective

@@ -36,8 +36,8 @@ from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import constants_of_inputs, placed, span_bytes
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.groups import read_groups
-from weft.graph.text import parse, render
-from weft.graph.types import DTYPE_NAMES, DTYPES
+from weft.graph.listings.text import parse, render
+from weft.graph.listings.types import DTYPE_NAMES, DTYPES
 from weft.version import VERSION
 
 FORMAT = 1

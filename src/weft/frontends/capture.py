@@ -25,13 +25,14 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
+from weft.arguments import MESH_EXAMPLE, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
+from weft.frontends.cleanup import tidy
+from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
-from weft.frontends.leaves import Faker, plain
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
-from weft.frontends.tidy import tidy
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY, parts
 from weft.graph.check import validate
@@ -40,7 +41,6 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import MADE_UP, TABLE_KEY, Group, GroupTable, read_groups, table_of
 from weft.passes.pipeline import Pipeline
 from weft.process import left_as_it_was
-from weft.verification.arguments import MESH_EXAMPLE, check_type
 from weft.verification.rank import tensors_in
 
 TANGENT = "loss_gradient"

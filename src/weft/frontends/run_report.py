@@ -35,7 +35,7 @@ class Entry:
     num_left: int = 0
     """The collectives of a graph that was left as it was."""
     statement: str = ""
-    """What ranks compare, as JSON: `weft.verification.statement.Statement` without its name and decisions."""
+    """What ranks compare, as JSON: `verification.agreement.rank_record.Statement` without its name and decisions."""
     rank: int = 0
     """The rank that said so."""
     from_cache: bool = False

@@ -36,11 +36,11 @@ from weft.frontends.run_report import Entry, RunReport, read_entries, side_file,
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
-from weft.graph.text import digest
+from weft.graph.listings.text import digest
 from weft.passes.pipeline import replay_in_place
-from weft.verification.agreement import Agreement
-from weft.verification.issue_order import read_order
-from weft.verification.statement import FolderBoard, Statement, check_published, publish
+from weft.verification.agreement.agreement import Agreement
+from weft.verification.agreement.issue_order import read_order
+from weft.verification.agreement.rank_record import FolderBoard, Statement, check_published, publish
 
 log = logging.getLogger("weft")
 

@@ -26,12 +26,12 @@ from typing import IO, Any, cast
 from torch.fx import GraphModule
 
 from weft.errors import ReadError, compose
-from weft.frontends import runnable
-from weft.frontends.printed_graph import GraphReader, Groups
-from weft.frontends.printed_text import MAX_CHARACTERS, PrintedText, error, open_bytes
+from weft.frontends.printed import runnable
+from weft.frontends.printed.graph import GraphReader, Groups
+from weft.frontends.printed.text import MAX_CHARACTERS, PrintedText, error, open_bytes
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 
 PREFIX = re.compile(rb"[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [^\]\n]{1,400}\] ")
 FILE_RANK = re.compile(r"rank_(\d{1,9})_")

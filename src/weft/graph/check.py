@@ -12,7 +12,7 @@ from weft.compat import input_nodes
 from weft.errors import GraphError, compose
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.graph.writer import excerpt
+from weft.graph.listings.writer import excerpt
 
 
 def validate(dag: Dag) -> None:

@@ -32,10 +32,10 @@ from weft.compat import (
 from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
+from weft.graph.listings.writer import excerpt
 from weft.graph.orders import check_order, contracted, displaced, placed, settled
+from weft.graph.output_names import note_results
 from weft.graph.profiles import profile
-from weft.graph.results import note_results
-from weft.graph.writer import excerpt
 
 PROVENANCE = (
     "stack_trace",

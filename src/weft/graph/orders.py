@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from weft.errors import GraphError, compose
 from weft.graph.dag import Dag
-from weft.graph.writer import excerpt
+from weft.graph.listings.writer import excerpt
 
 
 def check_order(dag: Dag, order: Sequence[Node], keep_issue_order: bool) -> None:

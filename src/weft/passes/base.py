@@ -18,25 +18,25 @@ import sys
 import textwrap
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch.fx import Graph, Node
 
+from weft.bucketing.build import merge
 from weft.compat import refresh_names
-from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, compose, nearest
 from weft.graph.edit import Edit, copy_graph
-from weft.graph.groups import GroupTable
-from weft.graph.lines import LineReader
-from weft.passes.merging import merge
-from weft.passes.planned import sources
+from weft.graph.listings.call_lines import LineReader
 from weft.passes.presets import NAMED
-from weft.planning.plan import Arrange, Decision, Erase, Inside, Merge, Move, Reason, Replace, Rewrite, Step
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Arrange, Erase, Inside, Merge, Move, Replace, Rewrite, Step
+from weft.rewriting.new_nodes import sources
 
 ENTRY_POINTS = "weft.passes"
 """The entry-point group under which other packages offer passes: name = "module:Class"."""
@@ -51,20 +51,6 @@ class Numerics(Enum):
     """Equal in real arithmetic; rounding may differ."""
     CHANGES_DTYPE = "changes-dtype"
     """Computes in another dtype."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a pass may know besides the graph."""
-
-    groups: GroupTable = field(default_factory=GroupTable)
-    cluster: Cluster | None = None
-    memory_limit_bytes: int | None = None
-    effort: Literal["fast", "default", "best"] = "default"
-    strict: bool = False
-    """Whether it is an error if something in the graph forbids what a pass found to do."""
-    withheld: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Groups whose launches must not be merged, each with a sentence why: their ranks hold graphs that differ."""
 
 
 @dataclass(frozen=True)

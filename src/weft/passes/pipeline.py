@@ -21,16 +21,17 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from weft.compat import refresh_names
-from weft.cost.cluster import Cluster, assumed_cluster
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.text import digest, render
-from weft.passes.base import Context, Pass, parse_pass
+from weft.graph.listings.text import digest, render
+from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
-from weft.planning.plan import Plan, Step, what_differs
+from weft.plan.context import Context
+from weft.plan.plan import Plan, Step, what_differs
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
@@ -228,8 +229,7 @@ def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step)
 
 def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
     """Hold the outcome against the limit, whatever the last passes were."""
-    cluster = context.cluster or assumed_cluster(context.groups)
-    peak = simulate(program_of(run.module, context.groups, cluster)).peak_bytes
+    peak = simulate(program_of(run.module, context.groups, context.target_cluster)).peak_bytes
     if peak > limit_bytes:
         what = f"the graph needs {peak} bytes, {limit_bytes} are allowed"
         raise RefusedError(compose("pipeline", what, do="put schedule-overlap last, or allow more"))

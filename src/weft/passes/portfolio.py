@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from weft.bucketing.eligibility import Strategy
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY, copy_graph
 from weft.graph.ops import Kind
 from weft.graph.orders import placed, settled
-from weft.passes.base import Context
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.communication.bucket_all_gathers import BucketAllGathers
 from weft.passes.communication.bucket_all_reduces import BucketAllReduces
 from weft.passes.communication.bucket_reduce_scatters import BucketReduceScatters
@@ -33,8 +33,9 @@ from weft.passes.communication.bucket_transfers import BucketTransfers
 from weft.passes.communication.fuse_ddp_all_reduces import FuseDdpAllReduces
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
-from weft.planning.members import Strategy
-from weft.planning.plan import Action, Arrange, Decision, Merge, Move, Settle, Step
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Arrange, Merge, Move, Settle, Step
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)

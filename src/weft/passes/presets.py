@@ -18,7 +18,7 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.ops import Kind
-from weft.planning.roles import Role, Roles
+from weft.graph.roles import Role, Roles
 
 STAGES: dict[str, str] = {
     # What tracing left behind. First, so that all further passes see a smaller graph, and products beside collectives.

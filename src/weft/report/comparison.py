@@ -13,9 +13,10 @@ from pathlib import Path
 
 from torch.fx import GraphModule
 
+from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
-from weft.planning.plan import Evidence
+from weft.plan.plan import Evidence
 from weft.report.explain import explain
 from weft.report.html import ReportPage
 from weft.report.notes import notes_on
@@ -23,7 +24,6 @@ from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import work_of
-from weft.simulation.bounds import Bound, lower_bound
 from weft.simulation.build import program_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate

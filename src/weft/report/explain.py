@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 
 from weft.graph.collective import Collective, collectives
 from weft.graph.groups import GroupTable, read_groups
-from weft.planning.plan import Decision, Evidence, Reason
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Evidence
 from weft.report.report import Report
 from weft.simulation.timeline import NS_PER_US
 

@@ -8,10 +8,10 @@ ag0: all_gather of 4096 bytes over dp (8 ranks)
 
 from __future__ import annotations
 
+from weft.quantities import duration_text, share_text
 from weft.report.explain import CollectiveRecord, Explanation, Outcome, ReasonTotal, Verdict
 from weft.report.plain_text import plain_line
 from weft.report.report import table
-from weft.report.summary import duration_text, share_text
 
 
 def text_of(explanation: Explanation) -> str:

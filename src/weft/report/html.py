@@ -20,10 +20,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from weft.errors import ReportError
-from weft.planning.plan import Reason, save_text
+from weft.plan.decision import Reason
+from weft.plan.plan import save_text
+from weft.quantities import duration_text
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.report import PassRecord
-from weft.report.summary import SimulatedRun, Summary, duration_text
+from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
 

@@ -14,9 +14,9 @@ from rich.padding import Padding
 
 from weft.errors import ReportError, compose
 from weft.passes.pipeline import LogEntry
-from weft.planning.plan import Decision, Reason
+from weft.plan.decision import Decision, Reason
 from weft.report.plain_text import plain
-from weft.report.streams import StreamRecord
+from weft.report.stream_counts import StreamRecord
 from weft.version import VERSION
 
 if TYPE_CHECKING:

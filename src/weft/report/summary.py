@@ -15,6 +15,7 @@ from functools import cached_property
 
 from rich.table import Table
 
+from weft.quantities import count_text, duration_text, share_text, size_text
 from weft.report.explain import CollectiveRecord
 from weft.report.report import table
 from weft.report.work import Work
@@ -140,53 +141,6 @@ def _totals(run: SimulatedRun, work: Work) -> Totals:
         mfu=work.flops_share / seconds if work.flops_share is not None and seconds else None,
         tokens_per_second=work.num_tokens / seconds if work.num_tokens is not None and seconds else None,
     )
-
-
-def duration_text(microseconds: float) -> str:
-    """Three digits and a unit: `12.3 us`, `1.20 ms`, `2.01 s`."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size * 0.9995:
-            return f"{_three_digits(microseconds / size)} {unit}"
-    return f"{_three_digits(microseconds)} us"
-
-
-def size_text(num_bytes: float) -> str:
-    """Three digits and a unit: `512 B`, `1.50 MiB`."""
-    unit = 0
-    while num_bytes >= 1023.5 and unit < len(SIZE_UNITS) - 1:
-        num_bytes, unit = num_bytes / 1024, unit + 1
-    return f"{_three_digits(num_bytes) if unit else int(num_bytes)} {SIZE_UNITS[unit]}"
-
-
-def exact_size_text(num_bytes: int) -> str:
-    """No digit is lost: `20 GiB`, `20 GB`, `1023 B`."""
-    found: list[tuple[int, str]] = []
-    for base, units in ((1024, SIZE_UNITS), (1000, DECIMAL_UNITS)):
-        size, unit = num_bytes, 0
-        while size and size % base == 0 and unit < len(units) - 1:
-            size, unit = size // base, unit + 1
-        found.append((size, units[unit]))
-    return " ".join(map(str, min(found)))
-
-
-SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-def _three_digits(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-
-
-def share_text(share: float) -> str:
-    """`12.3 %`."""
-    return f"{share * 100:.1f} %"
-
-
-def count_text(count: float) -> str:
-    """`1,234`."""
-    return f"{count:,.0f}"
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,13 @@ from weft.cost.cluster import Cluster
 from weft.errors import MemoryLimitError, PipelineError, ReadError, ReportError, WeftError, compose
 from weft.graph.about import tokens_per_step
 from weft.graph.groups import read_groups
-from weft.graph.text import digest, parse, render
+from weft.graph.listings.text import digest, parse, render
 from weft.passes.pipeline import Pipeline
+from weft.quantities import count_text, duration_text, exact_size_text, share_text, size_text
 from weft.report.comparison import Comparison
 from weft.report.plain_text import plain, plain_line
 from weft.report.report import GraphRecord, Report, record_passes, table
-from weft.report.summary import Totals, count_text, duration_text, exact_size_text, share_text, size_text
+from weft.report.summary import Totals
 from weft.report.work import check_tokens
 
 Effort = Literal["fast", "default", "best"]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from weft.quantities import duration_text, size_text
 from weft.report.plain_text import plain_line
-from weft.report.summary import duration_text, size_text
 from weft.report.sweep import Cell, place_texts
 
 AXES = ("cluster", "pipeline", "memory limit", "size of buckets")

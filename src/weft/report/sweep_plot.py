@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
+from weft.quantities import duration_text, size_text
 from weft.report.plain_text import plain_line
-from weft.report.summary import duration_text, size_text
 from weft.report.sweep import Cell, place_texts
 from weft.report.sweep_panels import FOOT, HEIGHT, draw, panels
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import ReportError
-from weft.planning.plan import save_text
+from weft.plan.plan import save_text
 from weft.report.explain import CollectiveRecord
 from weft.report.summary import SimulatedRun
 from weft.simulation.timeline import NS_PER_US, CollectiveSpan, Span

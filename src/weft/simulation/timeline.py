@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -62,9 +62,11 @@ class Timeline:
     memory: tuple[tuple[int, int], ...] = ()
     """(time, bytes in use from then on), in order."""
     lower_bound_ns: int = 0
-    """A proved lower bound of any order; 0 where none was asked for before: `lower_bound_us` and `gap` find it."""
+    """A proved lower bound on every order; 0 until it is known. `lower_bound_us` and `gap` compute it on demand."""
     program: Program | None = field(default=None, repr=False, compare=False)
-    """What was simulated."""
+    """The program that was simulated."""
+    find_bound_ns: Callable[[Program], int] | None = field(default=None, repr=False, compare=False)
+    """Computes the bound when it is first asked for, which takes longer than the simulation."""
 
     @property
     def step_us(self) -> float:
@@ -107,12 +109,9 @@ class Timeline:
 
     @cached_property
     def _bound_ns(self) -> int:
-        """The bound that was given, else one that is found now: that takes longer than to simulate."""
-        if self.lower_bound_ns or self.program is None:
+        if self.lower_bound_ns or self.program is None or self.find_bound_ns is None:
             return self.lower_bound_ns
-        from weft.simulation.bounds import lower_bound
-
-        return lower_bound(self.program).bound_ns
+        return self.find_bound_ns(self.program)
 
 
 class Coverage:

@@ -17,9 +17,10 @@ from weft.errors import RefusedError, WeftError
 from weft.graph import check
 from weft.graph.dag import Dag
 from weft.graph.edit import copy_module, recompile
-from weft.graph.text import render
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Step
+from weft.graph.listings.text import render
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.plan import Action, Step
 
 Compare = Callable[[GraphModule, GraphModule, bool], str]
 """Compares two modules, bit by bit if asked to: what differs, or nothing."""

@@ -30,7 +30,7 @@ from weft.compat import hint_of, is_process_group, storage_key
 from weft.errors import VerificationError, compose
 from weft.graph import ops
 from weft.graph.aliasing import constants_of_inputs
-from weft.graph.types import DTYPE_NAMES
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import RankResult, as_bytes, same_bits, view_of
 
 FACTOR = 2

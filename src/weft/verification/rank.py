@@ -23,8 +23,8 @@ from weft.errors import GraphError, VerificationError, compose, point_at
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.host import may_transfer, transfer_of
+from weft.graph.listings.writer import excerpt
 from weft.graph.profiles import attribute
-from weft.graph.writer import excerpt
 
 T = TypeVar("T")
 Partition = tuple[tuple[int, ...], ...]

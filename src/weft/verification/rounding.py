@@ -26,7 +26,7 @@ from weft.graph.groups import GroupTable
 from weft.graph.profiles import profile
 from weft.verification.comparison import Verdict, compare
 from weft.verification.rank import RankResult, tensors_in
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.virtual.cluster import VirtualCluster
 
 WIDE = 1 << 20
 """Terms in f64 are counted this often: an allowance for ill-conditioned graphs, 1024 times the usual tolerance. It is

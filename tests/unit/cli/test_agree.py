@@ -11,9 +11,9 @@ from typer.testing import Result
 
 from tests.unit.frontends.test_trace_log import event, graph_text
 from tests.unit.verification.pipelines import pipeline
-from tests.unit.verification.test_statement import state
+from tests.unit.verification.test_rank_record import state
 from weft.graph import ops
-from weft.verification.statement import FolderBoard, publish
+from weft.verification.agreement.rank_record import FolderBoard, publish
 
 Weft = Callable[..., Result]
 needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from tests.unit.cli.conftest import LISTING, OPTIMIZED
 from weft.cli.usage import progress, progress_bar, write
-from weft.planning.plan import Plan
+from weft.plan.plan import Plan
 from weft.version import VERSION
 
 Weft = Callable[..., Result]

@@ -21,7 +21,7 @@ from weft.errors import ReadError, WeftError
 from weft.frontends import archive
 from weft.frontends.trace_log import read_log
 from weft.graph.about import ABOUT_KEY
-from weft.graph.text import parse, render
+from weft.graph.listings.text import parse, render
 
 DATA = Path(__file__).parents[2] / "data"
 LOG = DATA / "train_inductor.log"

@@ -10,7 +10,7 @@ import torch
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import PeakTable, read
 from weft.cost.device import DTYPES, MATMUL_EFFICIENCY, UNDESCRIBED, Device
-from weft.cost.table import Table
+from weft.cost.measured_table import Table
 from weft.errors import ClusterError
 from weft.graph.ops import Kind
 

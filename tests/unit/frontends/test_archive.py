@@ -23,8 +23,8 @@ from weft.frontends import archive
 from weft.frontends.trace_log import read_log
 from weft.graph.about import ABOUT_KEY
 from weft.graph.edit import MEMBERS_KEY
-from weft.graph.text import source_of
-from weft.graph.types import DTYPE_NAMES
+from weft.graph.listings.text import source_of
+from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import same_bits
 
 DATA = Path(__file__).parents[2] / "data"

@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.compat import storage_key
 from weft.errors import ReadError
-from weft.frontends.runnable import read_runnable
+from weft.frontends.printed.runnable import read_runnable
 from weft.frontends.trace_log import read_log
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY

@@ -20,7 +20,7 @@ from weft.frontends.trace_log import LoggedGraph, read_log, read_ranks
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
 from weft.graph.groups import TABLE_KEY
-from weft.graph.text import source_of
+from weft.graph.listings.text import source_of
 
 DATA = Path(__file__).parents[2] / "data"
 PREFIX = "V0115 10:00:00.000000 77 torch/_inductor/compile_fx.py:1404] "

@@ -19,10 +19,10 @@ from weft.errors import ListingError
 from weft.graph.aliasing import APART_KEY, Place, may_share_inputs, places
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
-from weft.graph.text import digest
+from weft.graph.listings.text import digest
 from weft.verification.comparison import example_inputs
-from weft.verification.equivalence import prove
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 STEP = """
 group('dp', size=2)

@@ -12,7 +12,7 @@ import weft
 from weft.errors import GraphError
 from weft.graph.edit import MEMBERS_KEY, Edit, copy_module
 from weft.graph.ops import op_of, value_of
-from weft.graph.results import result_names
+from weft.graph.output_names import result_names
 
 aten = torch.ops.aten
 

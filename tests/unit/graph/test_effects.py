@@ -12,7 +12,7 @@ from tests.unit.graph.test_text import branch_that_reduces, trace
 from weft.graph.check import validate
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 
 def dag_of(body: str, parameters: str = "x: f32[4], y: f32[4], z: f32[4]") -> Dag:

@@ -9,8 +9,8 @@ import weft
 from tests.unit.graph.test_effects import effect_edges, must_precede
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
-from weft.verification.equivalence import prove
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 CUDA = "device=device('cuda')"
 INPUTS = f"x: f32[4]({CUDA}), z: f32[4]({CUDA}), n: f32[()]({CUDA}), h: f32[4], g: f32[4]"

@@ -19,8 +19,8 @@ from tests.unit.conftest import fake_mesh
 from weft.compat import new_fake_mode
 from weft.errors import GraphError
 from weft.graph import ops
+from weft.graph.listings.text import digest, excerpt, line_of, parse, source_of
 from weft.graph.metadata import same
-from weft.graph.text import digest, excerpt, line_of, parse, source_of
 from weft.verification.rank import same_bits
 
 aten = torch.ops.aten

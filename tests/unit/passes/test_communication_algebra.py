@@ -10,15 +10,15 @@ from torch.fx import GraphModule
 
 import weft
 from weft.cost.cluster import Cluster
-from weft.cost.table import Table
+from weft.cost.measured_table import Table
 from weft.graph.collective import collectives
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
-from weft.passes.launching import place_in
 from weft.passes.pipeline import Pipeline, Run
-from weft.planning.plan import Reason
-from weft.verification.agreement import check, own_parts
-from weft.verification.equivalence import prove
+from weft.plan.decision import Reason
+from weft.rewriting.launches import place_in
+from weft.verification.agreement.agreement import check, own_parts
+from weft.verification.symbolic.equivalence import prove
 
 KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 REDUCED = """group('dp', size=8)

@@ -18,12 +18,14 @@ import weft
 from weft.errors import GraphError, PipelineError, PlanError, RefusedError
 from weft.graph.edit import Edit
 from weft.passes import base
-from weft.passes.base import Context, Numerics, Pass, all_passes, broken_passes, parse_pass
+from weft.passes.base import Numerics, Pass, all_passes, broken_passes, parse_pass
 from weft.passes.communication.hoist_launches import HoistLaunches
 from weft.passes.communication.sink_waits import SinkWaits
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.presets import PRESETS, STAGES
-from weft.planning.plan import Decision, Move, Plan, Reason, Step, Stream
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Move, Plan, Step, Stream
 
 LISTING = """group('dp', size=2)
 
@@ -303,7 +305,7 @@ def test_a_package_offers_a_pass_by_entry_point(tmp_path: Path, monkeypatch: pyt
         ("no-class", "json:NoSuchClass", "module 'json' has no attribute 'NoSuchClass'"),
         ("no-text", "weft_unreadable:Broken", "SyntaxError: "),
         ("no-return", "weft_leaving:Broken", "SystemExit: 3"),
-        ("no-base", "weft.passes.rewriting:RewritePass", "that is a base of passes: it has no plan or no numerics"),
+        ("no-base", "weft.rewriting.rules:RewritePass", "that is a base of passes: it has no plan or no numerics"),
         ("another-name", "weft.passes.communication.sink_waits:SinkWaits", "that pass is called 'sink-waits'"),
     ],
 )

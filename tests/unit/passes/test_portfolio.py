@@ -12,12 +12,13 @@ from weft.errors import WeftError
 from weft.graph.dag import Dag
 from weft.graph.edit import copy_module
 from weft.graph.groups import read_groups
-from weft.graph.text import render
-from weft.passes.base import Context, parse_pass
+from weft.graph.listings.text import render
+from weft.passes.base import parse_pass
 from weft.passes.communication.schedule_overlap import KINDS, ScheduleOverlap
 from weft.passes.pipeline import Pipeline, replay
 from weft.passes.portfolio import all_choices, variants
-from weft.planning.plan import Arrange, Merge, Plan, Settle, Step
+from weft.plan.context import Context
+from weft.plan.plan import Arrange, Merge, Plan, Settle, Step
 
 MIXED = """group('dp', size=2)
 

@@ -10,7 +10,8 @@ import torch
 from torch.fx import GraphModule
 
 import weft
-from weft.planning.plan import Decision, Evidence, Reason
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Evidence
 from weft.report.explain import Explanation, explain
 from weft.report.explain_text import text_of
 from weft.report.plain_text import plain, plain_line

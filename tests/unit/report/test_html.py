@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from weft.planning.plan import Reason
+from weft.plan.decision import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.html import ReportPage, embed, headline
 from weft.report.report import PassRecord

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import weft
 from tests.unit.cli.conftest import LISTING
-from weft.planning.plan import Decision, Reason
+from weft.plan.decision import Decision, Reason
 from weft.report.report import Report
 
 

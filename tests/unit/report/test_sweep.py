@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from weft.api import optimize
 from weft.cost.cluster import Cluster
 from weft.errors import ClusterError, PipelineError, ReadError, ReportError
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 from weft.passes.pipeline import Pipeline
 from weft.report.summary import Totals
 from weft.report.sweep import Cell, merge, sweep, sweep_text

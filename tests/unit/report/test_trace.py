@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.programs import compute, launch, program, wait
-from weft.planning.plan import Reason
+from weft.plan.decision import Reason
 from weft.report.explain import CollectiveRecord, Outcome
 from weft.report.summary import SimulatedRun, summarize
 from weft.report.trace import save_trace, trace

@@ -13,7 +13,7 @@ from weft.cost.device import Device
 from weft.errors import ReportError
 from weft.frontends import archive
 from weft.graph.about import ABOUT_KEY, TOKENS_KEY, tokens_per_step
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 from weft.report.sweep import sweep, sweep_text
 from weft.report.work import Work, flops_share, work_of
 

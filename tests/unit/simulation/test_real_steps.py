@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import weft
+from weft.bounds.checker import check
+from weft.bounds.lower_bound import lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
-from weft.simulation.bounds import lower_bound
 from weft.simulation.build import program_of
-from weft.simulation.check_bound import check
 from weft.simulation.simulator import simulate
 
 MERGED = "bucket-all-gathers,bucket-reduce-scatters,bucket-all-reduces,hoist-launches,sink-waits"

@@ -3,11 +3,11 @@
 from torch.fx import GraphModule
 
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.text import parse
+from weft.graph.listings.text import parse
 from weft.verification.comparison import example_inputs
 from weft.verification.rank import RankResult
-from weft.verification.real_ranks import RealRanks
-from weft.verification.virtual_cluster import VirtualCluster
+from weft.verification.real_ranks.world import RealRanks
+from weft.verification.virtual.cluster import VirtualCluster
 
 HEADER = "group('tp', size=2)\ngroup('dp', size=2, stride=2)\ngroup('world', size=4)\n"
 PAIR = "group('dp', size=2)\ngroup('other', size=2)\n"

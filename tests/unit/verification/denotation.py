@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.groups import Group
-from weft.verification.terms import Terms, Value
+from weft.verification.symbolic.tensors import Terms, Value
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,

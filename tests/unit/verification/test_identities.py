@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 F32 = "x: f32[2, 3]"
 HOLDS = [

@@ -19,17 +19,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import weft.kernels.pack as _pack  # noqa: F401  # defines weft::pack
+import weft.bucketing.pack as _pack  # noqa: F401  # defines weft::pack
 from tests.unit.verification.denotation import Denotation, reduced, same
 from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.groups import Group
-from weft.verification import laws
-from weft.verification.casts import ANY, BOOL, COMPLEX, FLOATS, NARROW, WHOLE, is_seen_through
-from weft.verification.index_maps import Call
-from weft.verification.laws import LAWS, Domain, Law
-from weft.verification.symbolic_arguments import base_of
-from weft.verification.terms import Terms, Undecided, Value, join
+from weft.verification.symbolic import laws
+from weft.verification.symbolic.arguments import base_of
+from weft.verification.symbolic.casts import ANY, BOOL, COMPLEX, FLOATS, NARROW, WHOLE, is_seen_through
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.laws import LAWS, Domain, Law
+from weft.verification.symbolic.tensors import Terms, Undecided, Value, join
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = (0.0, -0.0, 1.0, -INF, NAN, -1.5, 3e38, 1e-40, 0.5, -1.0, 2.5, 3.0, INF, -6e-8, 65504.0, 0.1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 import weft
-from weft.verification.equivalence import prove
+from weft.verification.symbolic.equivalence import prove
 
 HEADER = "group('dp', size=4)\n\n"
 UNEQUAL: dict[str, tuple[str, str]] = {

@@ -36,11 +36,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from weft.bucketing.policy import Policy
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.bucketing import BucketPass
-from weft.planning.policies import Policy
-from weft.planning.roles import Role
+from weft.graph.roles import Role
+from weft.passes.base import Numerics
+from weft.passes.bucket_pass import BucketPass
+from weft.plan.context import Context
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
-from weft.passes.bucketing import BucketPass
+from weft.passes.bucket_pass import BucketPass
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,14 @@ from dataclasses import dataclass
 
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.launching import gathered, group_of, num_bytes, price, scattered, why_not_alone
-from weft.passes.pattern import ANY, Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
+from weft.rewriting.launches import gathered, group_of, num_bytes, price, scattered, why_not_alone
+from weft.rewriting.pattern import ANY, Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 

@@ -36,10 +36,12 @@ from torch.fx import Graph, Node
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
+from weft.graph.memory import ValueNumbers
 from weft.graph.profiles import is_alias
-from weft.graph.values import ValueNumbers
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Decision, Erase, Move, Reason, Replace, Step
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Action, Erase, Move, Replace, Step
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,15 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from weft.bucketing.eligibility import Touches
 from weft.graph import metadata, ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.passes.base import Context, NamedNodes, Numerics, Pass
-from weft.planning.members import Refusal, Touches
-from weft.planning.plan import Decision, Fold, Reason, Step
+from weft.passes.base import NamedNodes, Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Fold, Step
 
 ADDITIVE = ("sum", "avg")
 ADD = torch.ops.aten.add.Tensor

@@ -37,9 +37,9 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
-from weft.passes.streaming import Site, StreamPass
-from weft.planning.members import Refusal
-from weft.planning.sites import read_gather
+from weft.passes.stream_pass import Site, StreamPass
+from weft.plan.decision import Refusal
+from weft.streaming.gather_sites import read_gather
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.launching import all_reduced, group_of, is_same_group, num_bytes, price
-from weft.passes.pattern import ANY, Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price
+from weft.rewriting.pattern import ANY, Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), ANY, ANY).named("scatter")
 PART = op("wait", SCATTER).named("part")

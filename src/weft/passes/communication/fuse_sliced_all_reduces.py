@@ -15,8 +15,8 @@ After::
 
 The graph of one rank does not say whether every rank takes its own part. If all ranks took the first part, the first
 rank alone would scatter, and all would hang. So the pass needs `own`, the nodes that are own parts on every rank:
-`weft.verification.agreement.own_parts` finds them in the graphs of all ranks. Parts are looked at by what they are of
-the whole: slices, and items of split or chunk along any dim.
+`weft.verification.agreement.agreement.own_parts` finds them in the graphs of all ranks. A part is a slice of the whole,
+or an item of split or chunk along any dim.
 
 Declines: a rank that is not given; parts that are not own parts on every rank, or not all that is used of the sum.
 Numerics: reassociates; a reduce-scatter may add in another order. Bytes on the wire: half.
@@ -29,14 +29,16 @@ from dataclasses import dataclass
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, New, Refusal
-from weft.passes.launching import group_of, place_in, scattered, why_not_alone, why_not_own
-from weft.passes.nested import GraphwisePass
-from weft.passes.pattern import ANY, Match, Var, match_at, op
-from weft.passes.pieces import PARTS, Piece, part_of
-from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import Draft, New
+from weft.rewriting.launches import group_of, place_in, scattered, why_not_alone, why_not_own
+from weft.rewriting.pattern import ANY, Match, Var, match_at, op
+from weft.rewriting.rules import why_not_apply
+from weft.rewriting.slices import PARTS, Piece, part_of
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 WHOLE = op("wait", LAUNCH).named("whole")

@@ -36,8 +36,10 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.profiles import is_cheap
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Action, Decision, Move, Reason, Step
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Action, Move, Step
 
 
 @dataclass(frozen=True)

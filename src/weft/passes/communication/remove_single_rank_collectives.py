@@ -30,10 +30,12 @@ from torch.fx import Graph, Node
 from weft.graph import metadata, ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft
 
 KINDS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL, Kind.BROADCAST})
 

@@ -17,7 +17,7 @@ After::
     g = wait(ag)
     y = mm(g, w)
 
-The order comes from a search (`planning/search.py`) that is judged by the simulator on the cluster that is described:
+The order comes from a search (`scheduling/search.py`) that is judged by the simulator on the cluster that is described:
 it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
 twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
 Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
@@ -28,7 +28,7 @@ the same holds for simple pipelines that merge launches before that: each pass i
 and FSDP2's layers; and up to 1000 nodes (500 with effort `fast`, 20 000 with `best`) where a plain order comes within
 5 % of the best. Only pipelines that need no more memory than the planner may use count. Their graphs are candidates,
 and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed. In larger
-graphs the search has plain orders with buckets of its own (`planning/recipes.py`).
+graphs the search has plain orders with buckets of its own (`scheduling/recipes.py`).
 
 Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
 Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
@@ -43,22 +43,23 @@ from typing import Literal
 
 from torch.fx import Graph
 
-from weft.cost.cluster import assumed_cluster
+from weft.bucketing.eligibility import COALESCED
+from weft.bucketing.prices import BucketPrices
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics, Pass
-from weft.passes.bucketing import BucketPass
+from weft.passes.base import Numerics, Pass
+from weft.passes.bucket_pass import BucketPass
 from weft.passes.portfolio import Variant, all_choices, variants
-from weft.planning.blocked import explain_exposed
-from weft.planning.bucket_prices import BucketPrices
-from weft.planning.jobs import Jobs
-from weft.planning.members import COALESCED
-from weft.planning.plan import Action, Decision, Merge, Settle, Step
-from weft.planning.search import Outcome, search
+from weft.plan.context import Context
+from weft.plan.decision import Decision
+from weft.plan.plan import Action, Merge, Settle, Step
+from weft.scheduling.explanation import explain_exposed
+from weft.scheduling.jobs import Jobs
+from weft.scheduling.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
@@ -132,7 +133,7 @@ class Planner:
 
     def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
         self.rewrite, self.graph, self.context = rewrite, graph, context
-        self.cluster = context.cluster or assumed_cluster(context.groups)
+        self.cluster = context.target_cluster
         self.kinds = KINDS[rewrite.merge]
         self.exposed_ns: dict[str, int] = {}
         """How long each launch was exposed in the graph as it is."""
@@ -192,4 +193,4 @@ def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, i
 
 
 def _launches(program: Program) -> list[int]:
-    return [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    return [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]

@@ -37,14 +37,16 @@ from torch.fx import Graph
 from weft.graph import ops
 from weft.graph.groups import are_axes_of_one_mesh
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, New, Refusal
-from weft.passes.launching import all_reduced, group_of, is_same_group, num_bytes, price, scattered
-from weft.passes.nested import GraphwisePass
-from weft.passes.pattern import ANY, Match, Var, match_at, op
-from weft.passes.planned import sources
-from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft, New
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price, scattered
+from weft.rewriting.new_nodes import sources
+from weft.rewriting.pattern import ANY, Match, Var, match_at, op
+from weft.rewriting.rules import why_not_apply
 
 SCATTER = op("reduce_scatter", Var("sent"), Var("reduce_op"), Var("size"), ANY).named("scatter")
 PATTERN = op("wait", SCATTER)

@@ -36,12 +36,14 @@ from torch.fx.node import map_arg
 
 from weft.graph import ops
 from weft.graph.ops import Kind
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.launching import all_reduced, gathered, group_of, num_bytes, price, why_not_own
-from weft.passes.nested import GraphwisePass
-from weft.passes.shards import GATHER, Family, Shards
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.launches import all_reduced, gathered, group_of, num_bytes, price, why_not_own
+from weft.rewriting.shards import GATHER, Family, Shards
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,10 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.profiles import is_alias
-from weft.passes.base import Context, Numerics, Pass
-from weft.planning.plan import Decision, Move, Reason, Step
+from weft.passes.base import Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Move, Step
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batching import BatchPass, bytes_of, is_sized, own
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
 
 NORM, NATIVE_NORM = ops.op_of("layer_norm"), ops.op_of("native_layer_norm")
 STACK, ITEM = ops.op_of("stack"), ops.op_of("operator.getitem")

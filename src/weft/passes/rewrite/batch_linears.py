@@ -33,9 +33,9 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batching import BatchPass, bytes_of, is_sized, own, product_ns
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own, product_ns
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
 
 MM, ADDMM = ops.op_of("mm"), ops.op_of("addmm")
 

@@ -38,12 +38,14 @@ import torch
 from torch import Tensor
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import ANY, Match, Var, op
-from weft.passes.pieces import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
-from weft.passes.rewriting import Replacement, RewritePass, Rule, why_not_apply
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import ANY, Match, Var, op
+from weft.rewriting.rules import Replacement, Rule, why_not_apply
+from weft.rewriting.slices import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
 
 CAT, STACK = ops.op_of("cat"), ops.op_of("stack")
 CUTS = SPLITS | {SLICE, NARROW}

@@ -29,11 +29,13 @@ from typing import Any
 from torch import Tensor
 
 from weft.compat import OpOverload
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.pattern import ANY, VIEWS, Match, Var, op
+from weft.passes.base import Numerics
 from weft.passes.rewrite.remove_noops import layout_of
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import ANY, VIEWS, Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 PERMUTATIONS = ("permute", "t", "transpose.int")
 ALL = (*VIEWS, *PERMUTATIONS, "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "expand", "alias", "slice")

@@ -30,12 +30,14 @@ from typing import Any
 
 import torch
 
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.passes.uses import is_on_gpu, only_pointwise_users
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
+from weft.rewriting.uses import is_on_gpu, only_pointwise_users
 
 PATTERN = op("addmm.default", Var("bias"), Var("x"), Var("w"), beta=Var("beta"), alpha=Var("alpha"))
 HALVES = (torch.float16, torch.bfloat16)

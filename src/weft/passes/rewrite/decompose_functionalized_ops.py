@@ -35,12 +35,14 @@ from weft.errors import PlanError, compose
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.passes.base import Context, NamedNodes, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
-from weft.passes.last_uses import LastUses, copied_back
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step, Unwrap
+from weft.passes.base import NamedNodes, Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step, Unwrap
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
+from weft.rewriting.last_uses import LastUses, copied_back
 
 AS_DTYPE = ops.op_of("view.dtype")
 

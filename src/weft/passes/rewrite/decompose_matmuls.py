@@ -30,12 +30,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.passes.uses import is_on_gpu
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
+from weft.rewriting.uses import is_on_gpu
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -29,11 +29,12 @@ from torch.fx import Graph, Node
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
 from weft.graph.profiles import profile_of
-from weft.passes.base import Context, NamedNodes, Numerics, Pass
-from weft.passes.draft import Refusal
-from weft.passes.looping import is_scan, put_loops, read_scan
-from weft.passes.nested import nested_graphs
-from weft.planning.plan import Decision, Loop, Reason, Step
+from weft.passes.base import NamedNodes, Numerics, Pass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Loop, Step
+from weft.rewriting.control_flow import is_scan, put_loops, read_scan
+from weft.rewriting.nested import nested_graphs
 
 
 @dataclass(frozen=True)

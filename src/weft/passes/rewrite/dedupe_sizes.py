@@ -32,9 +32,11 @@ from torch.fx import Graph, Node
 from weft.compat import expression_of
 from weft.graph import ops
 from weft.graph.profiles import profile_of
-from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Rewrite, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Rewrite, Step
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -29,12 +29,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from weft.graph import metadata
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.passes.uses import is_on_gpu, only_pointwise_users
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
+from weft.rewriting.uses import is_on_gpu, only_pointwise_users
 
 PRODUCT = op("mm", Var("x"), Var("w")).named("product")
 PATTERN = op("add", PRODUCT, Var("bias"), alpha=Var("alpha")).either_way()

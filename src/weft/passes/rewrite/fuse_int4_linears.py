@@ -37,9 +37,9 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batching import BatchPass, bytes_of, is_sized, product_ns
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.planning.plan import Reason
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, product_ns
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
 
 PRODUCT = ops.op_of("_weight_int4pack_mm_for_cpu")
 BLOCK = 64

@@ -28,11 +28,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.pattern import ANY, VIEWS, Either, Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import ANY, VIEWS, Either, Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 TURNS = ("t", "permute", "transpose.int")
 CASTS = ("_to_copy", "prims.convert_element_type.default")

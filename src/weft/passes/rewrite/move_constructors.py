@@ -37,10 +37,12 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.profiles import profile
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import Draft
 
 CONSTRUCTORS = frozenset(
     ops.op_of(name)

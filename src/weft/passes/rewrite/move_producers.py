@@ -34,9 +34,11 @@ from torch.fx import Graph, Node
 
 from weft.compat import input_nodes
 from weft.graph.dag import Dag
-from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Arrange, Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Arrange, Step
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 PIECE_BYTES = 16
 

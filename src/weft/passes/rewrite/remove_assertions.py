@@ -24,9 +24,12 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from weft.graph import metadata, ops
-from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Step
+from weft.rewriting.nested import taken_out
 
 ASSERTION = "_assert_tensor_metadata"
 

@@ -33,9 +33,12 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.effects import Effects
 from weft.graph.profiles import Profile, profile_of
-from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Step
+from weft.rewriting.nested import taken_out
 
 
 @dataclass(frozen=True)

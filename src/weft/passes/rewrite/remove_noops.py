@@ -29,10 +29,12 @@ from typing import Any
 from torch import Tensor
 
 from weft.graph import metadata
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft
-from weft.passes.pattern import Match, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import Match, op
+from weft.rewriting.rules import Replacement, Rule
 
 Arguments = Mapping[str, Any]
 Condition = Callable[[Draft, Arguments], bool]

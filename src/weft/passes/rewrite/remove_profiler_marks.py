@@ -23,9 +23,12 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics
-from weft.passes.nested import GraphwisePass, taken_out
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason
+from weft.plan.plan import Step
+from weft.rewriting.nested import taken_out
 
 BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
 ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")

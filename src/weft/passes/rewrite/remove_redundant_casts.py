@@ -29,12 +29,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from weft.graph import ops
-from weft.graph.types import DTYPE_NAMES
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.pattern import Match, Var, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
-from weft.planning.plan import Reason
+from weft.graph.listings.types import DTYPE_NAMES
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import Match, Var, op
+from weft.rewriting.rules import Replacement, Rule
 
 WIDER = {
     "b8": "u8 i8 i16 i32 i64 f16 bf16 f32 f64",

@@ -36,12 +36,14 @@ from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft, Refusal
-from weft.passes.last_uses import LastUses, copied_back
-from weft.passes.nested import GraphwisePass
-from weft.passes.uses import is_pointwise
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import Draft
+from weft.rewriting.last_uses import LastUses, copied_back
+from weft.rewriting.uses import is_pointwise
 
 SCATTERS = frozenset(
     (

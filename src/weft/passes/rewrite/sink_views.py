@@ -29,12 +29,14 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.nested import GraphwisePass
-from weft.passes.pattern import VIEWS, Match
-from weft.passes.rewriting import why_not_apply
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.pattern import VIEWS, Match
+from weft.rewriting.rules import why_not_apply
 
 CAT = ops.op_of("cat")
 VIEW_OPS = frozenset(ops.op_of(name) for name in VIEWS)

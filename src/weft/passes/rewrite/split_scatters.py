@@ -31,11 +31,13 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.graph import ops
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import AnyNode, Draft, Refusal
-from weft.passes.launching import is_written
-from weft.passes.nested import GraphwisePass
-from weft.planning.plan import Decision, Reason, Step
+from weft.passes.base import Numerics
+from weft.passes.graphwise_pass import GraphwisePass
+from weft.plan.context import Context
+from weft.plan.decision import Decision, Reason, Refusal
+from weft.plan.plan import Step
+from weft.rewriting.draft import AnyNode, Draft
+from weft.rewriting.launches import is_written
 
 PUT = ops.op_of("index_put")
 MAX_PARTS = 128

@@ -21,10 +21,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.passes.base import Context, Numerics
-from weft.passes.draft import Draft
-from weft.passes.pattern import Match, op
-from weft.passes.rewriting import Replacement, RewritePass, Rule
+from weft.passes.base import Numerics
+from weft.passes.rewrite_pass import RewritePass
+from weft.plan.context import Context
+from weft.rewriting.draft import Draft
+from weft.rewriting.pattern import Match, op
+from weft.rewriting.rules import Replacement, Rule
 
 
 @dataclass(frozen=True)

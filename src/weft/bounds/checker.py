@@ -1,0 +1,283 @@
+"""Check a certificate of a lower bound against the program alone.
+
+Contract: nothing is believed. Heads, tails, sets, sums and drags are recomputed here from the operations, their edges
+and durations; the certificate only says which sets to look at (its fields: `certificates`). So whatever it holds, the
+value that comes out is a lower bound of every order that the execution model allows, or where the claim names a limit
+of memory of those whose peak is at most that; `check` returns it, and raises where the certificate claims more, or is
+no certificate. This module shares no code with `bounds` and what finds them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from weft.errors import VerificationError, compose
+from weft.simulation.program import MILLION, OpKind, Program
+
+CLOCKS = ("wall", "work", "wire")
+"""By which a bound may be. The step is no shorter by any."""
+
+
+def check(program: Program, certificate: dict[str, Any]) -> int:
+    """The bound that a certificate proves, in nanoseconds."""
+    try:
+        chains = certificate["chains"] if certificate["merging"] == "allowed" else None
+        clock, overlap = str(certificate["clock"]), certificate["overlap"]
+        if clock not in CLOCKS:
+            raise ValueError(f"no clock is called {clock!r}")
+        value = CheckedProblem(program, chains, clock).proved(certificate)
+        if clock == "work" and overlap is not None:
+            busy = CheckedProblem(program, chains, "busy").proved(overlap)
+            value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
+        elif clock == "wire":
+            compute = sum(program.duration_ns[op] for op, kind in enumerate(program.kinds) if kind is OpKind.COMPUTE)
+            value += compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
+        value = max(0, value - program.launch_gap_ns)
+        claimed = int(certificate["bound_ns"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"this is no certificate of this program ({type(error).__name__}: {error})"
+        raise VerificationError(compose("check bound", what)) from error
+    if value < claimed:
+        raise VerificationError(compose("check bound", f"the certificate claims {claimed} ns and proves {value} ns"))
+    return value
+
+
+class CheckedProblem:
+    """Nodes and edges in one direction of time: all that a bound may use."""
+
+    def __init__(self, program: Program, chains: list[list[int]] | None, clock: str) -> None:
+        self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.kinds)
+        self.gap = self.lasting(program.launch_gap_ns) if clock != "busy" else 0
+        self.order, self.preds = list[int](), dict[int, list[int]]()
+        kernels = Counter(program.kernel)
+        self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
+        self.duration, self.resource, self.latency = dict[int, int](), dict[int, int](), dict[int, int]()
+        for op, kind in enumerate(program.kinds):
+            self.preds[op] = [*program.preds[op], *(launch + num for launch in program.waits_for[op])]
+            self.order.append(op)
+            if any(pred not in self.preds for pred in self.preds[op]):
+                raise ValueError(f"operation {op} needs a later one")
+            if kind is OpKind.COMPUTE and program.duration_ns[op] and clock != "busy":
+                own = self.computing(program.duration_ns[op])
+                self.resource[op], self.duration[op] = 0, own + self.gap * (op not in self.part_of)
+            elif kind is OpKind.LAUNCH:
+                self.preds[op + num] = self.preds[op]
+                self.order.append(op + num)
+                self.resource[op + num] = 1 + program.queues[program.queue[op]].link
+                saved = program.latency_ns[op] if self.is_merging else 0
+                self.latency[op + num] = self.lasting(saved)
+                self.duration[op + num] = self.lasting(saved) + self.lasting(program.duration_ns[op] - saved)
+        if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
+            raise ValueError("a latency is negative or longer than its collective")
+        self.chained = self.verified(chains or [])
+        for op in self.launches_with_gaps():
+            self.resource[op], self.duration[op] = 0, self.gap
+        self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
+
+    def verified(self, chains: list[list[int]]) -> set[int]:
+        """The members of chains: one for each queue at most, each depends on the one before."""
+        queues = [self.queue(int(chain[0])) for chain in chains if chain]
+        if len(set(queues)) < len(queues):
+            raise ValueError("two chains of one queue")
+        for chain in chains:
+            place = {int(node): number for number, node in enumerate(chain, 1)}
+            before: dict[int, int] = {}  # by node the last member that has ended when it starts, or ends with it
+            for node in self.order:
+                before[node] = max((before[pred] for pred in self.preds[node]), default=0)
+                if node in place:
+                    if before[node] != place[node] - 1 or self.queue(node) != self.queue(int(chain[0])):
+                        raise ValueError(f"{node} is not the next of its chain")
+                    before[node] = place[node]
+        return {int(node) for chain in chains for node in chain if self.latency[int(node)] >= 0}
+
+    def launches_with_gaps(self) -> list[int]:
+        """Each launch, but not parts of kernels; merged, members of chains, for each of these is a launch."""
+        num, queue = len(self.program.kinds), self.program.queue
+        parts = {queue[op] for op in self.part_of if self.program.kinds[op] is OpKind.LAUNCH}
+        if self.is_merging:
+            return [node - num for node in self.chained if queue[node - num] not in parts]
+        return [node - num for node in self.latency if node - num not in self.part_of]
+
+    def lasting(self, time: int) -> int:
+        """What a time is at least by the clock: that of work is slower beside collectives."""
+        return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.clock == "work" else time
+
+    def computing(self, time: int) -> int:
+        """What a time of compute is at least by the clock: that of wires is slower beside compute."""
+        return time * MILLION // (MILLION + self.program.collective_slowdown_ppm) if self.clock == "wire" else time
+
+    def proved(self, proof: dict[str, Any]) -> int:
+        """The value of a claim, with the sets that it comes with."""
+        if proof["claim"]["kind"] == "memory" and self.clock != "wall":
+            raise ValueError("memory says nothing of this clock")
+        return self.claim(proof["claim"], self.earliest(proof["heads"]), self.reversed().earliest(proof["tails"]))
+
+    def reversed(self) -> CheckedProblem:
+        proof = copy.copy(self)
+        proof.order, proof.preds = self.order[::-1], {node: [] for node in self.order}
+        for node, preds in self.preds.items():
+            for pred in preds:
+                proof.preds[pred].append(node)
+        return proof
+
+    def earliest(self, sets: Iterable[tuple[int, int, int]]) -> dict[int, int]:
+        """The head of each node: by its predecessors, and by the sets that are named."""
+        named = {int(node): (int(resource), int(threshold)) for node, resource, threshold in sets}
+        heads: dict[int, int] = {}
+        for node in self.order:
+            heads[node] = max((heads[pred] + self.duration.get(pred, 0) for pred in self.preds[node]), default=0)
+            if node in named:
+                resource, threshold = named[node]
+                chosen = [n for n in self.before(node, heads, threshold) if self.resource.get(n) == resource]
+                if chosen:
+                    heads[node] = max(heads[node], min(heads[n] for n in chosen) + self.busy(chosen))
+        return heads
+
+    def before(self, node: int, heads: dict[int, int], threshold: int = 0) -> set[int]:
+        """What has ended when a node starts and has a head at the threshold or above; heads never fall along edges."""
+        found, stack = set[int](), [node]
+        while stack:
+            new = {pred for pred in self.preds[stack.pop()] if heads[pred] >= threshold} - found
+            found |= new
+            stack += new
+        return found
+
+    def busy(self, nodes: Iterable[int]) -> int:
+        """How long tasks keep their resource busy. Merged, each queue pays for its chain; kernels have gaps between."""
+        nodes, once, each = list(nodes), dict[int, int](), dict[int, int]()
+        for node in nodes:
+            queue, latency = self.queue(node), self.latency.get(node, 0)
+            each[queue] = each.get(queue, 0) + latency * (node in self.chained)
+            once[queue] = max(once.get(queue, 0), latency)
+        gaps = max(0, len({self.part_of[node] for node in nodes if node in self.part_of}) - 1)
+        work = sum(self.duration[node] - self.latency.get(node, 0) for node in nodes)
+        return work + sum(max(latency, each[queue]) for queue, latency in once.items()) + gaps * self.gap
+
+    def queue(self, node: int) -> int:
+        return self.program.queue[node - len(self.program.kinds)] if node in self.latency else -1
+
+    def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        if claim["kind"] == "memory":
+            return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
+        if claim["kind"] == "task":
+            if (node := claim["node"]) is None:
+                return 0
+            return heads[node] + self.duration.get(node, 0) + tails[node]
+        if claim["kind"] == "cut":
+            return self.cut(claim, heads, tails)
+        if claim["kind"] == "drag":
+            return self.drag(claim, heads, tails) if claim["is_last"] else self.reversed().drag(claim, tails, heads)
+        on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
+        chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
+        lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
+        return lead + self.busy(chosen) + trail
+
+    def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """Compute between two collectives, or one of them has another before or behind it on its queue."""
+        inside = [node for node, resource in self.resource.items() if resource == 0]
+        cases, ends = list[int](), dict[str, int]()
+        for side, proof, start, after in (("last", self, heads, tails), ("first", self.reversed(), tails, heads)):
+            if (node := claim[side]) is not None:
+                drags, own = proof.drags(node, after), proof.before(node, start)
+                inside = [n for n in inside if n in own or drags.get(n, -1) >= int(claim[f"{side}_drag"])]
+                dragged = [drags[n] for n in inside if n not in own]
+                cases += [start[node] + self.duration[node] + min(dragged)] if dragged else []
+                ends[side] = self.duration[node] + after[node]
+        lead, trail = min(heads[node] for node in inside), min(tails[node] for node in inside)
+        lead, trail = ends.get("first", lead), ends.get("last", trail)
+        return min([lead + self.busy(inside) + trail, *cases])
+
+    def drags(self, node: int, tails: dict[int, int]) -> dict[int, int]:
+        """For each node the longest of what it must have behind it on the queue of a collective, tail included."""
+        drags: dict[int, int] = {}
+        for other in reversed(self.order):
+            if self.latency.get(other) is not None and self.queue(other) == self.queue(node) and other != node:
+                drags[other] = max(drags.get(other, -1), self.duration[other] + tails[other])
+            for pred in self.preds[other] if other in drags else ():
+                drags[pred] = max(drags.get(pred, -1), drags[other])
+        return drags
+
+    def drag(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """Compute, then a collective, then what late compute drags: its link carries all that in turn."""
+        last = int(claim["node"])
+        shares = [(int(node), int(dragged), int(share)) for node, dragged, share in claim["shares"]]
+        chosen = [node for node, resource in self.resource.items() if resource == 0 and heads[node] >= claim["head"]]
+        own = self.before(last, heads)
+        late = {node: self.duration[node] for node in chosen if node not in own}
+        given = dict.fromkeys((dragged for _, dragged, _ in shares), 0)
+        bits, reached = {node: 1 << number for number, node in enumerate(given)}, self.reached(given)
+        for node, dragged, share in shares:
+            late[node] -= share
+            given[dragged] += share
+            if share < 0 or late[node] < 0 or not reached[node] & bits[dragged]:
+                raise ValueError(f"the work of {node} cannot be divided like this")
+        if any(self.resource[node] != self.resource[last] for node in given) or last not in self.latency:
+            raise ValueError("collectives of one link are needed")
+        lead, trail = min(heads[node] for node in (last, *chosen)), min(tails[node] for node in (last, *given))
+        rooms = {node: self.duration[node] - self.latency[node] for node in given}
+        gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
+        return lead + self.duration[last] + trail + sum(self.duration[node] for node in chosen) - gained
+
+    def reached(self, collectives: Iterable[int]) -> dict[int, int]:
+        """For each node those collectives that are or depend on it, a bit for each in turn."""
+        reached = {node: 1 << number for number, node in enumerate(collectives)}
+        for node in reversed(self.order):
+            for pred in self.preds[node] if node in reached else ():
+                reached[pred] = reached.get(pred, 0) | reached[node]
+        return reached
+
+    def held(self, limit_bytes: int, count: int | None) -> int:
+        """What storages take that are held one after the other, as only some of them fit into the limit at once."""
+        program, forwards, backwards = self.program, self.paths(), self.reversed().paths()
+        sizes = [(op, storage, size) for op, made in enumerate(program.allocates) for storage, size in made]
+        times = Counter(storage for _, storage, _ in sizes)
+        room = limit_bytes - sum(size for _, storage, size in sizes if storage in program.given)
+        users: dict[int, set[int]] = {}
+        for op, storages in enumerate(program.uses):
+            for storage in storages:
+                users.setdefault(storage, set()).add(op)
+        total, leads, trails = 0, list[int](), list[int]()
+        for op, storage, size in sizes:
+            is_counted = size > 0 if count is None else size * (int(count) + 1) > room
+            if is_counted and storage not in program.given and times[storage] == 1:
+                time, trail = self.lifetime(op, storage in program.kept, users.get(storage, set()), backwards)
+                if time:
+                    total += time * (size if count is None else 1)
+                    leads.append(forwards[op])
+                    trails.append(trail)
+        at_once = room if count is None else int(count)
+        if at_once < 1:
+            raise ValueError("nothing fits into the limit")
+        return min(leads, default=0) + min(trails, default=0) - (-total // at_once)
+
+    def lifetime(self, maker: int, is_kept: bool, users: set[int], behind: dict[int, int]) -> tuple[int, int]:
+        """How long a storage is held at least, and what is behind that. Merged: only while it is received."""
+        num, kinds = len(self.program.kinds), self.program.kinds
+        if self.is_merging:
+            received = maker + num
+            return (self.alone(received), behind[received]) if kinds[maker] is OpKind.LAUNCH else (0, 0)
+        if is_kept:
+            return self.alone(maker) + behind[maker], 0
+        done: dict[int, int] = {}
+        for op in sorted({maker, *users}):  # what an operation needs has a lower number
+            for node in (op, op + num) if kinds[op] is OpKind.LAUNCH else (op,):
+                before = (done[pred] for pred in self.preds[node] if pred in done)
+                done[node] = self.alone(node) + max(before, default=0)
+        most = max(done.values())
+        return most, max(behind[node] for node in done if done[node] == most)
+
+    def alone(self, node: int) -> int:
+        """What a node takes, without a gap."""
+        if node in self.latency:
+            return self.program.duration_ns[node - len(self.program.kinds)]
+        return self.program.duration_ns[node] if self.program.kinds[node] is OpKind.COMPUTE else 0
+
+    def paths(self) -> dict[int, int]:
+        """The longest chain before each node, without gaps."""
+        found: dict[int, int] = {}
+        for node in self.order:
+            found[node] = max((found[pred] + self.alone(pred) for pred in self.preds[node]), default=0)
+        return found

@@ -1,0 +1,1 @@
+"""Fit a cluster description to measurements: nccl-tests tables and profiler traces."""

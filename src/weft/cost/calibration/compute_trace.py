@@ -1,0 +1,182 @@
+"""Compute in a Chrome trace of torch.profiler: time by kernel, and what products and copies say of the device.
+
+A kernel says how long it ran; the operator that launched it (of the same `External id`) says on what, where the profile
+was taken with `record_shapes=True`. Large matrix products give the flops in a second of their dtype, large copies and
+additions the bandwidth of memory: the median over shapes of the best of each shape. Small ones tell of launches and of
+caches, and are left out.
+
+Contract: nothing is executed, and no fault is told: what is malformed says nothing of compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from typing import Any, cast
+
+from weft.cost.device import Device
+
+MIN_FLOPS = 1e9
+"""Of a product that tells the peak."""
+MIN_BYTES = 1 << 26
+"""That a copy moves which tells the bandwidth of memory: more than caches hold."""
+MAX_DIM = 1 << 40
+DTYPES = {
+    "c10::bfloat16": ("bf16", 2),
+    "c10::half": ("f16", 2),
+    "float": ("f32", 4),
+    "double": ("f64", 8),
+    "c10::float8_e4m3fn": ("fp8", 1),
+    "c10::float8_e5m2": ("fp8", 1),
+}
+"""Key of the peak and bytes of an item by the name that profilers write, in small letters."""
+FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Where the first of the two factors stands among the arguments of a product."""
+MOVED_TENSORS = {"aten::copy_": 2, "aten::add": 3, "aten::mul": 3}
+"""How many tensors of the size of its first argument an operator reads and writes."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All runs of one kernel."""
+
+    name: str
+    count: int
+    total_us: float
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What one shape asks of the device, and the shortest time that it took."""
+
+    key: str
+    """A dtype such as bf16 for flops; `memory` for bytes."""
+    amount: int
+    us: float
+
+    @property
+    def per_second(self) -> float:
+        return self.amount / self.us * 1e6
+
+
+@dataclass(frozen=True)
+class ComputeTrace:
+    """What traces say of compute."""
+
+    kernels: tuple[KernelTime, ...] = ()
+    """The longest in all first."""
+    work: tuple[KernelWork, ...] = ()
+
+    def device(self) -> Device | None:
+        """The device that was measured; None where no large operator with its shapes was."""
+        rates: dict[str, list[float]] = {}
+        for each in self.work:
+            rates.setdefault(each.key, []).append(each.per_second)
+        found = {key: median(values) for key, values in rates.items()}
+        memory = found.pop("memory", None)
+        if not found and memory is None:
+            return None
+        peaks = tuple(sorted((key, rate / 1e12) for key, rate in found.items()))
+        return Device("measured", peaks, None if memory is None else memory / 1e9, matmul_efficiency=1.0)
+
+
+NO_COMPUTE = ComputeTrace()
+
+
+def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
+    """Several ranks as one."""
+    traces = list(found)
+    kernels: Counter[str] = Counter()
+    total: dict[str, float] = {}
+    best: dict[tuple[str, int], float] = {}
+    for trace in traces:
+        for kernel in trace.kernels:
+            kernels[kernel.name] += kernel.count
+            total[kernel.name] = total.get(kernel.name, 0.0) + kernel.total_us
+        for work in trace.work:
+            best[work.key, work.amount] = min(best.get((work.key, work.amount), work.us), work.us)
+    times = [KernelTime(name, count, total[name]) for name, count in kernels.items()]
+    return ComputeTrace(
+        tuple(sorted(times, key=lambda kernel: (-kernel.total_us, kernel.name))),
+        tuple(KernelWork(key, amount, us) for (key, amount), us in sorted(best.items())),
+    )
+
+
+class ComputeReader:
+    """The compute of one trace, gathered event by event; operators and kernels may come in any order."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.total: dict[str, float] = {}
+        self.us: dict[int, float] = {}
+        """Of the kernels of each operator, by its `External id`."""
+        self.asked: dict[int, tuple[str, int]] = {}
+
+    def add_kernel(self, event: Mapping[str, Any]) -> None:
+        """A kernel that is no collective."""
+        name, us = event.get("name"), event.get("dur")
+        if not isinstance(name, str) or isinstance(us, bool) or not isinstance(us, int | float) or not 0 < us < 1e12:
+            return
+        self.count[name] += 1
+        self.total[name] = self.total.get(name, 0.0) + us
+        launched_by = _external_id(event)
+        if launched_by is not None:
+            self.us[launched_by] = self.us.get(launched_by, 0.0) + us
+
+    def add_operator(self, event: Mapping[str, Any]) -> None:
+        """An operator on the host."""
+        number, args = _external_id(event), event.get("args")
+        asked = _asked(str(event.get("name")), cast(Mapping[str, Any], args)) if isinstance(args, dict) else None
+        if number is not None and asked is not None:
+            self.asked[number] = asked
+
+    def finish(self) -> ComputeTrace:
+        """What was found."""
+        times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
+        work = (KernelWork(*asked, self.us[number]) for number, asked in self.asked.items() if number in self.us)
+        return merge_compute([ComputeTrace(times), *(ComputeTrace((), (each,)) for each in work)])
+
+
+def _external_id(event: Mapping[str, Any]) -> int | None:
+    args = event.get("args")
+    number = cast(dict[str, Any], args).get("External id") if isinstance(args, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _asked(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Flops by dtype, or bytes of memory; None for what tells neither."""
+    if name not in FIRST_FACTOR and name not in MOVED_TENSORS:
+        return None
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return None
+    first = FIRST_FACTOR.get(name, 0)
+    left, right = (_sizes(cast(list[Any], shapes), i) for i in (first, first + 1))
+    dtypes = cast(list[Any], types)
+    key, item_bytes = DTYPES.get(str(dtypes[first]).lower() if first < len(dtypes) else "", ("", 0))
+    if not key or not left or not right:
+        return None
+    if name in MOVED_TENSORS:
+        num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
+        is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])  # reads less than its size
+        is_plain = left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
+        return ("memory", num_bytes) if is_plain and num_bytes >= MIN_BYTES else None
+    flops = 2 * prod(left) * right[-1]
+    is_product = len(left) == len(right) > 1 and left[-1] == right[-2]
+    return (key, flops) if is_product and flops >= MIN_FLOPS else None
+
+
+def _lists(value: Any) -> list[list[Any]]:
+    return [each for each in cast(list[Any], value) if isinstance(each, list)] if isinstance(value, list) else []
+
+
+def _sizes(shapes: Sequence[Any], i: int) -> list[int]:
+    """One shape; empty for what is none."""
+    shape = shapes[i] if i < len(shapes) else None
+    if not isinstance(shape, list):
+        return []
+    sizes = cast(list[Any], shape)
+    return sizes if all(isinstance(n, int) and not isinstance(n, bool) and 0 < n < MAX_DIM for n in sizes) else []

@@ -1,0 +1,1 @@
+"""Graphs as torch prints them, read back without executing anything."""

@@ -1,0 +1,1 @@
+"""Listings: the graph as text, and back."""

@@ -1,0 +1,242 @@
+"""Writing listings: graph to text. `text` describes the format."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from weft.compat import FakeTensor, is_process_group, symbol_hint
+from weft.errors import GraphError, compose, point_at
+from weft.graph import ops
+from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
+from weft.graph.groups import Group, GroupTable, group_argument, read_groups
+from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
+from weft.graph.ops import attribute
+
+INLINE_NUMEL = 64
+"""Constants of up to this many elements stand in the listing with their values."""
+VALUES = re.compile(
+    r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\))?), .*\)$", re.MULTILINE
+)
+INDENT = "    "
+
+
+def render(module: GraphModule, groups: GroupTable | None = None) -> str:
+    """The listing of a graph module."""
+    writer = _Writer(module, groups if groups is not None else read_groups(module))
+    writer.collect(module)
+    body = writer.function("graph", module, "")
+    return "\n".join([*writer.header(), *body]) + "\n"
+
+
+def digest(text: str) -> str:
+    """What identifies a listing in plans and reports. Values of constants do not count: ranks hold different ones."""
+    return hashlib.sha256(VALUES.sub(r"\1)", text).encode()).hexdigest()[:32]
+
+
+def line_of(node: Node, groups: GroupTable | None = None) -> str:
+    """The line of one node."""
+    owner = node.graph.owning_module
+    module = owner if isinstance(owner, GraphModule) else GraphModule({}, Graph())
+    return _Writer(module, groups or GroupTable()).line(node)
+
+
+def excerpt(node: Node, groups: GroupTable | None = None) -> list[str]:
+    """The lines that an error shows for a node: its listing line, and a caret with the user's source line."""
+    return point_at(line_of(node, groups), node.name, source_of(node))
+
+
+def source_of(node: Node) -> str:
+    """`model.py:41 in forward: q = self.wq(x)`, from the innermost frame of the node's stack trace."""
+    frames = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").splitlines() if line]
+    places = [i for i, line in enumerate(frames) if line.startswith('File "')]
+    if not places:
+        return ""
+    file, number, function = (part.strip() for part in [*frames[places[-1]].split(","), "", ""][:3])
+    name = file.removeprefix('File "').rstrip('"').rpartition("/")[2]
+    code = frames[places[-1] + 1] if places[-1] + 1 < len(frames) else ""
+    return f"{name}:{number.removeprefix('line ')} {function}: {code}".rstrip(": ")
+
+
+class _Writer:
+    """Writes one module; holds what its lines share: groups, symbols, the names of nodes."""
+
+    def __init__(self, module: GraphModule, groups: GroupTable) -> None:
+        self.module, self.groups = module, groups
+        self.types = TypeText(default_device(module.graph))
+        self.constants: dict[str, tuple[Tensor, Any]] = {}
+        self.inside: dict[Node, str] = {}
+        """The inputs that lie in the memory of a constant, with its path."""
+
+    def collect(self, module: GraphModule) -> None:
+        """Find the constants of a module and of the graphs nested in it."""
+        for node in module.graph.nodes:
+            value = attribute(module, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(value, GraphModule):
+                self.collect(value)
+            elif isinstance(value, Tensor):
+                self.constants[str(node.target)] = (value, ops.value_of(node))
+        if module is self.module and self.constants:
+            self.inside = constants_of_inputs(module)
+
+    def header(self) -> list[str]:
+        lines = [_group_line(group) for group in self.groups]
+        if self.types.device is not None and self.types.device != torch.device("cpu"):
+            lines.append(f"device({str(self.types.device)!r})")
+        for symbol, name in self.types.symbols.items():
+            hint = symbol_hint(self.module, symbol)
+            if hint is not None:
+                lines.append(f"symbol({name!r}, hint={hint})")
+            elif symbol in self.types.of_inputs:  # the others are made again by the operators that make them
+                lines.append(f"symbol({name!r})")
+        if may_share_inputs(self.module):
+            lines.append(f"inputs({MAY_SHARE!r})")
+        places = placed(self.module, {path: value for path, (value, _) in self.constants.items()})
+        silent = {place.base for path, place in places.items() if not self._is_told(path, place)}
+        for path, (value, fake) in self.constants.items():
+            place = places.get(path)
+            known = self._is_told(path, place) and (place is None or place.base not in silent)
+            text = self._constant_type(path, fake if isinstance(fake, Tensor) else value, place)
+            lines.append(f"tensor({path!r}, {text}" + (f", {self.value(value.tolist())})" if known else ")"))
+        return [*lines, ""] if lines else []
+
+    def _is_told(self, path: str, place: Place | None) -> bool:
+        """Whether a constant is small enough to stand in the listing with its values."""
+        value = self.constants[path][0]
+        if isinstance(value, FakeTensor) or value.device.type == "meta" or value.numel() > INLINE_NUMEL:
+            return False
+        return place is None or place.start + span_bytes(value.shape, value.stride(), value.dtype) <= MAX_SHARED_BYTES
+
+    def _constant_type(self, path: str, value: Tensor, place: Place | None) -> str:
+        if place is None:
+            return self.types.of_input(value, {}, "")
+        offset, rest = divmod(place.start, value.element_size())
+        if rest:
+            what = f"constant {path!r} begins {place.start} bytes behind {place.base!r}, between two of its elements"
+            raise GraphError(compose("listing", what, do="make it a copy, or a graph input"))
+        return self.types.placed(value, offset, place.base if place.base != path else None)
+
+    def function(self, name: str, module: GraphModule, indent: str) -> list[str]:
+        inner = indent + INDENT
+        shared: dict[int, str] = {}
+        parameters: list[str] = []
+        lines: list[str] = []
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                text = self._input_type(node, shared)
+                parameters.append(f"{name_of(node)}: {text}" if text else name_of(node))
+            elif node.op == "output":
+                lines.append(f"{inner}return {self.value(node.args[0])}")
+            else:
+                lines += self._nested(node, module, inner)
+                lines.append(inner + self.line(node))
+        return [f"{indent}def {name}({', '.join(parameters)}):", *lines]
+
+    def _input_type(self, node: Node, shared: dict[int, str]) -> str:
+        value = ops.value_of(node)
+        if value is not None and is_process_group(value):
+            return f"group[{self.groups.canonical(node)!r}]"
+        if node in self.inside:
+            return self.types.of_input(value, {}, name_of(node), constant=self.inside[node])
+        return self.types.of_input(value, shared, name_of(node))
+
+    def _nested(self, node: Node, module: GraphModule, indent: str) -> list[str]:
+        if node.op != "get_attr":
+            return []
+        value = attribute(module, str(node.target))
+        return self.function(str(node.target), value, indent) if isinstance(value, GraphModule) else []
+
+    def line(self, node: Node) -> str:
+        if node.op == "output":
+            return f"return {self.value(node.args[0])}"
+        text = self._input_type(node, {}) if node.op == "placeholder" else self.types.of(ops.value_of(node))
+        head = f"{name_of(node)}: {text}" if text else name_of(node)
+        return head if node.op == "placeholder" else f"{head} = {self._right_side(node)}"
+
+    def _right_side(self, node: Node) -> str:
+        if node.op == "get_attr":
+            return f"attribute({node.target!r})"
+        arguments, keywords = node.args, node.kwargs
+        if node.op == "call_function":
+            name = ops.name_of(node.target)
+            if name == "operator.getitem" and len(arguments) == 2:
+                return f"{self.value(arguments[0])}[{self.value(arguments[1])}]"
+            if name is None:
+                name = getattr(node.target, "__module__", "?") + "." + getattr(node.target, "__name__", "?")
+            if ops.is_communication(node.target):
+                arguments, keywords = self._with_group_names(node)
+        else:
+            name = f"{node.op}.{node.target}"
+        parts = [self.value(a) for a in arguments]
+        parts += [f"{key}={self.value(value)}" for key, value in keywords.items()]
+        return f"{name}({', '.join(parts)})"
+
+    def _with_group_names(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a launch, with its group by canonical name; a group that is a node stays one."""
+        group = group_argument(node)
+        if group is None or isinstance(group, Node):
+            return node.args, dict(node.kwargs)
+        name = self.groups.canonical(group)
+        return (
+            tuple(name if a is group else a for a in node.args),
+            {key: name if value is group else value for key, value in node.kwargs.items()},
+        )
+
+    def value(self, value: Any) -> str:
+        """An argument: a node by name, a literal, or a container of them."""
+        if isinstance(value, Node):
+            return name_of(value)
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        if isinstance(value, list):
+            return f"[{', '.join(map(self.value, value))}]"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self.value, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, slice):
+            return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+        return self._literal(value)
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, float):
+            return repr(value)
+        if isinstance(value, complex):
+            return f"complex({value.real!r}, {value.imag!r})"
+        if (literal := torch_literal(value)) is not None:
+            return literal
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return f"symbolic({self.types.number(value)})"
+        operator = ops.name_of(value) if isinstance(value, ops.OpOverload) else None
+        if operator is not None:
+            return f"operator({operator!r})"
+        if is_process_group(value):
+            return repr(self.groups.canonical(value))
+        raise GraphError(
+            compose("listing", f"an argument of type {type(value).__name__} has no text", do="make it a graph input")
+        )
+
+
+def name_of(node: Node) -> str:
+    """The name of a node in listings."""
+    return listed_name(node.name)
+
+
+def default_device(graph: Graph) -> torch.device | None:
+    """The device of the first tensor of the graph."""
+    values = (ops.value_of(node) for node in graph.nodes)
+    return next((value.device for value in values if isinstance(value, Tensor)), None)
+
+
+def _group_line(group: Group) -> str:
+    known = "" if group.id is None else f", id={group.id!r}"
+    if group.ranks is not None:
+        return f"group({group.name!r}, ranks={[list(part) for part in group.ranks]}{known})"
+    stride = f", stride={group.stride}" if group.stride != 1 else ""
+    return f"group({group.name!r}, size={group.size}{stride}{known})"

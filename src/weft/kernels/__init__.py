@@ -1,1 +1,0 @@
-"""What fused and packed nodes run."""

@@ -1,1 +1,0 @@
-"""Decisions as data, and how good ones are found."""

@@ -1,0 +1,1 @@
+"""Local rewrites: drafts, patterns, rules, and the questions that rewriting passes ask."""

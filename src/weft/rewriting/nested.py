@@ -1,0 +1,46 @@
+"""Nested graphs: which graphs the calls of a graph run, and passes that plan each of them by itself.
+
+Contract: a pass that works graph by graph rewrites the graphs that calls run too, or says of each that it would have
+changed why it did not. Nothing in such a graph is skipped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch.fx import Graph, GraphModule, Node
+
+from weft.compat import HigherOrderOperator
+from weft.plan.plan import Rewrite
+
+NESTING = frozenset(
+    (
+        *("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "wrap", "tag_activation_checkpoint"),
+        *("wrap_activation_checkpoint", "wrap_with_set_grad_enabled", "wrap_with_autocast"),
+    )
+)
+"""Operators that run a nested graph as it is; others may take it for a template of their own."""
+
+
+def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
+    """The graphs that calls of a graph run, at any depth, each with the names of the attributes that lead to it."""
+    owner = graph.owning_module
+    for node in graph.nodes:
+        if node.op != "get_attr" or not node.users or owner is None:
+            continue
+        runs = all(isinstance(u.target, HigherOrderOperator) and u.target.name() in NESTING for u in node.users)
+        nested = getattr(owner, str(node.target), None)
+        if runs and isinstance(nested, GraphModule) and _has_types(nested):
+            inner = (*path, str(node.target))
+            yield inner, nested.graph
+            yield from nested_graphs(nested.graph, inner)
+
+
+def _has_types(module: GraphModule) -> bool:
+    return all("val" in n.meta for n in module.graph.nodes if n.op in ("placeholder", "call_function"))
+
+
+def taken_out(nodes: Sequence[Node]) -> list[Rewrite]:
+    """The action that takes nodes out of a graph; none where there are none."""
+    names = tuple(node.name for node in nodes)
+    return [Rewrite((), names[0], (), names)] if names else []

@@ -1,0 +1,277 @@
+"""Rules: pattern, condition and replacement; and the pass that applies them until none applies.
+
+    def fused(draft: Draft, match: Match) -> AnyNode | Refusal | None:
+        if draft.value(match["bias"]).dtype != draft.value(match.root).dtype:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: the dtypes differ")
+        return draft.call("addmm", match["bias"], match["x"], match["w"], before=match.root)
+
+    RULES = (Rule(op("add", op("mm", Var("x"), Var("w")), Var("bias")).either_way(), fused),)
+
+A replacement is a node, a planned call, or one for each root of a pattern with several; a Refusal where the rewrite was
+possible in kind and is not made; None where the match was none after all.
+
+Contract: rules see each node of the graph in order, and again whatever a rewrite changed, so that a second run changes
+nothing. No match reaches across a write to what it reads, nor across a call of which nothing is known (it may change
+the grad mode, autocast or a seed); operators that draw, write or act outside are never part of one. What is replaced
+has the same type and strides, and shares memory with nothing new that anybody could see.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from weft.errors import PipelineError, compose
+from weft.plan.decision import Reason, Refusal
+from weft.rewriting.draft import AnyNode, Draft, New, sources
+from weft.rewriting.pattern import Match, Op, match_at
+
+Replacement = AnyNode | Sequence[AnyNode] | Refusal | None
+REACH = 3
+"""How many users of users of a rewritten node are looked at again: the depth of the deepest pattern."""
+MOST_USERS = 2
+"""Patterns ask for no more users than that."""
+MAX_REWRITES_PER_NODE = 20
+"""Rules that rewrite more often than that undo each other."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to look for, and what to put in its place."""
+
+    pattern: Op | tuple[Op, ...]
+    replace: Callable[[Draft, Match], Replacement]
+    keeps_strides: bool = True
+    """False where a result of other strides will do. The users' types are computed again then."""
+
+    @functools.cached_property
+    def guard(self) -> tuple[int, tuple[Any, ...]] | None:
+        """In the argument of the root that must be a call, a place at which that one must take a call, and of what."""
+        root = self.pattern[0] if isinstance(self.pattern, tuple) else self.pattern
+        inner = next((argument for argument in root.args if isinstance(argument, Op)), None)
+        if inner is None or inner.commutes or root.commutes:
+            return None
+        below = [(place, a.targets) for place, a in enumerate(list(inner.args)) if isinstance(a, Op)]
+        return below[0] if below else None
+
+    @property
+    def targets(self) -> tuple[Any, ...]:
+        """The operators at the root of the pattern."""
+        return (self.pattern[0] if isinstance(self.pattern, tuple) else self.pattern).targets
+
+
+Applied = list[tuple[tuple[str, ...], tuple[str, ...]]]
+Refused = list[tuple[tuple[str, ...], Refusal]]
+
+
+def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
+    """Apply rules to a draft until none applies. Returns old and new names of rewrites, and the refusals that stand."""
+    index = RuleIndex(rules)
+    order = itertools.count()
+    heap: list[tuple[int, int, AnyNode]] = []
+    queued: set[AnyNode] = set()
+
+    def look_at(nodes: Iterable[AnyNode]) -> None:
+        for node in nodes:
+            is_wanted = node.op == "call_function" and node.target in index.targets
+            if is_wanted and node not in queued and node not in draft.gone:
+                queued.add(node)
+                heapq.heappush(heap, (draft.position(node), next(order), node))
+
+    look_at(draft.dag.nodes)
+    applied: Applied = []
+    refused: dict[tuple[AnyNode, int], tuple[tuple[str, ...], Refusal]] = {}
+    later: dict[AnyNode, None] = {}
+    limit = MAX_REWRITES_PER_NODE * len(draft.dag.nodes)
+    retried_after = 0
+    while heap or later or (refused and len(applied) > retried_after):
+        if not heap:  # what was in the way of a refused one may be gone
+            retried_after = len(applied)
+            look_at(dict.fromkeys([*later, *(node for node, _ in refused)]))
+            later = {}
+            continue
+        node = heapq.heappop(heap)[2]
+        queued.remove(node)
+        for number, rule in index.rules_for(draft, node):
+            if node in draft.gone:
+                break
+            refused.pop((node, number), None)
+            outcome = _attempt(draft, rule, node)
+            if isinstance(outcome, Refusal):
+                refused[node, number] = ((node.name,), outcome)
+            if isinstance(outcome, Done):
+                heirs = outcome.heirs
+                applied.append((tuple(n.name for n in heirs), tuple(n.name for n in heirs.values())))
+                touched, freed = _touched(draft, outcome, index.has_pairs)
+                look_at(touched)
+                later.update(dict.fromkeys(freed))
+        if len(applied) > limit:
+            raise PipelineError(compose("rewrite", f"the rules for {node.name} undo each other"))
+    return applied, [found for (node, _), found in refused.items() if node not in draft.gone]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A rewrite that was made."""
+
+    heirs: dict[AnyNode, AnyNode]
+    moved: tuple[AnyNode, ...]
+    """The nodes that take an heir now and took another node before."""
+
+
+class RuleIndex:
+    """Rules by the operator at their root, and by an operator that one of its arguments must be."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.targets = {target for rule in rules for target in rule.targets}
+        self.has_pairs = any(isinstance(rule.pattern, tuple) for rule in rules)
+        """Whether a rule has several roots: who takes an heir already may match together with who takes it now."""
+        self._always: dict[Any, list[tuple[int, Rule]]] = {}
+        self._guarded: dict[Any, dict[int, dict[Any, list[tuple[int, Rule]]]]] = {}
+        """By root, by the place of an argument, by the operator there."""
+        for number, rule in enumerate(rules):
+            root = rule.pattern[0] if isinstance(rule.pattern, tuple) else rule.pattern
+            guards = _guards(root)
+            for target in root.targets:
+                if not guards:
+                    self._always.setdefault(target, []).append((number, rule))
+                places = self._guarded.setdefault(target, {})
+                for place, inner in guards:
+                    for below in inner.targets:
+                        places.setdefault(place, {}).setdefault(below, []).append((number, rule))
+
+    def rules_for(self, draft: Draft, node: AnyNode) -> list[tuple[int, Rule]]:
+        """The rules that may match at a node, the preferred ones first."""
+        found = list(self._always.get(node.target, ()))
+        places = self._guarded.get(node.target)
+        if not places:
+            return found
+        args, kwargs = draft.arguments(node)
+        for place, below in places.items():
+            if place < len(args):
+                inner = args[place]
+                found += [r for r in below.get(getattr(inner, "target", None), ()) if _may_fit(draft, r[1], inner)]
+            elif kwargs:  # given by keyword: all of them
+                found += [rule for some in below.values() for rule in some]
+        return sorted(dict(found).items(), key=lambda pair: pair[0])
+
+
+def _guards(root: Op) -> list[tuple[int, Op]]:
+    """An argument that must be a call, with its place; both places where the order does not matter."""
+    found = [(place, argument) for place, argument in enumerate(list(root.args)) if isinstance(argument, Op)]
+    if root.commutes:
+        return [(place, inner) for _, inner in found[:1] for place in (0, 1)]
+    return found[:1]
+
+
+def _may_fit(draft: Draft, rule: Rule, node: AnyNode) -> bool:
+    """A look one level further down: whether the argument that must be a call takes the call that it must take."""
+    guard = rule.guard
+    if guard is None:
+        return True
+    args = draft.arguments(node)[0]
+    place, targets = guard
+    return place >= len(args) or getattr(args[place], "target", None) in targets
+
+
+def _touched(draft: Draft, done: Done, has_pairs: bool) -> tuple[list[AnyNode], list[AnyNode]]:
+    """The nodes that may match now and did not before, and nodes with one of many users fewer, to be looked at later.
+
+    Those are the new nodes, and what takes them through a few users. Nodes that took an heir before see the same as
+    before: an heir of ten thousand users would bring all of them back each time that it gets another.
+    """
+    heirs = done.heirs
+    found: dict[AnyNode, None] = {}
+    level = list(dict.fromkeys(heirs.values()))
+    inputs = [s for node in level if isinstance(node, New) for s in sources(node.args, node.kwargs)]
+    found.update(dict.fromkeys(node for node in inputs if isinstance(node, New)))
+    found.update(dict.fromkeys(level))
+    level = [user for node in level for user in draft.users(node)] if has_pairs else list(done.moved)
+    for _ in range(REACH - 1):
+        level = [node for node in dict.fromkeys(level) if node not in found and node.op != "output"]
+        found.update(dict.fromkeys(level))
+        level = [user for node in level for user in draft.users(node)]
+    freed = dict.fromkeys(s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old)))
+    later: list[AnyNode] = []
+    for node in freed:  # a use fewer: patterns that ask for the number of users
+        if draft.num_users(node) <= MOST_USERS:
+            found.update(dict.fromkeys([node, *draft.users(node)]))
+        else:
+            later.append(node)
+    return list(found), later
+
+
+def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> Done | Refusal | None:
+    """One rule at one node: what was replaced by what, or why nothing was; None where there is no match."""
+    match = match_at(draft, rule.pattern, node)
+    if match is None:
+        return None
+    made = rule.replace(draft, match)
+    heirs: dict[AnyNode, AnyNode] = {}
+    refusal = made if isinstance(made, Refusal) else None
+    if made is not None and not isinstance(made, Refusal):
+        each = [made] if isinstance(made, Node | New) else list(made)
+        heirs = {old: new for old, new in zip(match.roots, each, strict=True) if old is not new}
+        refusal = why_not_apply(draft, match) or next(filter(None, _refusals(draft, rule, heirs)), None)
+    if refusal is None and heirs:
+        moved = tuple(dict.fromkeys(user for old in heirs for user in draft.users(old)))
+        refusal = draft.replace(heirs, match.nodes)
+        if refusal is None:
+            return Done(heirs, moved)
+    draft.forget()
+    return refusal
+
+
+def _refusals(draft: Draft, rule: Rule, heirs: dict[AnyNode, AnyNode]) -> Iterable[Refusal | None]:
+    for old, new in heirs.items():
+        yield draft.why_not_replace(old, new, keeps_strides=rule.keeps_strides)
+    if len(heirs) > 1:
+        yield _why_not_together(draft, heirs)
+
+
+def why_not_apply(draft: Draft, match: Match) -> Refusal | None:
+    """Why what was matched cannot be computed again where its last node stands; None if it can."""
+    end = max(map(draft.position, match.roots))
+    name = match.root.name
+    for node in match.nodes:
+        found = draft.profile(node)
+        if found.opaque or found.random or found.ordered or found.writes:
+            what = "draws random numbers" if found.random else "has an effect besides its result"
+            return Refusal(Reason.HAS_EFFECT, f"{name} stays: {node.name} {what}", node.name)
+        begin = draft.position(node)
+        if begin == end:
+            continue
+        block = draft.boundary(begin, end)
+        if block is not None:
+            sentence = f"{name} stays: nothing is known of {block.name}, which is called in between"
+            return Refusal(Reason.HAS_EFFECT, sentence, block.name)
+        touched = set(draft.reads(node)) | (set() if draft.is_alias(node) else set(draft.held(node)))
+        for storage in sorted(touched):
+            write = draft.first_write(storage, begin, end)
+            if write is not None:
+                sentence = f"{name} stays: {write.name} writes what {node.name} reads or holds"
+                return Refusal(Reason.MUTATED, sentence, write.name)
+    return None
+
+
+def _why_not_together(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> Refusal | None:
+    """Several roots are computed where the last one stands: none of what the new nodes need may need a root."""
+    first = min(map(draft.position, heirs))
+    last = max(heirs, key=draft.position)
+    stack: list[AnyNode] = [s for new in heirs.values() if isinstance(new, New) for s in sources(new.args, new.kwargs)]
+    seen: set[AnyNode] = set()
+    while stack:
+        node = stack.pop()
+        if node in heirs:
+            return Refusal(Reason.DEPENDENCY, f"{last.name} stays: it needs {node.name}", node.name)
+        if node in seen or draft.position(node) < first:
+            continue
+        seen.add(node)
+        stack += sources(*draft.arguments(node))
+    return None

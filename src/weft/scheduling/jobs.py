@@ -1,0 +1,235 @@
+"""Jobs: a program in the pieces that a schedule moves. Fused kernels stay whole, views and waits follow.
+
+Contract: a job is a kernel on the compute stream, or a launch. The operations of a kernel that pointwise operators are
+fused into are one job, since cutting it would cost traffic. A job needs others by `preds` (issued before it) and
+launches by `comm_preds` (ended before it). Views, inputs and waits belong to no job: `Emitter` puts them where a
+schedule of jobs has them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.simulation.program import OpKind, Program
+
+NO_JOB = -1
+FUSED_SPAN = 100
+"""Operations that are fused but further apart are jobs of their own: to bring a part of the backward to the forward
+that it could be fused with would keep its result until then."""
+
+
+class Needs(NamedTuple):
+    """What an operation that is no job waits for."""
+
+    jobs: tuple[int, ...]
+    launches: tuple[int, ...]
+    """Jobs whose collectives must have ended."""
+
+
+NOTHING = Needs((), ())
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of a program, numbered in an order that they can run in, near to that of the graph."""
+
+    program: Program
+    ops: tuple[tuple[int, ...], ...]
+    """The operations of each job, in order."""
+    duration: tuple[int, ...]
+    """Of a kernel on the stream, gap included; of a launch's collective on its queue."""
+    queue: tuple[int, ...]
+    """Of a launch; -1 for a kernel."""
+    preds: tuple[tuple[int, ...], ...]
+    comm_preds: tuple[tuple[int, ...], ...]
+    succs: tuple[tuple[int, ...], ...]
+    """The jobs that need one, whichever way."""
+    job_of: tuple[int, ...]
+    """The job of each operation, or NO_JOB."""
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+
+def jobs_of(program: Program) -> Jobs:
+    """Cut a program into jobs; a fused kernel that cannot run in one piece is cut into its operations."""
+    apart: frozenset[int] = frozenset()
+    while True:
+        jobs = _jobs(program, _members(program, apart))
+        order = _sorted(jobs)
+        if len(order) == len(jobs):
+            return _jobs(program, _folded(jobs, order))
+        stuck = set(range(len(jobs))).difference(order)
+        apart |= {op for job in stuck if len(jobs.ops[job]) > 1 for op in jobs.ops[job]}
+
+
+def _folded(jobs: Jobs, order: list[int]) -> list[list[int]]:
+    """The operations of jobs in order; kernels that follow only one another are one job."""
+    ops: list[list[int]] = []
+    number: dict[int, int] = {}
+    for job in order:
+        preds = jobs.preds[job]
+        follows = jobs.queue[job] < 0 and len(preds) == 1 and not jobs.comm_preds[job] and jobs.queue[preds[0]] < 0
+        if follows and len(jobs.succs[preds[0]]) == 1:
+            number[job] = number[preds[0]]
+            ops[number[job]] += jobs.ops[job]
+        else:
+            number[job] = len(ops)
+            ops.append(list(jobs.ops[job]))
+    return ops
+
+
+def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
+    size = len(ops)
+    job_of = [NO_JOB] * len(program.kinds)
+    for job, members in enumerate(ops):
+        for op in members:
+            job_of[op] = job
+    preds: list[dict[int, None]] = [{} for _ in range(size)]
+    comm_preds: list[dict[int, None]] = [{} for _ in range(size)]
+    needs: list[Needs] = [NOTHING] * len(program.kinds)
+    for op, kind in enumerate(program.kinds):
+        job = job_of[op]
+        if job != NO_JOB:
+            for pred in program.preds[op]:
+                if job_of[pred] != NO_JOB:
+                    preds[job][job_of[pred]] = None
+                else:
+                    preds[job].update(dict.fromkeys(needs[pred].jobs))
+                    comm_preds[job].update(dict.fromkeys(needs[pred].launches))
+            continue
+        found = [needs[pred] if job_of[pred] == NO_JOB else Needs((job_of[pred],), ()) for pred in program.preds[op]]
+        if kind is OpKind.WAIT:
+            found.append(Needs((), tuple(job_of[launch] for launch in program.waits_for[op])))
+        needs[op] = _union(found)
+    for job in range(size):
+        preds[job].pop(job, None)
+    succs: list[list[int]] = [[] for _ in range(size)]
+    for job in range(size):
+        for pred in {**preds[job], **comm_preds[job]}:
+            succs[pred].append(job)
+    duration = [_duration(program, members) for members in ops]
+    queue = [program.queue[members[-1]] for members in ops]
+    return Jobs(
+        program,
+        tuple(tuple(members) for members in ops),
+        tuple(duration),
+        tuple(queue),
+        tuple(tuple(p) for p in preds),
+        tuple(tuple(p) for p in comm_preds),
+        tuple(tuple(s) for s in succs),
+        tuple(job_of),
+    )
+
+
+def _duration(program: Program, members: list[int]) -> int:
+    """What a job takes, with a gap for each of its kernels."""
+    ns = sum(program.duration_ns[op] for op in members)
+    if not program.launch_gap_ns or program.kinds[members[0]] is not OpKind.COMPUTE:
+        return ns
+    kernels = {program.kernel[op] if program.kernel else op for op in members if program.duration_ns[op]}
+    return ns + program.launch_gap_ns * len(kernels)
+
+
+def _members(program: Program, apart: frozenset[int]) -> list[list[int]]:
+    """The operations that are jobs: fused ones together, but for those to be taken apart."""
+    by_kernel: dict[int, int] = {}
+    ops: list[list[int]] = []
+    for op, kind in enumerate(program.kinds):
+        if kind is OpKind.NOTHING or (kind is OpKind.WAIT and program.waits_for[op]):
+            continue
+        kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in apart else -1
+        if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= FUSED_SPAN:
+            ops[by_kernel[kernel]].append(op)
+            continue
+        if kernel >= 0:
+            by_kernel[kernel] = len(ops)
+        ops.append([op])
+    return ops
+
+
+def _union(found: Sequence[Needs]) -> Needs:
+    if not found:
+        return NOTHING
+    if len(found) == 1:
+        return found[0]
+    jobs = dict.fromkeys(job for need in found for job in need.jobs)
+    return Needs(tuple(jobs), tuple(dict.fromkeys(launch for need in found for launch in need.launches)))
+
+
+def _sorted(jobs: Jobs) -> list[int]:
+    """The jobs in an order that what they need allows, by their first operations; without those that are in a cycle."""
+    waiting = [len({*preds, *comm}) for preds, comm in zip(jobs.preds, jobs.comm_preds, strict=True)]
+    heap = [(jobs.ops[job][0], job) for job, count in enumerate(waiting) if count == 0]
+    heapq.heapify(heap)
+    order: list[int] = []
+    while heap:
+        _, job = heapq.heappop(heap)
+        order.append(job)
+        for succ in jobs.succs[job]:
+            waiting[succ] -= 1
+            if waiting[succ] == 0:
+                heapq.heappush(heap, (jobs.ops[succ][0], succ))
+    return order
+
+
+class Emitter:
+    """Puts all operations where a schedule of jobs has them: views follow what they need, waits are asked for."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        program = jobs.program
+        self.jobs, self.program = jobs, program
+        self.succs: list[list[int]] = [[] for _ in program.kinds]
+        """Operations that are no job, behind those that they need."""
+        self.count = [len(preds) for preds in program.preds]
+        self.last = len(program.kinds) - 1
+        """The output."""
+        for op, preds in enumerate(program.preds):
+            if jobs.job_of[op] == NO_JOB and op != self.last:
+                for pred in preds:
+                    self.succs[pred].append(op)
+        self.waits: dict[int, list[int]] = {}
+        """By launching job the waits for it."""
+        for op, launches in enumerate(program.waits_for):
+            for launch in launches:
+                self.waits.setdefault(jobs.job_of[launch], []).append(op)
+
+    def order(self, events: Iterable[int]) -> list[int]:
+        """All operations in order: `job` is run or launched, `~job` is waited for; the output is the last."""
+        jobs, succs, waits_for = self.jobs, self.succs, self.program.waits_for
+        count, job_of = list(self.count), jobs.job_of
+        landed = [False] * len(jobs)
+        order: list[int] = []
+
+        def emit(op: int) -> None:
+            stack = [op]
+            while stack:
+                op = stack.pop()
+                count[op] = -1  # once: a second wait may follow the first, and be asked for too
+                order.append(op)
+                for succ in reversed(succs[op]):
+                    count[succ] -= 1
+                    if count[succ] == 0 and all(landed[job_of[launch]] for launch in waits_for[succ]):
+                        stack.append(succ)
+
+        for op in self._first():
+            emit(op)
+        for event in events:
+            if event >= 0:
+                for op in jobs.ops[event]:
+                    if succs[op]:
+                        emit(op)
+                    else:
+                        order.append(op)
+            elif not landed[~event]:
+                landed[~event] = True
+                for op in self.waits.get(~event, ()):
+                    if count[op] == 0 and all(landed[job_of[launch]] for launch in waits_for[op]):
+                        emit(op)
+        return [*order, self.last]
+
+    def _first(self) -> list[int]:
+        return [op for op, count in enumerate(self.count[:-1]) if count == 0 and self.jobs.job_of[op] == NO_JOB]

@@ -1,0 +1,107 @@
+"""Moves: small changes to a schedule of few jobs. Every one is legal.
+
+A unit is put elsewhere, with all that it needs or that needs it on the way; one launch is taken out of a bucket; two of
+one key become one.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from weft.scheduling.execution import NEVER, Merging, Unit
+from weft.scheduling.jobs import Jobs
+
+SPLITS, JOINS = 0.3, 0.3
+"""How often a bucket is taken apart, and a launch joined with another, where that is possible."""
+
+
+def with_waits(jobs: Jobs) -> list[Unit]:
+    """The jobs as they are numbered, each launch waited for before the first that needs it, or at the end."""
+    units, waited = list[Unit](), set[int]()
+    for job in range(len(jobs)):
+        for launch in jobs.comm_preds[job]:
+            if launch not in waited:
+                waited.add(launch)
+                units.append((~launch,))
+        units.append((job,))
+    return [*units, *((~job,) for job in range(len(jobs)) if jobs.queue[job] >= 0 and job not in waited)]
+
+
+MOST_LATENCIES = 100
+"""How many latencies a collective of several may take: beyond that merging saves next to nothing."""
+
+
+class Moves:
+    """Changes to orders of the jobs of one program."""
+
+    def __init__(self, jobs: Jobs, merging: Merging | None, random: Random) -> None:
+        self.jobs, self.merging, self.random = jobs, merging, random
+        self.needs: dict[int, list[int]] = {}
+        """What each event needs: a job its jobs and waits, a wait its launch."""
+        self.behind: dict[int, list[int]] = {}
+        for job in range(len(jobs)):
+            self.needs[job] = [*jobs.preds[job], *(~launch for launch in jobs.comm_preds[job])]
+            if jobs.queue[job] >= 0:
+                self.needs[~job] = [job]
+        for event, needed in self.needs.items():
+            for other in needed:
+                self.behind.setdefault(other, []).append(event)
+
+    def changed(self, units: list[Unit]) -> list[Unit] | None:
+        """The units in another order, or other units; None where what was tried is not legal."""
+        i = self.random.randrange(len(units))
+        unit, first = units[i], units[i][0]
+        if len(unit) > 1 and self.random.random() < SPLITS:
+            alone = self.random.choice(unit)
+            rest = tuple(job for job in unit if job != alone)
+            return [*units[:i], rest, (alone,), *units[i + 1 :]]
+        if first >= 0 and self._key(first) >= 0 and self.random.random() < JOINS:
+            return self._joined(units, i)
+        j = self.random.randrange(len(units))
+        return self._pulled(units, i, j) if j < i else self._pushed(units, i, j)
+
+    def _key(self, event: int) -> int:
+        return self.merging.key(event) if self.merging is not None and event >= 0 else -1
+
+    def _joined(self, units: list[Unit], i: int) -> list[Unit] | None:
+        """A launch made one with another of its key, in the place of that."""
+        unit, rest = units[i], units[:i] + units[i + 1 :]
+        key = self._key(unit[0])
+        others = [j for j, other in enumerate(rest) if self._key(other[0]) == key]
+        if not others or self.merging is None:
+            return None
+        j = self.random.choice(others)
+        rest[j] = tuple(sorted((*rest[j], *unit)))
+        longest = min(NEVER - 1, MOST_LATENCIES * self.merging.latency(rest[j][0]))
+        return rest if self.merging.duration(rest[j]) <= longest and self._is_legal(rest, j) else None
+
+    def _is_legal(self, units: list[Unit], i: int) -> bool:
+        """Whether all that a unit needs is before it, and all that needs it behind."""
+        place = {event: k for k, unit in enumerate(units) for event in unit}
+        before = all(place[other] < i for event in units[i] for other in self.needs[event])
+        return before and all(place[other] > i for event in units[i] for other in self.behind.get(event, ()))
+
+    def _pulled(self, units: list[Unit], i: int, j: int) -> list[Unit]:
+        """Unit i put before unit j, with what it needs of those between."""
+        along, left, needed = [units[i]], list[Unit](), self._around(units[i], self.needs)
+        for unit in reversed(units[j:i]):
+            if needed.isdisjoint(unit):
+                left.append(unit)
+            else:
+                along.append(unit)
+                needed |= self._around(unit, self.needs)
+        return [*units[:j], *reversed(along), *reversed(left), *units[i + 1 :]]
+
+    def _pushed(self, units: list[Unit], i: int, j: int) -> list[Unit]:
+        """Unit i put behind unit j, with what needs it of those between."""
+        along, left, behind = [units[i]], list[Unit](), self._around(units[i], self.behind)
+        for unit in units[i + 1 : j + 1]:
+            if behind.isdisjoint(unit):
+                left.append(unit)
+            else:
+                along.append(unit)
+                behind |= self._around(unit, self.behind)
+        return [*units[:i], *left, *along, *units[j + 1 :]]
+
+    def _around(self, unit: Unit, neighbours: dict[int, list[int]]) -> set[int]:
+        return {other for event in unit for other in neighbours.get(event, ())}

@@ -1,0 +1,368 @@
+"""The joint search over buckets, order and memory: many runs of the scheduler, judged by the simulator.
+
+Contract: the outcome is never slower than the order it started from, nor does it use more memory than allowed. The
+number of evaluations depends on effort and size, never on a clock; all random choices come from a fixed seed. The same
+program gives the same outcome on every rank.
+
+A portfolio of settings comes first, then the plain orders of frameworks (`recipes.py`). What time is left goes into
+moves: settings are changed at random, and in small
+programs single jobs are put elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from typing import Any, Literal
+
+from weft.graph.dag import collector_paused
+from weft.scheduling.execution import Knobs, Merging, Unit
+from weft.scheduling.jobs import Emitter, Jobs, jobs_of
+from weft.scheduling.local_moves import Moves, with_waits
+from weft.scheduling.recipes import recipe
+from weft.scheduling.room import NO_LIMIT
+from weft.scheduling.scheduler import Schedule, schedule
+from weft.scheduling.shape import Shape
+from weft.simulation.memory import Curve, Footprint, memory_of
+from weft.simulation.program import Program
+from weft.simulation.simulator import OperationTimes, run, takes_part
+
+Effort = Literal["fast", "default", "best"]
+SPARE, SPARE_BYTES = 0.05, 1 << 26
+"""Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
+OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
+"""How many operations all evaluations together may have, so that small programs are searched more."""
+LEAST = {"fast": 5, "default": 14, "best": 160}
+"""Evaluations at least."""
+MOST = {"fast": 100, "default": 2_000, "best": 20_000}
+RECIPES = ((0, 1 << 28), (0, NO_LIMIT), (10, 1 << 28), (50, NO_LIMIT))
+"""Plain orders: how many latencies their buckets take (at ten they reach nine tenths of the bandwidth), and how many
+bytes of a queue are in flight at most (hoist-launches and sink-waits have 256 MiB by default)."""
+CHANGES = 4
+"""Settings that are tried before places are changed."""
+MOVES = 150
+"""Places that are changed before settings are changed again."""
+LONGER = 50
+"""By how many thousandths an order may be longer and still be gone on with, at first."""
+SQUEEZES = 5
+"""How often settings that need too much memory are tried again with less of it."""
+MEMORY_MOVES = 300
+"""Places that are changed to get below a limit of memory."""
+FEW_JOBS = 200
+"""Programs with no more are searched job by job."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best order that was found."""
+
+    program: Program
+    order: Sequence[int]
+    """All operations."""
+    buckets: tuple[tuple[int, ...], ...]
+    """Operations that launch and are to be one."""
+    step_ns: int
+    peak_bytes: int
+    """Above the limit only where no order was found that fits: then the least that was found."""
+    num_evaluations: int
+    trace: OperationTimes
+    """Of that order."""
+    memory: Curve
+    duration_ns: tuple[int, ...]
+    """Of all operations, as the buckets make them."""
+    given_exposed_ns: dict[int, int]
+    """How long each launch was exposed before."""
+    limit_bytes: int
+    """What may be used."""
+    is_near_plain: bool = False
+    """Whether a plain order that fits comes near: then one that differs from it in details may be shorter."""
+
+    @functools.cached_property
+    def first_wait(self) -> dict[int, int]:
+        """By launch the first operation that waits for it."""
+        found: dict[int, int] = {}
+        for op in self.order:
+            for launch in self.program.waits_for[op]:
+                found.setdefault(launch, op)
+        return found
+
+
+def search(
+    program: Program, effort: Effort = "default", limit_bytes: int | None = None, merging: MergingOf | None = None
+) -> Outcome:
+    """The best order of a program within a limit of memory; without one, hardly more than it uses now."""
+    with collector_paused():
+        return _Search(program, effort, limit_bytes, merging).outcome()
+
+
+def allowed_bytes(peak_bytes: int) -> int:
+    """What may be used without a limit, by the peak of the order that was given."""
+    return peak_bytes + max(int(peak_bytes * SPARE), SPARE_BYTES)
+
+
+MergingOf = Callable[[Jobs], Merging]
+LEAN = Knobs(window=0, hold=0, lookahead=0, budget_bytes=0)
+"""What holds the least."""
+UNKNOWN = 1 << 62
+"""The peak of what cannot be the best."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    step_ns: int
+    peak_bytes: int
+    order: Sequence[int]
+    buckets: tuple[tuple[int, ...], ...]
+    knobs: Knobs | None
+    """None: the order that was given."""
+    units: tuple[Unit, ...] = ()
+    """What single moves change."""
+    in_use_bytes: int = 0
+    """By the memory of the shape."""
+
+
+class _Search:
+    def __init__(self, program: Program, effort: Effort, limit_bytes: int | None, merging: MergingOf | None) -> None:
+        self.program = program
+        size = max(len(program.names), 1)
+        self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
+        self.num_evaluations = self.left
+        self.jobs = jobs_of(program)
+        self.shape = Shape(self.jobs)
+        self.emitter = Emitter(self.jobs)
+        self.merging = merging(self.jobs) if merging is not None else None
+        trace = run(program)
+        self.footprint = Footprint(program)
+        self.takes_part = takes_part(program)
+        peak = self.footprint.peak(trace.order)
+        self.given_exposed = trace.exposed_ns
+        self.given = _Found(trace.step_ns, peak, trace.order, (), None)
+        self.limit = allowed_bytes(peak) if limit_bytes is None else limit_bytes
+        self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
+        self.best = self.given
+        self.tried: dict[Knobs, _Found] = {}
+        self.seen: dict[Schedule, _Found] = {}
+        self.plain: list[_Found] = []
+        """What recipes came to."""
+        self.squeezed_before: set[Knobs] = set()
+        self.random = Random(0)
+        self.moves = Moves(self.jobs, self.merging, self.random)
+
+    def outcome(self) -> Outcome:
+        if self.best.peak_bytes > self.limit:
+            self.save_memory()
+        if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
+            for knobs in self.portfolio():
+                if self.left <= 0 and not self.has_room_for_none():
+                    break
+                self.try_knobs(knobs)
+            self.try_recipes()
+            self.improve()
+        best = self.best
+        program = self.merged(best.buckets)
+        trace = run(program, best.order)
+        return Outcome(
+            program=self.program,
+            order=best.order,
+            buckets=best.buckets,
+            step_ns=best.step_ns,
+            peak_bytes=best.peak_bytes,
+            num_evaluations=self.num_evaluations - self.left,
+            trace=trace,
+            memory=memory_of(program, best.order, trace.reached_ns, trace.end_ns)[1],
+            duration_ns=program.duration_ns,
+            given_exposed_ns=self.given_exposed,
+            limit_bytes=self.limit,
+            is_near_plain=any(self.is_near(found) for found in self.plain),
+        )
+
+    def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
+        """The program if launches that stand side by side were one: the first takes the time of all."""
+        if not buckets or self.merging is None:
+            return self.program
+        program, job_of = self.program, self.jobs.job_of
+        duration, kernel = list(program.duration_ns), list(program.kernel or range(len(program.names)))
+        for bucket in buckets:
+            for op in bucket:
+                duration[op], kernel[op] = 0, bucket[0]
+            duration[bucket[0]] = self.merging.duration([job_of[op] for op in bucket])
+        return replace(program, duration_ns=tuple(duration), kernel=tuple(kernel))
+
+    # Settings.
+
+    def portfolio(self) -> Iterator[Knobs]:
+        """Settings to try, the later ones around the best so far."""
+        for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
+            yield Knobs(window, hold, lookahead)
+        yield from self.squeezed()
+        if self.best.knobs is None:
+            yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
+        for bucket, patience in ((20, 0), (100, 300), (500, 300), (1000, 300)) if self.merging is not None else ():
+            yield replace(self.best_knobs(), bucket=bucket, patience=patience)
+        yield from self.filled()
+        yield from self.squeezed()
+        yield replace(self.best_knobs(), finish="work")
+        yield replace(self.best_knobs(), keep=True, budget_bytes=self.budget)
+        yield replace(self.best_knobs(), hold=1000)
+        yield from self.squeezed()
+
+    def filled(self) -> Iterator[Knobs]:
+        """Settings that hold reductions back for large buckets; more of them where the first is the best so far."""
+        if self.merging is None:
+            return
+        first = replace(self.best_knobs(), bucket=1000, fill=20)
+        yield first
+        if self.best.knobs == first:
+            yield from (replace(first, fill=fill) for fill in (5, 50))
+
+    def squeezed(self) -> Iterator[Knobs]:
+        """The fastest settings that need too much memory, with a budget that is smaller by what is too much."""
+        faster = [
+            (found.step_ns, number, knobs)
+            for number, (knobs, found) in enumerate(self.tried.items())
+            if self.is_over(found) and knobs not in self.squeezed_before
+        ]
+        for _, _, knobs in sorted(faster)[:2]:
+            for attempt in range(1, SQUEEZES + 1):
+                found = self.tried[knobs]
+                if not self.is_over(found):
+                    break
+                self.squeezed_before.add(knobs)
+                over = (found.peak_bytes - self.limit) * attempt
+                knobs = replace(knobs, budget_bytes=max(0, min(knobs.budget_bytes, found.in_use_bytes) - over))
+                self.left += 1  # what fits is worth more than what is tried
+                yield knobs
+
+    def has_room_for_none(self) -> bool:
+        """Whether all that was found to be faster than what was given needs too much memory: then one goes on."""
+        return self.best.knobs is None and any(map(self.is_over, self.tried.values()))
+
+    def is_over(self, found: _Found) -> bool:
+        """Whether it would be the best if it did not need too much memory."""
+        return self.limit < found.peak_bytes < UNKNOWN and found.step_ns < self.best.step_ns
+
+    def best_knobs(self) -> Knobs:
+        return self.best.knobs or Knobs()
+
+    def changed(self, knobs: Knobs) -> Knobs:
+        """Settings with one of them changed at random."""
+        values: dict[str, tuple[int | str, ...]] = {
+            "window": (0, 10, 20, 40, 80, 150, 300, 600),
+            "hold": (0, 5, 10, 20, 30, 50, 80, 120, 200, 400, 1000),
+            "lookahead": (5, 10, 20, 30, 50, 80, 120, 200, 1000),
+            "filler": (20, 50, 100, 200, 300, 500, 800),
+            "finish": ("tail", "work"),
+            "keep": (False, True),
+            "bucket": (0, 5, 10, 20, 50, 100, 500, 1000, 2000) if self.merging is not None else (0,),
+            "fill": (0, 2, 5, 10, 20, 50, 100, 500) if self.merging is not None else (0,),
+            "patience": (0, 1, 10, 100, 300, 1000) if self.merging is not None else (0,),
+        }
+        name = self.random.choice(list(values))
+        chosen: dict[str, Any] = {name: self.random.choice(values[name])}
+        return replace(knobs, **chosen)
+
+    def try_knobs(self, knobs: Knobs) -> None:
+        if knobs in self.tried:
+            self.left -= 1
+            return
+        made = schedule(self.shape, knobs, self.merging)
+        if made in self.seen:  # other settings often come to the same
+            self.left -= 1
+        else:
+            self.seen[made] = self.judge(made, knobs)
+            self.keep(self.seen[made])
+        self.tried[knobs] = self.seen[made]
+
+    def try_recipes(self) -> None:
+        """The plain orders of frameworks; they stand beside the settings, whatever these are."""
+        for latencies, in_flight_bytes in RECIPES:
+            made = recipe(self.shape, self.merging, latencies, in_flight_bytes)
+            if made not in self.seen:
+                self.seen[made] = self.judge(made, self.best_knobs())
+                self.left += 1
+                self.keep(self.seen[made])
+            self.plain.append(self.seen[made])
+
+    def is_near(self, found: _Found) -> bool:
+        """Whether what fits is not much longer than the best."""
+        return found.peak_bytes <= self.limit and found.step_ns * 1000 <= self.best.step_ns * (1000 + LONGER)
+
+    # Judging.
+
+    def judge(self, made: Schedule, knobs: Knobs | None) -> _Found:
+        """How good a schedule is. Memory is measured only where it may be the best."""
+        self.left -= 1
+        order = self.emitter.order(made.events)
+        buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
+        step_ns = run(self.merged(buckets), [op for op in order if self.takes_part[op]], is_legal=True).step_ns
+        best, peak = self.best, UNKNOWN
+        if step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
+            peak = self.footprint.peak(order)
+        return _Found(step_ns, peak, order, buckets, knobs, made.units, made.in_use_bytes)
+
+    def is_better(self, found: _Found) -> bool:
+        best = self.best
+        if (found.peak_bytes > self.limit) != (best.peak_bytes > self.limit):
+            return found.peak_bytes <= self.limit
+        if found.peak_bytes > self.limit:
+            return found.peak_bytes < best.peak_bytes
+        return (found.step_ns, found.peak_bytes) < (best.step_ns, best.peak_bytes)
+
+    def keep(self, found: _Found) -> bool:
+        if not self.is_better(found):
+            return False
+        self.best = found
+        return True
+
+    # Moves.
+
+    def improve(self) -> None:
+        """Spend what is left: jobs are moved where they are few, settings are changed."""
+        is_small = len(self.jobs) <= FEW_JOBS
+        while self.left > 0:
+            for _ in range(CHANGES):
+                self.try_knobs(self.changed(self.best_knobs()))
+            if is_small:
+                self.move_jobs()
+
+    def move_jobs(self) -> None:
+        """Change single places; what is a little longer is gone on with at first, only what is no longer at last."""
+        current = self.best
+        units = list(current.units) or self.as_given()
+        for number in range(MOVES):
+            moved = self.moves.changed(units) if self.left > 0 else None
+            if moved is None:
+                continue
+            found = self.judge(Schedule(tuple(moved)), current.knobs)
+            slack = current.step_ns * LONGER * (MOVES - number) // (MOVES * 1000)
+            if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns + slack):
+                units, current = moved, found
+
+    def as_given(self) -> list[Unit]:
+        """The jobs as they are numbered, each launch waited for before the first that needs it."""
+        return with_waits(self.jobs)
+
+    def save_memory(self) -> None:
+        """Look for an order that needs less, on a way that does not depend on the limit but ends at it: whoever allows
+        the least that was found gets the order that needs it."""
+        lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]
+        for knobs in lean:
+            if self.best.peak_bytes > self.limit:
+                self.keep_leaner(self.judge(schedule(self.shape, knobs), knobs))
+        if len(self.jobs) > FEW_JOBS:
+            return
+        moves = Moves(self.jobs, None, Random(1))
+        units = list(self.best.units) or self.as_given()
+        for _ in range(MEMORY_MOVES):
+            moved = moves.changed(units) if self.best.peak_bytes > self.limit else None
+            if moved is not None and self.keep_leaner(self.judge(Schedule(tuple(moved)), None)):
+                units = moved
+
+    def keep_leaner(self, found: _Found) -> bool:
+        if (found.peak_bytes, found.step_ns) > (self.best.peak_bytes, self.best.step_ns):
+            return False
+        self.best = found
+        return True

@@ -1,0 +1,183 @@
+"""Operators that work on rows by themselves: products of matrices, pointwise operators, sums along a row.
+
+Contract: arguments by schema. For each tensor that a call takes it is told which dim of the result each of its dims
+becomes; None for a dim that is summed over or of size one. A part of the result along one dim then needs just the same
+part of the tensors that have that dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import OpOverload
+from weft.graph import ops
+from weft.graph.profiles import profile
+from weft.streaming.view_layouts import names, qualified, sizes_of
+
+OPERANDS: Mapping[str, tuple[str, str, str]] = {
+    "aten::mm": ("self", "mat2", ""),
+    "aten::addmm": ("mat1", "mat2", "self"),
+    "aten::bmm": ("self", "mat2", ""),
+    "aten::baddbmm": ("batch1", "batch2", "self"),
+    "aten::matmul": ("self", "other", ""),
+    "aten::linear": ("input", "weight", "bias"),
+    "aten::_scaled_mm": ("self", "mat2", "bias"),
+}
+"""Of each product: the left operand, the right one, and what is added."""
+COPIES = names("_to_copy to.dtype") | {"prims::convert_element_type"}
+REDUCTIONS = names("mean.dim sum.dim_IntList amax amin")
+
+Dims = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """How the dims of the tensors that a call takes become dims of its result."""
+
+    node: Node
+    dims: Mapping[str, Dims]
+    """By the name of the argument."""
+    product: bool = False
+
+    @property
+    def tensors(self) -> dict[str, Node]:
+        """The tensors that the call takes, by the names of their arguments."""
+        bound = ops.bind(self.node)
+        return {name: bound[name] for name in self.dims}
+
+    def names_of(self, source: Node) -> list[str]:
+        """The arguments that a tensor is given as."""
+        return [name for name, tensor in self.tensors.items() if tensor is source]
+
+
+@functools.cache
+def is_product(target: Any) -> bool:
+    """Whether a call multiplies matrices in a way that is followed."""
+    return qualified(target) in OPERANDS
+
+
+def read_rowwise(node: Node) -> Rowwise | None:
+    """The call as one that works by rows, or None."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or sizes_of(node) is None:
+        return None
+    name = qualified(node.target)
+    if name in OPERANDS:
+        return _product(node)
+    if name in REDUCTIONS:
+        return _reduction(node)
+    return _pointwise(node) if is_pointwise(node) else None
+
+
+def left_operand(node: Node) -> Node:
+    """The tensor whose rows a product multiplies."""
+    return ops.bind(node)[OPERANDS[qualified(node.target)][0]]
+
+
+@functools.cache
+def _is_pointwise(target: OpOverload) -> bool:
+    found = profile(target)
+    plain = not (found.writes or found.random or found.launch or found.wait or found.several or found.opaque)
+    return plain and (torch.Tag.pointwise in target.tags or target.name() in COPIES)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the result is made from the elements at its place; reading bytes anew counts."""
+    target: Any = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    if target.name() == "aten::view.dtype":
+        source = ops.value_of(node.all_input_nodes[0])
+        return isinstance(source, Tensor) and source.element_size() == ops.value_of(node).element_size()
+    return _is_pointwise(target)
+
+
+def _tensors(node: Node) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of the tensors that a call takes; None where it takes lists of them or unknown sizes."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, value in ops.bind(node).items():
+        if isinstance(value, Node):
+            shape = sizes_of(value)
+            if shape is None:
+                return None
+            found[name] = shape
+        elif isinstance(value, list | tuple) and any(isinstance(item, Node) for item in value):
+            return None
+    return found
+
+
+def _aligned(shape: tuple[int, ...], out: tuple[int, ...]) -> Dims | None:
+    """Dims of a tensor that is broadcast to the result; None where it is not."""
+    if len(shape) > len(out):
+        return None
+    shift = len(out) - len(shape)
+    dims = tuple(None if size == 1 else d + shift for d, size in enumerate(shape))
+    fits = all(d is None or out[d] == size for d, size in zip(dims, shape, strict=True))
+    return dims if fits else None
+
+
+def _pointwise(node: Node) -> Rowwise | None:
+    shapes, out = _tensors(node), sizes_of(node)
+    if shapes is None or out is None:
+        return None
+    dims = {name: _aligned(shape, out) for name, shape in shapes.items()}
+    known = {name: found for name, found in dims.items() if found is not None}
+    return Rowwise(node, known) if len(known) == len(dims) and dims else None
+
+
+def _reduction(node: Node) -> Rowwise | None:
+    shapes, bound = _tensors(node), ops.bind(node)
+    if shapes is None or list(shapes) != ["self"] or not bound.get("dim"):
+        return None
+    rank = len(shapes["self"])
+    gone = {d % rank for d in bound["dim"]}
+    kept = iter(range(rank)) if bound.get("keepdim") else None
+    out = [d for d in range(rank) if d not in gone]
+    dims = tuple(None if d in gone else (d if kept is not None else out.index(d)) for d in range(rank))
+    return Rowwise(node, {"self": dims})
+
+
+def _product(node: Node) -> Rowwise | None:
+    shapes, out = _tensors(node), sizes_of(node)
+    name = qualified(node.target)
+    left, right, bias = OPERANDS[name]
+    if shapes is None or out is None or not shapes[left] or not shapes[right]:
+        return None
+    rank, column = len(out), len(out) - 1
+    has_columns = len(shapes[right]) > 1 or name == "aten::linear"
+    row = rank - (2 if has_columns else 1)
+    dims: dict[str, Dims | None] = {left: _operand(shapes[left], row, None)}
+    if name == "aten::linear":
+        dims[right] = (column, None) if len(shapes[right]) == 2 else (None,)
+    else:
+        dims[right] = _operand(shapes[right], row, column) if has_columns else (None,)
+    if bias in shapes:
+        dims[bias] = _aligned(shapes[bias], out)
+    for scale, place in (("scale_a", 0), ("scale_b", 1), ("scale_result", None)):
+        if scale in shapes:
+            dims[scale] = _scale(shapes[scale], place, out)
+    known = {name: found for name, found in dims.items() if found is not None}
+    return Rowwise(node, known, product=True) if known.keys() == shapes.keys() else None
+
+
+def _operand(shape: tuple[int, ...], row: int, column: int | None) -> Dims:
+    """Dims of an operand: batches, the rows (of the left one) or what is summed over, the columns or what is."""
+    if len(shape) == 1:
+        return (None,)
+    inner: Dims = (row, None) if column is None else (None, column)
+    batches = len(shape) - 2
+    return (*(None if shape[d] == 1 else row - batches + d for d in range(batches)), *inner)
+
+
+def _scale(shape: tuple[int, ...], place: int | None, out: tuple[int, ...]) -> Dims | None:
+    """Dims of the scales of an operand: one for all, or one for each row (or column) of the result."""
+    if all(size == 1 for size in shape):
+        return (None,) * len(shape)
+    by_row = len(shape) == 2 and place is not None and shape[place] == out[place] and shape[1 - place] == 1
+    return tuple(place if d == place else None for d in range(2)) if by_row else None

@@ -1,0 +1,349 @@
+"""Trials: what the program of a graph would be if collectives were streamed, without touching the graph.
+
+Contract: as `Program`, in integers. The chunks of a collective and of its products take the place of both; joining
+results and copying parts takes the traffic that it causes. What a site does not touch stays as it was priced. Times of
+chunks follow the same rules as all others: flops at the peak, bytes at the bandwidth, collectives by the cluster.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from torch import Tensor
+from torch.fx import Node
+
+from weft.cost.cluster import Cluster
+from weft.cost.flops import product_dtype, rule_of
+from weft.cost.prices import full_bytes
+from weft.graph import ops
+from weft.graph.collective import Collective, num_bytes
+from weft.graph.dag import Dag
+from weft.graph.groups import GroupTable, group_argument
+from weft.graph.ops import Kind
+from weft.simulation.program import OpKind, Program
+from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the parts of a site take, in nanoseconds."""
+
+    cluster: Cluster
+    groups: GroupTable
+
+    def collective_ns(self, cut: Chunking, chunks: int) -> int:
+        """One chunk of a collective that is cut in so many; of a ring one step."""
+        collective = Collective(cut.launch)
+        group = self.groups.group(group_argument(cut.launch))
+        size = (full_bytes(collective) or 0) // chunks
+        kinds = [Kind.BATCH_P2P] if cut.own is not None and chunks > 1 else [collective.kind]
+        if cut.apart and chunks > 1:
+            kinds = [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
+        return ceil(sum(self.cluster.collective_us(kind, group, size) for kind in kinds) * 1000)
+
+    def cheaper(self, cut: Chunking) -> Chunking:
+        """Chunks of a sum over ranks, scattered and gathered instead if that takes less."""
+        if Collective(cut.launch).kind is not Kind.ALL_REDUCE:
+            return cut
+        size = self.groups.group(group_argument(cut.launch)).size
+        rows = cut.shape[0] // (1 if cut.dim else cut.chunks)
+        apart = replace(cut, apart=size)
+        pays = self.collective_ns(apart, cut.chunks) < self.collective_ns(cut, cut.chunks)
+        return apart if pays and size > 1 and rows % size == 0 else cut
+
+    def sum_ns(self, cut: Chunking) -> int:
+        """Adding what a rank received in a ring to its own: two tensors are read and one is written."""
+        return self.traffic_ns(3 * _bytes(cut.launch)) if cut.own is not None and cut.result is not None else 0
+
+    def call_ns(self, node: Node, operands: Iterable[Operand], chunks: int) -> int:
+        """A chunk of a call: its flops and its traffic, of which the operands that are not cut are read each time."""
+        cut = {operand.node for operand in operands} | {node}
+        moved = sum(_bytes(tensor) // (chunks if tensor in cut else 1) for tensor in (*node.all_input_nodes, node))
+        traffic = self.traffic_ns(moved)
+        rule, dtype = rule_of(node.target), product_dtype(node)
+        if rule is None or dtype is None:
+            return traffic
+        flops = rule(node, ops.bind(node)) // chunks
+        return max(traffic, self.cluster.device.product_ns(flops, dtype) or 0)
+
+    def traffic_ns(self, moved: int) -> int:
+        return self.cluster.device.traffic_ns(moved) or 0
+
+    def join_ns(self, node: Node) -> int:
+        """Joining a tensor from its chunks: all of it is read and written."""
+        return self.traffic_ns(2 * _bytes(node))
+
+    def copies_ns(self, cut: Chunking, node: Node) -> int:
+        """What is copied to make one chunk of a call's arguments, or of what is sent."""
+        taken = [operand for operand in cut.calls.get(node, {}).values() if operand.base is None]
+        moved = sum(2 * _bytes(operand.node) // cut.chunks for operand in taken if operand.place.outer > 1)
+        return self.traffic_ns(moved)
+
+    def alone_ns(self, cut: Chunking) -> tuple[int, int]:
+        """The site by itself, nothing else beside it: as one piece, and in chunks."""
+        calls = list(cut.calls.items())
+        whole = sum(self.call_ns(node, operands.values(), 1) for node, operands in calls)
+        part = sum(
+            self.call_ns(node, operands.values(), cut.chunks) + self.copies_ns(cut, node) for node, operands in calls
+        )
+        wire, piece = self.collective_ns(cut, 1), self.collective_ns(cut, cut.chunks)
+        joins = list(cut.products) if cut.result is None else [cut.launch] if cut.own is None else []
+        if cut.result is None and cut.launch not in replaced(cut):
+            joins.append(cut.launch)
+        gap = round(self.cluster.device.launch_gap_us * 1000) * (cut.chunks - 1) * len(calls)
+        first = piece if cut.own is None else self.sum_ns(cut) * (cut.chunks - 1)
+        together = first + part + (cut.chunks - 1) * max(piece, part) + sum(map(self.join_ns, joins)) + gap
+        return whole + wire, together
+
+
+def _bytes(node: Node) -> int:
+    value = ops.value_of(node)
+    return num_bytes(value) or 0 if isinstance(value, Tensor) else 0
+
+
+@dataclass
+class _Op:
+    """An operation to be put into the program."""
+
+    name: str
+    kind: OpKind
+    duration: int
+    preds: tuple[int, ...]
+    rank: tuple[int, ...]
+    queue: int = -1
+    waits_for: tuple[int, ...] = ()
+    allocates: tuple[tuple[int, int], ...] = ()
+    uses: tuple[int, ...] = ()
+
+
+class Trial:
+    """A program that is changed site by site."""
+
+    def __init__(self, program: Program, dag: Dag, costs: Costs) -> None:
+        self.program, self.dag, self.costs = program, dag, costs
+        self.ops = [
+            _Op(*fields)
+            for fields in zip(
+                program.names,
+                program.kinds,
+                program.duration_ns,
+                program.preds,
+                ((i,) for i in range(len(program.names))),
+                program.queue,
+                program.waits_for,
+                program.allocates,
+                program.uses,
+                strict=True,
+            )
+        ]
+        self.kernels = list(program.kernel or range(len(self.ops)))
+        self.next_storage = 1 + max((s for made in program.allocates for s, _ in made), default=0)
+
+    def stream(self, cut: Chunking) -> None:
+        """Let a site run in chunks."""
+        gone = replaced(cut)
+        for node in gone:
+            op = self.ops[self.dag.index[node]]
+            op.kind, op.duration, op.queue, op.waits_for, op.allocates = OpKind.NOTHING, 0, -1, (), ()
+            op.preds, op.uses = (), ()
+        if cut.result is None:
+            self._gather(cut, gone)
+        else:
+            self._scatter(cut, gone)
+
+    def _add(self, op: _Op) -> int:
+        self.ops.append(op)
+        self.kernels.append(2 * len(self.ops) + len(self.program.names) * 4)
+        return len(self.ops) - 1
+
+    def _storage(self, size: int) -> tuple[tuple[int, int], ...]:
+        self.next_storage += 1
+        return ((self.next_storage - 1, size),)
+
+    def _gather(self, cut: Chunking, gone: set[Node]) -> None:
+        index, launch = self.dag.index, cut.launch
+        here, anchor = index[launch], index[cut.products[-1]]
+        sent = index[launch.all_input_nodes[0]]
+        parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
+        if cut.own is None:
+            launches = [self._launch(cut, sent, (here, c), self.program.uses[here]) for c in range(cut.chunks)]
+            waits: list[int] = []
+            for c, chunk in enumerate(launches):
+                waits.append(self._wait(cut, chunk, (anchor, c, 0)))
+                self._calls(cut, {launch: waits}, parts, (anchor, c))
+        else:
+            waits = self._gather_in_ring(cut, sent, parts)
+        for node in cut.products:
+            self._join(node, parts[node], (anchor, cut.chunks))
+        if launch not in gone:
+            old = [launch, *(user for user in launch.users if ops.is_wait(user.target))]
+            users = [index[user] for node in old for user in node.users if user not in gone and user not in old]
+            whole = self._add(
+                _Op(
+                    launch.name,
+                    OpKind.COMPUTE,
+                    self.costs.join_ns(launch),
+                    tuple(waits),
+                    (min(users, default=anchor), -1),
+                    uses=self._held(waits),
+                    allocates=self.program.allocates[here],
+                )
+            )
+            for node in old:
+                self._become(index[node], OpKind.NOTHING, 0, (whole,))
+
+    def _gather_in_ring(self, cut: Chunking, sent: int, parts: dict[Node, list[int]]) -> list[int]:
+        """Each part goes on to the next rank while it is multiplied; what holds the parts."""
+        here, anchor = self.dag.index[cut.launch], self.dag.index[cut.products[-1]]
+        arrived = [sent]
+        for c in range(cut.chunks):
+            place = (anchor, c, 0, 1) if c else (here, 0)
+            sending = self._launch(cut, arrived[c], place, self._held(arrived[c:])) if c < cut.chunks - 1 else None
+            self._calls(cut, {cut.launch: arrived}, parts, (anchor, c))
+            if sending is not None:
+                arrived.append(self._wait(cut, sending, (anchor, c + 1, 0)))
+        return arrived
+
+    def _launch(self, cut: Chunking, source: int, rank: tuple[int, ...], held: tuple[int, ...]) -> int:
+        """The launch of one chunk."""
+        name, ns = cut.launch.name, self.costs.collective_ns(cut, cut.chunks)
+        parts = 1 if cut.own is not None and cut.result is not None else cut.chunks
+        made = self._storage(_bytes(cut.launch) // parts)
+        queue = self.program.queue[self.dag.index[cut.launch]]
+        return self._add(_Op(name, OpKind.LAUNCH, ns, (source,), rank, queue, (), made, held))
+
+    def _wait(self, cut: Chunking, launch: int, rank: tuple[int, ...]) -> int:
+        held = self._held([launch])
+        return self._add(_Op(cut.launch.name, OpKind.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
+
+    def _scatter(self, cut: Chunking, gone: set[Node]) -> None:
+        index, launch = self.dag.index, cut.launch
+        here = index[launch]
+        if cut.own is not None:
+            self._scatter_in_ring(cut, gone)
+            return
+        parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
+        launches: list[int] = []
+        last = cut.result.base if cut.result is not None else None
+        for c in range(cut.chunks):
+            self._calls(cut, {}, parts, (here, c))
+            source = parts[last][c] if last in parts else index[launch.all_input_nodes[0]]
+            launches.append(self._launch(cut, source, (here, c, 1 << 30), self._held([source])))
+        for node in still_needed(cut, gone):
+            self._join(node, parts[node], (here, cut.chunks))
+        old = [user for user in launch.users if ops.is_wait(user.target)]
+        place = min((index[node] for node in old), default=len(self.program.names) - 1)
+        waits = [self._wait(cut, chunk, (place, -1, c)) for c, chunk in enumerate(launches)]
+        allocates = self.program.allocates[here]
+        whole = self._add(
+            _Op(
+                launch.name,
+                OpKind.COMPUTE,
+                self.costs.join_ns(launch),
+                tuple(waits),
+                (place, 0),
+                uses=self._held(launches),
+                allocates=allocates,
+            )
+        )
+        for node in (launch, *old):
+            self._become(index[node], OpKind.NOTHING, 0, (whole,))
+
+    def _scatter_in_ring(self, cut: Chunking, gone: set[Node]) -> None:
+        """Each part goes on to the next rank, which adds its own to it."""
+        index, launch = self.dag.index, cut.launch
+        here = index[launch]
+        parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
+        last = cut.result.base if cut.result is not None else None
+        total = -1
+        for c in range(cut.chunks):
+            self._calls(cut, {}, parts, (here, c))
+            source = parts[last][c] if last in parts else index[launch.all_input_nodes[0]]
+            if c:
+                waited = self._wait(cut, total, (here, c, 2))
+                ns, held = self.costs.sum_ns(cut), self._held([waited, source])
+                made = self._storage(_bytes(launch))
+                sum_ = _Op(launch.name, OpKind.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
+                source = self._add(sum_)
+            total = self._launch(cut, source, (here, c, 4), self._held([source])) if c < cut.chunks - 1 else source
+        for node in still_needed(cut, gone):
+            self._join(node, parts[node], (here, cut.chunks))
+        for node in (launch, *(user for user in launch.users if ops.is_wait(user.target))):
+            self._become(index[node], OpKind.NOTHING, 0, (total,))
+
+    def _calls(
+        self, cut: Chunking, given: dict[Node, list[int]], parts: dict[Node, list[int]], rank: tuple[int, ...]
+    ) -> None:
+        """The calls of one chunk."""
+        for k, (node, operands) in enumerate(cut.calls.items()):
+            cut_away = {operand.node for operand in operands.values() if operand.base is not None}
+            preds = [self.dag.index[tensor] for tensor in node.all_input_nodes if tensor not in cut_away]
+            bases = [operand.base for operand in operands.values() if operand.base is not None]
+            chunks = [(given.get(base) or parts[base])[-1] for base in bases if base in given or base in parts]
+            preds += [self.dag.index[base] for base in bases if base not in given and base not in parts]
+            ns = self.costs.call_ns(node, operands.values(), cut.chunks) + self.costs.copies_ns(cut, node)
+            held = [*self._held(chunks), *(s for p in preds for s, _ in self.program.allocates[p])]
+            made = self._storage(_bytes(node) // cut.chunks)
+            op = _Op(node.name, OpKind.COMPUTE, ns, (*preds, *chunks), (*rank, 1, k), -1, (), made, tuple(held))
+            parts[node].append(self._add(op))
+
+    def _held(self, chunks: Sequence[int]) -> tuple[int, ...]:
+        held = [s for op in chunks for s, _ in self.ops[op].allocates]
+        return tuple(
+            dict.fromkeys([*held, *(s for op in chunks for s in self.ops[op].uses if self.ops[op].kind is OpKind.WAIT)])
+        )
+
+    def _join(self, node: Node, chunks: list[int], rank: tuple[int, ...]) -> None:
+        """Let the operation of a call join its chunks."""
+        i = self.dag.index[node]
+        self._become(i, OpKind.COMPUTE, self.costs.join_ns(node), tuple(chunks))
+        self.ops[i].rank = (*rank, i)
+        self.ops[i].uses = self._held(chunks)
+        self.ops[i].allocates = self.program.allocates[i]
+
+    def _become(self, i: int, kind: OpKind, duration: int, preds: tuple[int, ...]) -> None:
+        op = self.ops[i]
+        op.kind, op.duration, op.preds, op.queue, op.waits_for = kind, duration, preds, -1, ()
+        if kind is OpKind.NOTHING:
+            op.allocates, op.uses = (), ()
+
+    def result(self) -> Program:
+        """The program as it is now, in an order that it can run in."""
+        order = self._order()
+        number = {old: new for new, old in enumerate(order)}
+        made = [self.ops[i] for i in order]
+        return replace(
+            self.program,
+            names=tuple(op.name for op in made),
+            kinds=tuple(op.kind for op in made),
+            duration_ns=tuple(op.duration for op in made),
+            preds=tuple(tuple(number[p] for p in op.preds) for op in made),
+            queue=tuple(op.queue for op in made),
+            waits_for=tuple(tuple(number[w] for w in op.waits_for) for op in made),
+            drains=tuple(self.program.drains[i] if i < len(self.program.drains) else False for i in order),
+            allocates=tuple(op.allocates for op in made),
+            uses=tuple(op.uses for op in made),
+            latency_ns=(),
+            kernel=tuple(self.kernels[i] for i in order),
+        )
+
+    def _order(self) -> list[int]:
+        waiting = [len(set(op.preds)) for op in self.ops]
+        succs: list[list[int]] = [[] for _ in self.ops]
+        for i, op in enumerate(self.ops):
+            for pred in set(op.preds):
+                succs[pred].append(i)
+        heap = [(op.rank, i) for i, op in enumerate(self.ops) if not waiting[i]]
+        heapq.heapify(heap)
+        order: list[int] = []
+        while heap:
+            _, i = heapq.heappop(heap)
+            order.append(i)
+            for succ in succs[i]:
+                waiting[succ] -= 1
+                if not waiting[succ]:
+                    heapq.heappush(heap, (self.ops[succ].rank, succ))
+        return order

@@ -1,0 +1,1 @@
+"""Agreement: whether the graphs of all ranks can run together."""

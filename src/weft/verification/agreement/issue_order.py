@@ -1,0 +1,363 @@
+"""IssueOrder: what a graph launches and waits for, in order, and nothing else of it.
+
+    ar0: all_reduce sum f32 16 in 'dp'
+    s0: send to 1 with tag 0, f32 8, in 'pp'
+    w0 completes ar0
+
+Contract: free of ranks, so that ranks with one graph have one order; a value, so that orders can be compared, hashed,
+and sent as JSON to where all ranks are checked. A size without a hint is None and is compared with nothing. A launch
+that nothing waits for is complete when the graph ends. Communication of an unknown kind is complete when it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from operator import getitem
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from weft.compat import HigherOrderOperator, hint_of
+from weft.errors import VerificationError, compose
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.groups import Group, GroupTable, group_argument, read_groups
+from weft.graph.listings.text import parse
+from weft.graph.listings.types import DTYPE_NAMES
+from weft.graph.ops import Kind, LaunchForm
+from weft.graph.profiles import is_alias, nested_graphs
+from weft.verification.rank import show
+from weft.verification.rendezvous import RESHARD
+
+END = "the end of the graph"
+
+
+class LaunchSignature(NamedTuple):
+    """What must be the same on every rank that meets in a launch."""
+
+    kind: str
+    form: str = "plain"
+    reduction: str | None = None
+    source: int | None = None
+    pair_of_dims: tuple[int, int] | None = None
+    number_of_tensors: int = 1
+    dtype: str = ""
+    number_of_elements: tuple[int | None, ...] | None = None
+    """Of each tensor; None for an all-to-all, whose members send by splits."""
+
+
+LABELS = (
+    "kind",
+    "form",
+    "reduction",
+    "source",
+    "pair of dims",
+    "number of tensors",
+    "dtype",
+    "number of elements",
+)
+"""How messages call what a `LaunchSignature` holds."""
+
+
+class Splits(NamedTuple):
+    """Elements that an all-to-all sends to each member, and those that it expects; None where they are not known."""
+
+    sent: tuple[int | None, ...]
+    expected: tuple[int | None, ...]
+
+    @property
+    def are_even(self) -> bool:
+        """Whether all are one number."""
+        return len({*self.sent, *self.expected}) == 1
+
+
+class IssuedTransfer(NamedTuple):
+    """One end of a transfer between two ranks."""
+
+    is_send: bool
+    peer: int
+    """Its place in the group."""
+    tag: int
+    dtype: str
+    number_of_elements: int | None
+
+
+class IssuedLaunch(NamedTuple):
+    """A launch: of a collective, or of transfers."""
+
+    node: str
+    group: str
+    signature: LaunchSignature
+    splits: Splits | None = None
+    transfers: tuple[IssuedTransfer, ...] = ()
+
+
+class IssuedWait(NamedTuple):
+    """What blocks a rank until parts of launches are complete."""
+
+    node: str
+    parts: tuple[tuple[int, int], ...]
+    """Number of the launch in the order, and number of the transfer in it; 0 for a collective."""
+
+
+IssueEvent = IssuedLaunch | IssuedWait
+
+
+@dataclass(frozen=True)
+class IssueOrder:
+    """The launches and waits of one graph, or of several that run one behind the other."""
+
+    events: tuple[IssueEvent, ...]
+    groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
+    """Those that it launches in, by canonical name."""
+
+    @functools.cached_property
+    def launches(self) -> tuple[IssuedLaunch, ...]:
+        """Its launches in order."""
+        return tuple(event for event in self.events if isinstance(event, IssuedLaunch))
+
+    @functools.cached_property
+    def sequences(self) -> dict[str, tuple[IssuedLaunch, ...]]:
+        """The collectives of each group in order; transfers are not among them."""
+        found: dict[str, list[IssuedLaunch]] = {name: [] for name in self.groups}
+        for launch in self.launches:
+            if not launch.transfers:
+                found[launch.group].append(launch)
+        return {name: tuple(launches) for name, launches in found.items()}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Equal exactly for equal orders."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def then(self, other: IssueOrder) -> IssueOrder:
+        """This order, and another one after it. Groups of one name that are not the same are told apart."""
+        offset = len(self.launches)
+        groups = dict(self.groups)
+        names: dict[str, str] = {}
+        for name, group in other.groups.items():
+            same = (n for n, held in groups.items() if held.key == group.key and n not in names.values())
+            free = (n for n in (name, *(f"{name}_{i}" for i in range(1, len(groups) + 1))) if n not in groups)
+            names[name] = next(same, None) or next(free)
+            groups[names[name]] = group.called(names[name], group.identity)
+        moved = [
+            IssuedWait(event.node, tuple((number + offset, part) for number, part in event.parts))
+            if isinstance(event, IssuedWait)
+            else event._replace(group=names[event.group])
+            for event in other.events
+        ]
+        return IssueOrder((*self.events, *moved), groups)
+
+    def to_json(self) -> str:
+        """The order as JSON, the same text for the same order."""
+        events = [["launch" if isinstance(event, IssuedLaunch) else "wait", *event] for event in self.events]
+        return json.dumps({"groups": [asdict(group) for group in self.groups.values()], "events": events})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read an order; what is none is refused."""
+        try:
+            data = json.loads(text)
+            groups = [Group(g["name"], g["size"], g["stride"], _tuples(g["ranks"]), g["id"]) for g in data["groups"]]
+            return cls(tuple(_event(*event) for event in data["events"]), {group.name: group for group in groups})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            text = f"it is no issue order: {type(error).__name__}: {error}"
+            raise VerificationError(compose("agreement", text, do="publish it again")) from None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _event(kind: str, node: str, *rest: Any) -> IssueEvent:
+    if kind == "wait":
+        return IssuedWait(node, *map(_tuples, rest))
+    group, signature, splits, transfers = map(_tuples, rest)
+    parts = tuple(IssuedTransfer(*transfer) for transfer in transfers)
+    return IssuedLaunch(node, group, LaunchSignature(*signature), None if splits is None else Splits(*splits), parts)
+
+
+def read_order(graph: GraphModule | str | IssueOrder, groups: GroupTable | None = None) -> IssueOrder:
+    """The order of a graph or of a listing; an order is itself."""
+    if isinstance(graph, IssueOrder):
+        return graph
+    module = parse(graph) if isinstance(graph, str) else graph
+    return _OrderReader(module, groups if groups is not None else read_groups(module)).read()
+
+
+class _OrderReader:
+    """One walk over a graph; remembers which storages launches are filling."""
+
+    def __init__(self, module: GraphModule, table: GroupTable) -> None:
+        self.module, self.table = module, table
+        self.events: list[IssueEvent] = []
+        self.groups: dict[str, Group] = {}
+        self.num_launches = 0
+        self.storages: dict[Node, Any] = {}
+        self.open: dict[Any, list[tuple[int, int]]] = {}
+
+    def read(self) -> IssueOrder:
+        for node in self.module.graph.nodes:
+            target: Any = node.target if node.op == "call_function" else None
+            if ops.is_wait(target):
+                (waited, *_) = ops.bind(node).values()
+                self._wait(node.name, self._storages(waited))
+                self.storages[node] = self._storage(waited)
+            elif ops.is_communication(target):
+                self._launch(node)
+            elif isinstance(target, HigherOrderOperator) or node.op == "call_module":
+                self._look_inside(node)
+            elif target is not None and is_alias(node):
+                self.storages[node] = self._renamed(node)
+        self._wait(END, list(self.open))
+        return IssueOrder(tuple(self.events), self.groups)
+
+    # Storages: who waits for a view of a result, or for the buffer that is filled, waits for the launch.
+
+    def _storage(self, node: Any) -> Any:
+        if isinstance(node, list | tuple):
+            return [self._storage(item) for item in node]  # type: ignore[misc]
+        return self.storages.get(node, node)
+
+    def _storages(self, node: Any) -> list[Any]:
+        found = self._storage(node)
+        return list(found) if isinstance(found, list) else [found]
+
+    def _renamed(self, node: Node) -> Any:
+        held = self._storage(node.args[0] if node.args else None)
+        if node.target is getitem and isinstance(held, list):
+            number = node.args[1]
+            return held[number] if isinstance(number, int) and -len(held) <= number < len(held) else held
+        return held
+
+    def _wait(self, name: str, storages: Sequence[Any]) -> None:
+        parts = [part for storage in storages for part in self.open.pop(storage, ())]
+        if parts:
+            self.events.append(IssuedWait(name, tuple(sorted(set(parts)))))
+
+    # Launches.
+
+    def _launch(self, node: Node) -> None:
+        argument = group_argument(node)
+        if argument is None:  # it meets nobody that could be named, as reads and writes of symmetric memory do
+            return
+        group = self.table.group(argument)
+        self.groups[group.name] = group
+        form = ops.launch_form(node.target)
+        if form is None:
+            self._add(IssuedLaunch(node.name, group.name, self._unknown(node)))
+            self.events.append(IssuedWait(node.name, ((self.num_launches - 1, 0),)))
+            return
+        bound = ops.bind(node)
+        inputs = Collective(node).inputs
+        results: list[Any] = [(node, number) for number in range(len(inputs))]
+        if form.written is not None:
+            results = self._storages(bound[form.written])
+        launch = IssuedLaunch(node.name, group.name, _signature(node, form, bound), _splits(form, bound))
+        if form.kind in ops.POINT_TO_POINT:
+            transfers = tuple(_transfers(form, bound, inputs))
+            launch = launch._replace(transfers=transfers)
+            results = [
+                self._storage(source) if not transfer.is_send else (node, number)
+                for number, (source, transfer) in enumerate(zip(inputs, transfers, strict=True))
+            ]
+        self._add(launch)
+        for number, storage in enumerate(results):
+            part = number if launch.transfers else 0
+            self.open.setdefault(storage, []).append((self.num_launches - 1, part))
+        self.storages[node] = results if form.coalesced else results[0]
+
+    def _add(self, launch: IssuedLaunch) -> None:
+        self.events.append(launch)
+        self.num_launches += 1
+
+    def _unknown(self, node: Node) -> LaunchSignature:
+        """Communication without a row: its operator, and the tensors that it is given."""
+        bound: dict[str, Any] = ops.bind(node)
+        tensors = [a for a in bound.values() if isinstance(a, Node) and isinstance(ops.value_of(a), Tensor)]
+        target: Any = node.target
+        is_reshard = target.name() == RESHARD
+        return LaunchSignature(
+            Kind.ALL_TO_ALL.value if is_reshard else str(ops.name_of(target)),
+            pair_of_dims=(bound["gather_dim"], bound["shard_dim"]) if is_reshard else None,
+            number_of_tensors=len(tensors),
+            dtype=_dtypes(tensors),
+            number_of_elements=tuple(map(_elements, tensors)),
+        )
+
+    def _look_inside(self, node: Node) -> None:
+        """Refuse communication in nested graphs: whether and how often it happens is not known."""
+        graphs = nested_graphs(node)
+        if node.op == "call_module":
+            graphs = [held] if isinstance(held := ops.attribute(self.module, str(node.target)), GraphModule) else []
+        for inner in (
+            n for graph in graphs for m in graph.modules() if isinstance(m, GraphModule) for n in m.graph.nodes
+        ):
+            if inner.op == "call_function" and (ops.is_communication(inner.target) or ops.is_wait(inner.target)):
+                what = f"{node.name} communicates inside a nested call, by {ops.name_of(inner.target)}"
+                do = "inline the call into the graph"
+                raise VerificationError(compose("agreement", what, where=show(node, self.table), do=do))
+
+
+def _signature(node: Node, form: LaunchForm, bound: Mapping[str, Any]) -> LaunchSignature:
+    collective = Collective(node)
+    inputs = collective.inputs
+    return LaunchSignature(
+        form.kind.value,
+        "coalesced" if form.coalesced else "plain",
+        collective.reduce_op,
+        bound.get("src") if form.kind is Kind.BROADCAST else None,
+        None,
+        len(inputs),
+        _dtypes(inputs),
+        None if form.kind is Kind.ALL_TO_ALL else tuple(map(_elements, inputs)),
+    )
+
+
+def _splits(form: LaunchForm, bound: Mapping[str, Any]) -> Splits | None:
+    if form.kind is not Kind.ALL_TO_ALL:
+        return None
+    value = ops.value_of(bound[form.tensors])
+    row = _product(value.shape[1:]) if isinstance(value, Tensor) else None
+    sides = (bound["input_split_sizes"], bound["output_split_sizes"])
+    return Splits(*(tuple(_times(_number(split), row) for split in side) for side in sides))
+
+
+def _transfers(form: LaunchForm, bound: Mapping[str, Any], inputs: Sequence[Node]) -> Iterator[IssuedTransfer]:
+    if form.kind is Kind.BATCH_P2P:
+        sends = [name == "isend" for name in bound["op_list"]]
+        peers, tags = bound["peer_list"], bound["tag_list"]
+    else:
+        sends, tags = [form.kind is Kind.SEND], [bound["tag"]]
+        peers = [bound["dst" if sends[0] else "src"]]
+    for is_send, peer, tag, source in zip(sends, peers, tags, inputs, strict=True):
+        yield IssuedTransfer(is_send, peer, tag, _dtypes([source]), _elements(source))
+
+
+def _dtypes(nodes: Sequence[Node]) -> str:
+    values = [ops.value_of(node) for node in nodes]
+    return ", ".join(DTYPE_NAMES.get(v.dtype, str(v.dtype)) if isinstance(v, Tensor) else "?" for v in values)
+
+
+def _elements(node: Node) -> int | None:
+    value = ops.value_of(node)
+    return _product(value.shape) if isinstance(value, Tensor) else None
+
+
+def _product(sizes: Sequence[Any]) -> int | None:
+    hints = [hint_of(size) for size in sizes]
+    return None if None in hints else prod(hint for hint in hints if hint is not None)
+
+
+def _number(split: Any) -> int | None:
+    return hint_of(ops.value_of(split) if isinstance(split, Node) else split)
+
+
+def _times(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first * second

@@ -1,0 +1,127 @@
+"""World: which rank holds which issue order, and with whom it meets in each of its groups.
+
+Contract: built in time linear in the ranks and the sizes of their groups. A place is known by its ranks and by the
+identity of the group, never by its name, which may differ between graphs. Two groups of a rank with both in common are
+refused.
+`kinds` numbers ranks such that two of one kind cannot be told apart by anything that happens: one stands for all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import GraphError, VerificationError, compose
+from weft.graph.groups import Group
+from weft.verification.agreement.issue_order import IssueOrder
+from weft.verification.rank import partition_of
+from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, cannot_tell
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of a run."""
+
+    orders: tuple[IssueOrder, ...]
+    """The orders that differ, by first rank."""
+    order_of: tuple[int, ...]
+    """The number of each rank's order."""
+    places: tuple[dict[str, MeetingPlace], ...]
+    """Where each rank meets others, by its own name of the group."""
+
+    @classmethod
+    def of(cls, orders: Sequence[IssueOrder]) -> World:
+        """The world of ranks that have these orders, by rank."""
+        numbers: dict[int, int] = {}
+        by_digest: dict[str, int] = {}
+        distinct: list[IssueOrder] = []
+        for order in orders:
+            if id(order) not in numbers:
+                number = numbers[id(order)] = by_digest.setdefault(order.digest, len(distinct))
+                distinct += [order] if number == len(distinct) else []
+        order_of = tuple(numbers[id(order)] for order in orders)
+        return cls(tuple(distinct), order_of, _places(distinct, order_of))
+
+    def order(self, rank: int) -> IssueOrder:
+        """What a rank does."""
+        return self.orders[self.order_of[rank]]
+
+    @functools.cached_property
+    def name_at(self) -> dict[MeetingPlace, dict[int, str]]:
+        """How each rank calls the group of a place; ranks that never launch there are missing."""
+        found: dict[MeetingPlace, dict[int, str]] = {}
+        for rank, places in enumerate(self.places):
+            for name, place in places.items():
+                found.setdefault(place, {})[rank] = name
+        return found
+
+    @functools.cached_property
+    def has_transfers(self) -> frozenset[MeetingPlace]:
+        """MeetingPlaces where single ranks are named as peers, so that a rank's position counts."""
+        used = [{launch.group for launch in order.launches if launch.transfers} for order in self.orders]
+        return frozenset(
+            place
+            for rank, places in enumerate(self.places)
+            for name, place in places.items()
+            if name in used[self.order_of[rank]]
+        )
+
+    def kinds(self) -> tuple[int, ...]:
+        """The kind of each rank: the coarsest numbering in which ranks of a kind meet the same kinds in each group."""
+        kinds = self.order_of
+        while True:
+            met = {place: self.met(place, kinds) for place in self.name_at}
+            seen: dict[Any, int] = {}
+            finer = tuple(
+                seen.setdefault((kinds[rank], *(self._view(rank, p, met[p]) for p in places.values())), len(seen))
+                for rank, places in enumerate(self.places)
+            )
+            if len(seen) == len(set(kinds)):
+                return kinds
+            kinds = finer
+
+    def met(self, place: MeetingPlace, kinds: Sequence[int]) -> frozenset[Any] | tuple[Any, ...]:
+        """The kinds that meet at a place, each with its name of the group; by position where that counts."""
+        names = self.name_at[place]
+        members = [(kinds[rank], names.get(rank)) for rank in place.members]
+        return tuple(members) if place in self.has_transfers else frozenset(members)
+
+    def _view(self, rank: int, place: MeetingPlace, met: Hashable) -> Hashable:
+        return (place.members.index(rank), met) if place in self.has_transfers else met
+
+
+def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict[str, MeetingPlace], ...]:
+    num_ranks = len(order_of)
+    places, found = MeetingPlaces(), list[dict[str, MeetingPlace]]()
+    for rank, number in enumerate(order_of):
+        groups = orders[number].groups.items()
+        mine = {name: places.of(group, _part_of(group, num_ranks, rank)) for name, group in groups}
+        if len(set(mine.values())) < len(mine):
+            raise VerificationError(cannot_tell(*_alike(mine)))
+        found.append(mine)
+    return tuple(found)
+
+
+def _alike(mine: Mapping[str, MeetingPlace]) -> tuple[str, str]:
+    """Two names of one place."""
+    seen: dict[MeetingPlace, str] = {}
+    return next((seen[place], name) for name, place in mine.items() if seen.setdefault(place, name) != name)
+
+
+def _part_of(group: Group, num_ranks: int, rank: int) -> tuple[int, ...]:
+    """The ranks that a rank forms a group with."""
+    mine = _parts(group, num_ranks).get(rank)
+    if mine is None:
+        what = f"no part of group {group.name!r} holds rank {rank}, which launches in it"
+        raise VerificationError(compose("agreement", what, do="give the ranks of the group"))
+    return mine
+
+
+@functools.lru_cache(maxsize=256)
+def _parts(group: Group, num_ranks: int) -> dict[int, tuple[int, ...]]:
+    try:
+        return {rank: part for part in partition_of(group, num_ranks) for rank in part}
+    except GraphError as error:
+        raise VerificationError(str(error)) from None

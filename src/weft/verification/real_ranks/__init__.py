@@ -1,0 +1,1 @@
+"""Real gloo processes that run graphs."""

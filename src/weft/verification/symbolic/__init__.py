@@ -1,0 +1,1 @@
+"""The symbolic proof that two graphs compute the same."""

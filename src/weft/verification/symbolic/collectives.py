@@ -1,0 +1,284 @@
+"""Where each element that a collective delivers comes from.
+
+Contract: written from what the collectives mean, element by element, and from nothing else in Weft. An element that is
+received is named by the kind, the group and the elements that went into it, so the collective of a concatenation has
+the names of the collectives of its parts. Moves of data commute with the reading of bytes; reductions do not.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import GraphError
+from weft.graph.groups import Group
+from weft.verification.symbolic.index_maps import Call, as_dtype, bytes_of, number_of
+from weft.verification.symbolic.tensors import (
+    Run,
+    Segment,
+    Size,
+    Terms,
+    Undecided,
+    Value,
+    align,
+    cut,
+    divide,
+    join,
+    product,
+    settle,
+)
+
+REDUCE_SCATTER = "reduce_scatter"
+ALL_REDUCE = "all_reduce"
+SENT = "sent"
+"""The argument by which a rule finds the tensor that it is about: a coalesced launch has several."""
+EVEN = 5
+"""Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
+
+
+def alone(call: Call) -> list[Value] | None:
+    """The only rank of a group receives what it sent."""
+    value, group, shape = _sent(call), call.arguments["group"], call.results[0][0]
+    if not (isinstance(group, tuple) and any(isinstance(part, Group) and part.size == 1 for part in group)):  # pyright: ignore[reportUnknownVariableType]
+        return None
+    if product(shape) != product(value.shape):
+        raise Undecided
+    return [Value(shape, value.dtype, value.runs)]
+
+
+def _sent(call: Call) -> Value:
+    """The tensor of a launch that this call is about."""
+    value = call.arguments[SENT]
+    if not isinstance(value, Value) or call.results[0][1] != value.dtype:
+        raise Undecided
+    return value
+
+
+def _num_ranks(call: Call) -> int:
+    number = call.arguments["group_size"]
+    if type(number) is not int or number < 1:
+        raise Undecided
+    return number
+
+
+def all_reduced(call: Call) -> list[Value]:
+    """Element i of the result is the sum (or another reduction) of element i on every rank."""
+    return [_all_reduced(call, lambda _: False)]
+
+
+def all_reduced_in_real(call: Call) -> list[Value]:
+    """As `all_reduced`, and the reduction of zeros is zero."""
+    return [_all_reduced(call, lambda atom: _is_zero(call.terms, atom))]
+
+
+def _all_reduced(call: Call, is_kept: Callable[[int], bool]) -> Value:
+    terms, value = call.terms, _sent(call)
+    label = (ALL_REDUCE, call.arguments["reduce_op"], call.arguments["group"])
+
+    def reduced(atom: int) -> int:
+        return atom if is_kept(atom) else terms.atom(label, terms.sizes[atom], value.dtype, ((atom, 0),))
+
+    return Value(call.results[0][0], value.dtype, join((reduced(a), s, n) for a, s, n in value.runs))
+
+
+def broadcast(call: Call) -> list[Value]:
+    """Element i of the result is element i on the source rank."""
+    value, source = _sent(call), call.arguments["src"]
+    if type(source) is not int:
+        raise Undecided
+    label = ("broadcast", source, call.arguments["group"])
+    runs = join((_moved(call.terms, label, a, 1), s, n) for a, s, n in value.runs)
+    return [Value(call.results[0][0], value.dtype, runs)]
+
+
+def gathered(call: Call) -> list[Value]:
+    """Part k of the result is the value on rank k.
+
+    The elements of an atom on rank k follow those on rank k - 1 in one larger atom: gathering a whole is one run.
+    """
+    terms, value, num_ranks = call.terms, _sent(call), _num_ranks(call)
+    label = ("all_gather", num_ranks, call.arguments["group"])
+    parts = [(_moved(terms, label, a, num_ranks), terms.sizes[a], s, n) for a, s, n in value.runs]
+    runs = ((atom, settle(k * size + s), n) for k in range(num_ranks) for atom, size, s, n in parts)
+    return [Value(call.results[0][0], value.dtype, join(runs))]
+
+
+def scattered_and_gathered(call: Call) -> list[Value] | None:
+    """Parts that were reduced and scattered, gathered again, as the reduction of the whole; None where they are not.
+
+    In real arithmetic: which ranks are added first is another matter.
+    """
+    terms, value, group = call.terms, _sent(call), call.arguments["group"]
+    runs: list[Run] = []
+    for k in range(_num_ranks(call)):
+        for atom, start, length in value.runs:
+            label = _label(terms, atom)
+            if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], value.dtype):
+                return None
+            step = label[-1] if len(label) == EVEN else None
+            source, shift = terms.operands[atom][0 if step is not None else k]
+            shift = settle(k * step) if step is not None else shift
+            reduced = terms.atom((ALL_REDUCE, label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
+            runs.append((reduced, settle(start + shift), length))
+    return [Value(call.results[0][0], value.dtype, join(runs))]
+
+
+def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
+    """Whether a reduction is one of real numbers: an average of integers rounds, and where it does is not said."""
+    return reduce_op != "avg" or (dtype is not None and (dtype.is_floating_point or dtype.is_complex))
+
+
+def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
+    found: Any = terms.labels[atom]
+    return found if isinstance(found, tuple) else (found,)  # pyright: ignore[reportUnknownVariableType]
+
+
+def scattered(call: Call) -> list[Value]:
+    """Element p of the result on rank r is the reduction of element p of part r on every rank.
+
+    Which part is one's own is not known here; so an element is named by all the parts it may come from.
+    """
+    return [_scattered(call, lambda _label, _segment: None)]
+
+
+def scattered_in_real(call: Call) -> list[Value]:
+    """As `scattered`, and a scatter of a sum over another axis is a sum of scatters."""
+    dtype = _sent(call).dtype
+    return [_scattered(call, lambda label, segment: _reduced_later(call.terms, label, segment, dtype))]
+
+
+def _scattered(call: Call, swapped: Callable[[tuple[Any, ...], Segment], Run | None]) -> Value:
+    value, label = _sent(call), (REDUCE_SCATTER, call.arguments["reduce_op"], call.arguments["group"])
+
+    def part(segment: Segment) -> Run:
+        return swapped(label, segment) or _by_rank(call.terms, label, segment, value.dtype)
+
+    return Value(call.results[0][0], value.dtype, join(map(part, align(_parts(value, _num_ranks(call))))))
+
+
+def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run | None:
+    """A scatter of elements that were all-reduced over another axis, as the all-reduce of what is scattered.
+
+    In real arithmetic, and only for reductions that commute: `sum` and `avg` of floats with each other, others with
+    themselves. A zero is the reduction of zeros. None where the segment is not of that kind.
+    """
+    atoms, starts, length = segment
+    if all(_is_zero(terms, atom) for atom in atoms):
+        return atoms[0], starts[0], length
+    inner = {_label(terms, atom)[:3] for atom in atoms if not _is_zero(terms, atom)}
+    sum_label = next(iter(inner))
+    if len(inner) > 1 or sum_label[0] != ALL_REDUCE:
+        return None
+    _, reduce_op, group = sum_label
+    is_float = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    used = {reduce_op, label[1]}
+    if (len(used) > 1 and not used <= {"sum", "avg"}) or ("avg" in used and not is_float):
+        return None
+    if not _reach_the_same(group, label[2]):
+        return None
+    sources = tuple(atom if _is_zero(terms, atom) else terms.operands[atom][0][0] for atom in atoms)
+    atom, start, length = _by_rank(terms, label, (sources, starts, length), dtype)
+    return terms.atom(sum_label, terms.sizes[atom], dtype, ((atom, 0),)), start, length
+
+
+def _is_zero(terms: Terms, atom: int) -> bool:
+    return number_of(terms.labels[atom]) == 0
+
+
+@functools.cache
+def _reach_the_same(reduced: Hashable, scattered_over: Hashable) -> bool:
+    """Whether each rank gets the same part of the same ranks, whichever of two groups communicates first."""
+    found = [part for name in (reduced, scattered_over) if isinstance(name, tuple) for part in name]
+    groups = [part for part in found if isinstance(part, Group)]
+    if len(groups) != 2 or min(group.size for group in groups) < 2:
+        return False
+    world = math.lcm(*(group.span for group in groups))
+    try:
+        first, second = ({rank: ranks for ranks in group.partition(world) for rank in ranks} for group in groups)
+    except GraphError:
+        return False
+    sizes = [{len(ranks) for ranks in members.values()} for members in (first, second)]
+    if sizes != [{group.size} for group in groups] or not len(first) == len(second) == world:
+        return False
+    for rank in range(world):
+        part = second[rank].index(rank)
+        before = sorted((sender, part) for mate in second[rank] for sender in first[mate])
+        after = sorted((sender, second[mate].index(mate)) for mate in first[rank] for sender in second[mate])
+        if before != after:
+            return False
+    return True
+
+
+def exchanged(call: Call) -> list[Value]:
+    """Element p of part k of the result on rank r is element p of part r on rank k."""
+    value, into, out = _sent(call), call.arguments["input_split_sizes"], call.arguments["output_split_sizes"]
+    if not into or into != out or any(n != into[0] for n in into):
+        raise Undecided
+    segments = list(align(_parts(value, len(into))))
+    runs: Iterable[Run] = (
+        _from_rank(call.terms, ("all_to_all", k, call.arguments["group"]), segment, value.dtype)
+        for k in range(len(into))
+        for segment in segments
+    )
+    return [Value(call.results[0][0], value.dtype, join(runs))]
+
+
+def _parts(value: Value, num_ranks: int) -> list[list[Run]]:
+    if num_ranks < 1:
+        raise Undecided
+    return cut(value.runs, [divide(product(value.shape), num_ranks)] * num_ranks)
+
+
+def _by_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
+    """A run named by one element per rank; where those are one atom at even steps, by the atom and the step."""
+    atoms, starts, length = segment
+    step = _even_step(atoms, starts)
+    if step is None:
+        return terms.combined(label, segment, dtype)
+    operands = ((atoms[0], 0),)
+    return terms.atom((*label, len(atoms), step), terms.sizes[atoms[0]], dtype, operands), starts[0], length
+
+
+def _even_step(atoms: Sequence[int], starts: Sequence[Size]) -> Size | None:
+    if len(atoms) < 2 or any(atom != atoms[0] for atom in atoms):
+        return None
+    step = settle(starts[1] - starts[0])
+    even = all(settle(after - before) == step for before, after in itertools.pairwise(starts))
+    return step if even else None
+
+
+def _moved(terms: Terms, label: Hashable, atom: int, times: int) -> int:
+    """The atom that a move delivers. The bytes of a moved atom are its moved bytes."""
+    kind = terms.labels[atom]
+    if kind == "bytes":
+        return bytes_of(terms, _moved(terms, label, terms.operands[atom][0][0], times))
+    dtype, size = terms.dtypes[atom], terms.sizes[atom]
+    if kind == "of bytes" and dtype is not None:
+        source = terms.operands[atom][0][0]
+        if terms.sizes[source] == settle(size * dtype.itemsize):
+            return as_dtype(terms, _moved(terms, label, source, times), dtype)
+    return terms.atom(label, settle(size * times), dtype, ((atom, 0),))
+
+
+def _from_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
+    """As `_by_rank`, for a move: bytes of elements that move whole are the bytes of moved elements."""
+    atoms, starts, length = segment
+    sources = [terms.operands[a][0][0] for a in atoms if terms.labels[a] == "bytes"]
+    dtypes = {terms.dtypes[source] for source in sources}
+    if len(sources) < len(atoms) or len(dtypes) != 1:
+        return _by_rank(terms, label, segment, dtype)
+    (inner,) = dtypes
+    if inner is None:
+        return _by_rank(terms, label, segment, dtype)
+    size = inner.itemsize
+    try:
+        steps = [divide(settle(start - starts[0]), size) for start in starts]
+    except Undecided:
+        return _by_rank(terms, label, segment, dtype)
+    atom, _, _ = _by_rank(terms, label, (tuple(sources), tuple(steps), 1), inner)
+    return bytes_of(terms, atom), starts[0], length

@@ -1,0 +1,304 @@
+"""Operators that make each row of their result from one row of some inputs and from all of the others.
+
+Contract: written from what the operators mean, and from nothing else in Weft; the code that cuts products into chunks
+is not looked at. Used only where rounding may differ: a product of some rows may run another kernel than that of all. A
+row of the result is named by the elements of the rows it is made of, one by one, and by the numbers of the whole
+values; so the product of a concatenation of rows has the names of the products of its parts, whatever their order was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.verification.symbolic import elementwise
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.tensors import Run, Size, Terms, Undecided, Value, cut, join, product
+
+MAX_ROWS = 1 << 13
+"""Rows that are named one by one; those that follow each other evenly are named together and do not count."""
+LEFT_AND_RIGHT: Mapping[str, tuple[str, str]] = {
+    "mm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "bmm": ("self", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "matmul": ("self", "other"),
+    "linear": ("input", "weight"),
+    "_scaled_mm": ("self", "mat2"),
+}
+ONE_BY_ONE: Mapping[str, str] = {"bmm": "mm", "baddbmm": "addmm"}
+"""Products of batches, and what each matrix of a batch is."""
+COMMUTES = ("add", "mul")
+"""Pointwise operators whose terms have no order."""
+ALONG_A_ROW = ("mean", "sum", "amax", "amin")
+
+
+def multiplied(call: Call) -> list[Value]:
+    """A product of matrices, in real arithmetic."""
+    return [product_of(call.terms, call.operator, call.arguments, *call.results[0])]
+
+
+def summed(call: Call) -> list[Value]:
+    """A sum, a mean or an extremum along the last dims, in real arithmetic."""
+    return [reduced(call.terms, call.operator, call.arguments, *call.results[0])]
+
+
+def applied(call: Call) -> list[Value]:
+    """A pointwise operator, in real arithmetic."""
+    return [pointwise(call.terms, call.operator, call.arguments, *call.results[0])]
+
+
+def applied_to_each(call: Call) -> list[Value]:
+    """A `_foreach` operator, in real arithmetic."""
+    return [item for one in elementwise.each(call) for item in applied(one)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A value of which each row of the result takes one row."""
+
+    runs: Sequence[Run]
+    width: int
+    """Elements of a row."""
+
+
+def product_of(
+    terms: Terms, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """The result of a product of matrices."""
+    left, right = LEFT_AND_RIGHT[name]
+    values = {key: value for key, value in arguments.items() if isinstance(value, Value)}
+    first, second = values[left], values[right]
+    _check_numbers([*shape, *first.shape, *second.shape])
+    if len(first.shape) < 2 or not second.shape:
+        raise Undecided
+    others = {key: value for key, value in values.items() if key not in (left, right)}
+    if name == "_scaled_mm" and not all(_is_per_row(key, value, shape) for key, value in others.items()):
+        raise Undecided  # scales of blocks depend on where a row stands
+    if name in ("addmm", "baddbmm") and _is_plain_sum(arguments):
+        return _added(terms, first, second, others["self"], shape, dtype)
+    name = ONE_BY_ONE.get(name, name)
+    left = LEFT_AND_RIGHT[name][0]
+    label = (name, _constants(arguments))
+    if len(second.shape) == 1:
+        made = _whole(terms, label, [(left, first)], (second,), (*shape, 1), dtype, left)
+        return Value(shape, dtype, made.runs)
+    if len(second.shape) == 2:
+        return _whole(terms, label, [(left, first), *others.items()], (second,), shape, dtype, left)
+    if first.shape[:-2] != second.shape[:-2]:
+        raise Undecided
+    num = product(first.shape[:-2])
+    added = [(key, _batches(value, shape, num)) for key, value in others.items()]
+    runs: list[Run] = []
+    for k, (mine, theirs) in enumerate(zip(_batches(first, shape, num), _batches(second, shape, num), strict=True)):
+        rows = [(left, mine), *((key, parts[k]) for key, parts in added)]
+        runs += _whole(terms, label, rows, (theirs,), shape[-2:], dtype, left).runs
+    return Value(shape, dtype, join(runs))
+
+
+def _added(
+    terms: Terms, first: Value, second: Value, added: Value, shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """A product, or one for each matrix of a batch, and what is added to it: the sum of the two."""
+    num = product(shape[:-2])
+    runs: list[Run] = []
+    for mine, theirs, bias in zip(*(_batches(value, shape, num) for value in (first, second, added)), strict=True):
+        found = product_of(terms, "mm", {"self": mine, "mat2": theirs}, shape[-2:], dtype)
+        runs += pointwise(terms, "add", {"self": found, "other": bias}, shape[-2:], dtype).runs
+    return Value(shape, dtype, join(runs))
+
+
+def _is_per_row(key: str, value: Value, shape: tuple[Size, ...]) -> bool:
+    """Whether an argument of a scaled product is one number, one for each row, or the same for all rows."""
+    of_all = product(value.shape) == 1 or key == "bias"
+    return of_all or value.shape == ((shape[0], 1) if key == "scale_a" else (1, shape[-1]))
+
+
+def _is_plain_sum(arguments: Mapping[str, Any]) -> bool:
+    """Whether what is added to a product is added as it is."""
+    return isinstance(arguments.get("self"), Value) and all(arguments.get(key, 1) == 1 for key in ("alpha", "beta"))
+
+
+def reduced(
+    terms: Terms, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """A sum, a mean or an extremum along the last dims."""
+    value, dims = arguments["self"], arguments.get("dim")
+    if not isinstance(value, Value) or not isinstance(dims, list | tuple) or not dims:
+        raise Undecided
+    rank = len(value.shape)
+    if rank == 0:  # there are no rows
+        raise Undecided
+    gone = sorted(d % rank for d in dims)
+    if gone != list(range(rank - len(gone), rank)):
+        raise Undecided
+    _check_numbers(value.shape)
+    width = product(value.shape[gone[0] :])
+    constants = _constants({key: item for key, item in arguments.items() if key not in ("dim", "keepdim")})
+    runs = _named(terms, (name, constants), [Rows(value.runs, width)], (), product(shape), 1, dtype)
+    return Value(shape, dtype, runs)
+
+
+def pointwise(
+    terms: Terms, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """A pointwise operator: element by element, or by rows where an input is the same for all rows or along them."""
+    try:
+        return elementwise.apply(terms, name, arguments, shape, dtype, reassociates=True)
+    except Undecided:
+        if len(shape) < 2:
+            raise
+    values = [(key, value) for key, value in arguments.items() if isinstance(value, Value)]
+    if name in COMMUTES and arguments.get("alpha", 1) == 1:  # the larger one first
+        values = [("term", value) for _, value in sorted(values, key=lambda pair: -product(pair[1].shape))]
+    return _whole(terms, ("pointwise", name, _constants(arguments)), values, (), shape, dtype)
+
+
+def _whole(
+    terms: Terms,
+    label: Hashable,
+    values: Sequence[tuple[str, Value]],
+    wholes: Sequence[Value],
+    shape: tuple[Size, ...],
+    dtype: torch.dtype,
+    by_rows: str = "",
+) -> Value:
+    """The result of a call that takes rows of some of these values, of `by_rows` always, and all of the others."""
+    _check_numbers(shape)
+    count, rows, slots = product(shape[:-1]), list[Rows](), list[Hashable]()
+    taken = list(wholes)
+    for key, value in values:
+        _check_numbers(value.shape)
+        outer = (1,) * (len(shape) - len(value.shape)) + tuple(value.shape)
+        if len(outer) > len(shape):
+            outer = _without_ones(outer, len(shape))
+        if outer[:-1] == tuple(shape[:-1]) and (count > 1 or key == by_rows):
+            rows.append(Rows(value.runs, outer[-1]))
+            slots.append((key, "rows"))
+        elif all(n == 1 for n in outer[:-1]):
+            taken.append(Value(outer[-1:], value.dtype, value.runs))
+            slots.append((key, "whole"))
+        else:
+            raise Undecided
+    if not rows:
+        raise Undecided
+    numbers = tuple(terms.number(value) for value in taken)
+    full = (label, tuple(slots), tuple(value.dtype for _, value in values))
+    return Value(shape, dtype, _named(terms, full, rows, numbers, count, shape[-1], dtype))
+
+
+def _without_ones(shape: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
+    extra = len(shape) - rank
+    if any(n != 1 for n in shape[:extra]):
+        raise Undecided
+    return shape[extra:]
+
+
+def _batches(value: Value, shape: tuple[Size, ...], num: int) -> list[Value]:
+    """The matrices of a batch; a value without batches is the same for all."""
+    if len(value.shape) <= 2:
+        return [value] * num
+    if product(value.shape[:-2]) != num or num > MAX_ROWS:
+        raise Undecided
+    inner = tuple(value.shape[-2:])
+    strips = cut(value.runs, [product(inner)] * num)
+    return [Value(inner, value.dtype, join(strip)) for strip in strips]
+
+
+def _constants(arguments: Mapping[str, Any]) -> Hashable:
+    """The arguments that are no tensors."""
+    return tuple((key, repr(value)) for key, value in sorted(arguments.items()) if not isinstance(value, Value))
+
+
+def _check_numbers(sizes: Sequence[Size]) -> None:
+    if any(type(size) is not int for size in sizes):
+        raise Undecided
+
+
+# Names of rows.
+
+
+def _named(
+    terms: Terms,
+    label: Hashable,
+    operands: Sequence[Rows],
+    wholes: tuple[int, ...],
+    count: int,
+    width: int,
+    dtype: torch.dtype,
+) -> tuple[Run, ...]:
+    """The runs of a result of `count` rows."""
+    found: list[Run] = []
+    named_alone = 0
+    readers = [_RowReader(operand) for operand in operands]
+    done = 0
+    while done < count:
+        together = min([count - done, *(reader.whole_rows() for reader in readers)])
+        if together == 0:
+            named_alone += 1
+            if named_alone > MAX_ROWS:
+                raise Undecided
+        pieces = [reader.take(max(together, 1)) for reader in readers]
+        found.append(_row(terms, label, pieces, wholes, max(together, 1), width, dtype))
+        done += max(together, 1)
+    return join(found)
+
+
+def _row(
+    terms: Terms,
+    label: Hashable,
+    operands: Sequence[Sequence[Run]],
+    wholes: tuple[int, ...],
+    together: int,
+    width: int,
+    dtype: torch.dtype,
+) -> Run:
+    """A run of rows that follow each other evenly, named by the first: by the pieces that it is made of.
+
+    The number of the row is that of the first piece among pieces of its length, and all other pieces are told by how
+    far they are from theirs of that number. So it does not matter where the rows begin, and no two rows share a name.
+    """
+    first, start, length = operands[0][0]
+    if type(terms.sizes[first]) is not int:
+        raise Undecided
+    number, phase = divmod(start, length)
+    pieces = tuple((atom, begin - number * size) for row in operands for atom, begin, size in row)
+    lengths = tuple(tuple(size for _, _, size in row) for row in operands)
+    full = ("rows", label, lengths, phase, width)
+    size = (terms.sizes[first] // length + 1) * width
+    return terms.atom(full, size, dtype, pieces, wholes), number * width, together * width
+
+
+class _RowReader:
+    """Takes the runs of a value row by row."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.width = rows.width
+        self.rest: Iterator[Run] = iter(rows.runs)
+        self.run: Run | None = next(self.rest, None)
+
+    def whole_rows(self) -> int:
+        """How many rows lie within the run that comes next; 0 if the next row is made of several."""
+        if self.run is None or self.width == 0 or type(self.run[2]) is not int or type(self.run[1]) is not int:
+            raise Undecided
+        return self.run[2] // self.width
+
+    def take(self, count: int) -> list[Run]:
+        """The pieces of the next row, and go on behind that many rows."""
+        pieces: list[Run] = []
+        need = self.width if self.whole_rows() == 0 else self.width * count
+        while need:
+            if self.run is None:
+                raise Undecided
+            atom, start, length = self.run
+            part = min(need, length)
+            pieces.append((atom, start, part))
+            need -= part
+            self.run = (atom, start + part, length - part) if part < length else next(self.rest, None)
+        if len(pieces) == 1:
+            atom, start, _ = pieces[0]
+            return [(atom, start, self.width)]
+        return pieces

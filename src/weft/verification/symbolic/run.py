@@ -1,0 +1,528 @@
+"""Run a graph on symbolic values, node by node in program order.
+
+Contract: a call whose meaning is not known here becomes an atom that is named by the operator, the other arguments, the
+numbers of the values it takes and their strides (a kernel may add in the order of memory). The n-th draw from a
+generator is also named by n. Metadata is read for sizes, dtypes, devices and strides; nothing is computed with data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from weft.compat import OpOverload
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.dag import Dag
+from weft.graph.effects import Flight
+from weft.graph.groups import GroupTable, group_argument
+from weft.graph.host import transfer_of
+from weft.graph.profiles import PLAIN, Profile, is_alias
+from weft.verification.symbolic import collectives
+from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
+from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.laws import laws_of
+from weft.verification.symbolic.storage import (
+    BEYOND_THE_TENSOR,
+    Lost,
+    StorageView,
+    Tangle,
+    find_arrivals,
+    find_tangles,
+    without,
+)
+from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both runs share, and what each is told about its module."""
+
+    terms: Terms
+    side: int
+    groups: Mapping[str, Hashable]
+    """By canonical name, what tells a group from others."""
+    constants: Mapping[str, Hashable]
+    """By path, what tells an attribute of the module from others."""
+    reassociates: bool
+
+
+class SymbolicRun(SymbolicArguments):
+    """One graph, run once. Afterwards `outputs`, `inputs`, `events` and `draws` hold what it did."""
+
+    def __init__(self, module: GraphModule, dag: Dag, table: GroupTable, setting: Setting) -> None:
+        super().__init__(setting.terms, ignores_strides=setting.reassociates)
+        self.module, self.dag, self.table, self.setting = module, dag, table, setting
+        self.effects = dag.effects
+        self.outputs: Any = None
+        self.containers: Hashable = None
+        """The kinds of containers that the output is made of."""
+        self.in_flight: list[bool] = []
+        """Of each tensor of the output, in order: whether it leaves the graph before its wait."""
+        self.inputs: dict[Hashable, Any] = {}
+        """Inputs and constants: what each holds; after the run, what it holds then."""
+        self.written: dict[Hashable, int | None] = {}
+        """The inputs and constants that are written; of those in a tangled storage, which one."""
+        self.events: list[int] = []
+        self.draws: list[Hashable] = []
+        self._profiles = dict(self.effects.special)
+        inputs = [node for node in dag.nodes if node.op == "placeholder"]
+        constants = [node for node in dag.nodes if node.op == "get_attr"]
+        self._keys: dict[Node, tuple[str, Hashable]] = {node: ("input", k) for k, node in enumerate(inputs)}
+        self._keys.update((node, ("constant", setting.constants[str(node.target)])) for node in constants)
+        self._bases: dict[int, tuple[int, Hashable]] = {}
+        self._copies: dict[tuple[int, int], int] = {}
+        """How many tangled tensors of a storage were made in the same way, less one."""
+        self._fences = frozenset(self.effects.fences)
+        self._mode: int | None = None
+        """The last call that may have changed a mode or a stream: operators after it may mean something else."""
+        self._syncs = frozenset(self.effects.syncs)
+        self._on_the_way: list[tuple[StorageView | Tangle, Value, Value]] = []
+        """Copies to the host that are not known to be done: where, what they will be, what is there now."""
+        self._arrivals = find_arrivals(dag)
+        self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
+        self.tangled = find_tangles(dag, self.followed)
+        self._flights: dict[int, list[Flight]] = {}
+        for flight in self.effects.flights:
+            for storage in sorted(set(map(self.effects.find, (*flight.reads, *flight.writes)))):
+                self._flights.setdefault(storage, []).append(flight)
+        self.races: dict[Hashable, str] = {}
+        """Accesses to memory that may be that of a launch in flight, each with the sentence that tells of it."""
+        self._racing: dict[int, list[int]] = {}
+        for flight, i in self.effects.doubtful_accesses_in_flight():
+            self._racing.setdefault(i, []).append(flight.launch)
+        self._launched: dict[int, Hashable] = {
+            launch: None for launches in self._racing.values() for launch in launches
+        }
+
+    def tangled_keys(self) -> set[Hashable]:
+        """The inputs and constants that lie in tangled storages."""
+        return {key for node, key in self._keys.items() if self.tangled.intersection(self._storages(node))}
+
+    def run(self, shared: Set[Hashable]) -> None:
+        """Run every node. Inputs and constants in `shared` are tangled on the other side, and so on this one."""
+        self.terms.side = self.setting.side
+        held = {s for node, key in self._keys.items() if key in shared for s in self._storages(node)}
+        self.tangled |= held & self.followed
+        for i, node in enumerate(self.dag.nodes):
+            self.terms.node = node.name
+            if node.op == "placeholder" or node.op == "get_attr":
+                self._take_input(i, node)
+            elif node.op == "output":
+                self._finish(node)
+            else:
+                if i in self._syncs:
+                    self._land()
+                self.held[node] = self._call(i, node, self._profiles.get(i, PLAIN))
+                if i in self.effects.landings or i in self.effects.races:
+                    self._take_off(i, node)
+                if self._racing:
+                    self._note_races(i, node)
+
+    def _note_races(self, i: int, node: Node) -> None:
+        if i in self._launched:
+            self._launched[i] = self._numbers(node)
+        for launch in self._racing.get(i, ()):
+            sentence = f"{node.name} may touch memory that {self.dag.nodes[launch].name} has in flight"
+            self.races[self._launched[launch], self._numbers(node)] = sentence
+
+    def _numbers(self, node: Node) -> Hashable:
+        found = [self.read(leaf) for leaf in leaves(self.held[node])]
+        return node.op, name_of(node.target), *(self.terms.number(v) for v in found if isinstance(v, Value))
+
+    def _storages(self, node: Node) -> tuple[int, ...]:
+        return self.effects.held(self.dag.index[node])
+
+    # Inputs and outputs.
+
+    def _take_input(self, i: int, node: Node) -> None:
+        value = ops.value_of(node)
+        key = self._keys[node]
+        if node.op == "placeholder":
+            self.learn(value)
+        else:
+            value = value if value is not None else ops.attribute(self.module, str(node.target))
+        atom = self.terms.atom((key, self.layout(node)), None, None)
+        self.held[node] = self._own(i, self.result(value, atom))
+        self.inputs[key] = self.held[node]
+        for leaf in leaves(self.held[node]):
+            if isinstance(leaf, StorageView | Tangle):
+                self.written[key] = leaf.storage if isinstance(leaf, Tangle) else None
+
+    def _finish(self, node: Node) -> None:
+        flying = {s for flight in self.effects.flights if flight.wait is None for s in flight.writes}
+
+        def leaf(source: Node) -> Node:
+            self.in_flight.append(bool(flying.intersection(self.effects.surely_held(self.dag.index[source]))))
+            return source
+
+        map_arg(node.args, leaf)
+        self.outputs = self.resolve(node.args[0])
+        self.containers = containers(node.args[0])
+        self.inputs = {key: self.read(held) for key, held in self.inputs.items()}
+
+    # Calls.
+
+    def _call(self, i: int, node: Node, profile: Profile) -> Any:
+        if profile.opaque:
+            return self._call_unknown(i, node)
+        if profile.ordered or (profile.launch and not _is_followed(node)):
+            self.events.append(self._name_call(node, self._order()))
+        if profile.writes:
+            return self._write(i, node, profile)
+        if is_alias(node):
+            return self._view(i, node)
+        return self._own(i, self._compute(node, profile))
+
+    def _order(self) -> Hashable:
+        """What tells one call that depends on the world outside from the same call at another time."""
+        return "order", len(self.events)
+
+    def _compute(self, node: Node, profile: Profile) -> Any:
+        """What a call returns that writes nothing and shares nothing."""
+        if profile.launch:
+            return self._communicate(node) if _is_followed(node) else self._unknown(node, self._order())
+        if profile.random:
+            return self._draw(node)
+        if self._mode is not None:
+            return self._unknown(node, ("under", self._mode, self._names(node)))
+        if isinstance(node.target, OpOverload):
+            try:
+                found = self._follow(node, node.target)
+                if found is not None:
+                    return found
+            except Undecided:
+                pass
+        return self._unknown(node, ("shares", self._names(node)) if profile.joins or profile.may_share else ())
+
+    def _follow(self, node: Node, target: OpOverload) -> Any:
+        """The result of an operator that there is a law of; None for others."""
+        laws = laws_of(target, real=self.setting.reassociates)
+        if not laws:
+            return None
+        call = self.call(node)
+        for law in laws:
+            found = law.follow(call, target)
+            if found is not None:
+                return found[0] if isinstance(ops.value_of(node), Tensor) else found
+        return None
+
+    def _draw(self, node: Node) -> Any:
+        # Draws fill memory in its order, so the strides of the result are part of what is drawn.
+        atom = self._name_call(node, ("draw", len(self.draws), self.layout(node), _kind_of_draw(node)))
+        self.draws.append(atom)
+        return self.result(ops.value_of(node), atom)
+
+    def _unknown(self, node: Node, extra: Hashable) -> Any:
+        atom = self._name_call(node, extra)
+        return self.result(ops.value_of(node), atom)
+
+    def _name_call(self, node: Node, extra: Hashable) -> int:
+        """The atom that stands for a call."""
+        numbers: list[int] = []
+        frozen: Hashable = self.freeze((node.args, dict(sorted(node.kwargs.items()))), numbers)
+        if not isinstance(node.target, OpOverload):  # an operator takes a list for a tuple, a Python function need not
+            frozen = frozen, containers((node.args, dict(sorted(node.kwargs.items()))))
+        extra = (extra, nested) if (nested := self._inside(node)) else extra
+        target: Hashable = name_of(node.target)
+        if not isinstance(node.target, OpOverload):  # two closures may have one name
+            target = target, id(node.target)
+        if node.op != "call_function":  # the code behind a module is known only by what it is
+            target = node.op, str(node.target), id(ops.attribute(self.module, str(node.target)))
+        return self.terms.atom(("call", target, frozen, extra, self._met(node)), None, None, values=tuple(numbers))
+
+    def _met(self, node: Node) -> Hashable:
+        """The group in which a call meets other ranks; its name among the arguments may mean another one elsewhere."""
+        is_launch = node.op == "call_function" and ops.is_communication(node.target)
+        argument = group_argument(node) if is_launch else None
+        name = None if argument is None else self.table.canonical(argument)
+        return None if name is None else self.setting.groups.get(name, name)
+
+    def _inside(self, node: Node) -> tuple[int, ...]:
+        """What was done to the tensors that a call finds in modules and nested graphs, besides those it takes."""
+        modules = [n for n in node.all_input_nodes if n.op == "get_attr" and isinstance(self.held[n], Token)]
+        modules += [node] if node.op == "call_module" else []
+        found = [s for module in modules for s in self._storages(module) if s in self.tangled]
+        return tuple(map(self.contents.history, found))
+
+    def _call_unknown(self, i: int, node: Node) -> Any:
+        """A call that may write what it takes, draw, and touch the world outside."""
+        order = ("order", len(self.events), len(self.draws), self._names(node), self._flying(i, node))
+        atom = self._name_call(node, order)
+        self.events.append(atom)
+        self.draws.append(atom)
+        for storage in self.tangled.intersection(self._storages(node)):
+            self.contents.happened(storage, atom)
+        self._land(atom)
+        self._mode = atom if i in self._fences else self._mode
+        return self._own(i, self.result(ops.value_of(node), atom))
+
+    def _names(self, node: Node) -> tuple[Hashable, ...]:
+        """Which tangled tensors a call takes: writing one is not writing another that holds the same."""
+        found = [leaf for source in node.all_input_nodes for leaf in leaves(self.held[source])]
+        return tuple(leaf.name if isinstance(leaf, Tangle) else -1 for leaf in found)
+
+    def _flying(self, i: int, node: Node) -> tuple[Hashable, ...]:
+        """Which tensors that a call takes are being received or sent meanwhile: what it sees of them is not certain."""
+        find = self.effects.find
+        return tuple(
+            tuple(
+                storage in map(find, flight.writes)
+                for storage in self._storages(source)
+                for flight in self._open(storage, i)
+            )
+            for source in node.all_input_nodes
+        )
+
+    def _open(self, storage: int, i: int) -> list[Flight]:
+        """The launches that have a storage in flight at a node."""
+        flights = self._flights.get(storage, ())
+        return [flight for flight in flights if flight.launch < i and (flight.wait is None or i < flight.wait)]
+
+    # Views and writes.
+
+    def _view(self, i: int, node: Node) -> Any:
+        if node.target is getitem:
+            source: Any = self.places(node.args[0])
+            position: Any = node.args[1]
+            known = isinstance(source, list) and type(position) is int
+            return source[position] if known else self._own(i, self._unknown(node, ()))
+        if ops.is_wait(node.target):
+            return self._wait(i, node)
+        bound = ops.bind(node)
+        name = next(iter(self._profiles[i].aliases))
+        source = self.held[bound[name]] if isinstance(bound[name], Node) else None
+        if name_of(node.target) in BEYOND_THE_TENSOR:
+            return self._own(i, self._unknown(node, ("storage", self._behind(node), self._names(node))))
+        if not isinstance(source, StorageView | Tangle):
+            return self._own(i, self._compute(node, PLAIN))
+        several = isinstance(ops.value_of(node), list | tuple)
+        arguments = self.call(node)
+
+        def view(value: Value) -> Sequence[Value]:
+            return self._viewed(node, arguments, name, value)
+
+        contents = self.contents
+        places = contents.tangled_views(source, view) if isinstance(source, Tangle) else contents.views(source, view)
+        return places if several else places[0]
+
+    def _viewed(self, node: Node, call: Call, name: str, value: Value) -> Sequence[Value]:
+        """A view of what a storage holds now."""
+        target: Any = node.target
+        changed = replace(call, arguments={**call.arguments, name: value})
+        for law in laws_of(target, real=False) if isinstance(target, OpOverload) else ():
+            try:
+                found = law.follow(changed, target)
+            except Undecided:
+                break
+            if found is not None:
+                return found
+        others: list[int] = [self.terms.number(value)]
+        frozen = self.freeze([(k, v) for k, v in ops.bind(node).items() if k != name], others)
+        label = ("call", name_of(node.target), frozen, "view")
+        return [
+            self.terms.whole((label, k), shape, dtype, tuple(others)) for k, (shape, dtype) in enumerate(call.results)
+        ]
+
+    def _wait(self, i: int, node: Node) -> Any:
+        held = [self.held[source] for source in node.all_input_nodes]
+        for storage in self._arrivals.get(i, ()):
+            if storage in self.tangled:
+                self.contents.happened(storage, "wait")
+                continue
+            base = next(
+                leaf for h in held for leaf in leaves(h) if isinstance(leaf, StorageView) and leaf.storage == storage
+            )
+            while base.parent is not None:
+                base = base.parent
+            value = self.contents.read(base)
+            number = self.terms.number(value)
+            self.contents.write(base, self.terms.whole("arrived", value.shape, value.dtype, (number,)))
+        if isinstance(node.args[0], Node):
+            return held[0]
+        return [self.held[source] for source in node.args[0]]  # type: ignore[union-attr]
+
+    # Copies between host and device.
+
+    def _take_off(self, i: int, node: Node) -> None:
+        """Until the host waits for the device, what a copy gives is not what it will be."""
+        label = ("raced", self.effects.races[i]) if i in self.effects.races else "in flight"
+        transfer = transfer_of(node)
+        for leaf in [leaf for end in transfer.destinations for leaf in leaves(self.held[end])] if transfer else []:
+            if isinstance(leaf, Tangle):
+                self.contents.happened(leaf.storage, label)
+            value = self.read(leaf)
+            mark = self.terms.whole(label, value.shape, value.dtype, (self.terms.number(value),))
+            if isinstance(leaf, StorageView):
+                self.contents.write(leaf, mark)
+            elif isinstance(leaf, Value):
+                self.held[node] = mark
+            if i in self.effects.landings and not isinstance(leaf, Value):
+                self._on_the_way.append((leaf, value, mark))
+
+    def _land(self, past: int | None = None) -> None:
+        """The host waits for the device; at a call of which that is not known (`past`) it may do so."""
+        still: list[tuple[StorageView | Tangle, Value, Value]] = []
+        for leaf, value, mark in self._on_the_way:
+            if isinstance(leaf, Tangle):
+                self.contents.happened(leaf.storage, ("waited", past))
+                landed = mark
+            elif self.terms.number(self.contents.read(leaf)) != self.terms.number(mark):
+                continue  # somebody wrote to it on its way: it stays what that left
+            else:
+                number = (self.terms.number(mark),)
+                landed = value if past is None else self.terms.whole(("waited", past), value.shape, value.dtype, number)
+                self.contents.write(leaf, landed)
+            if past is not None:
+                still.append((leaf, value, landed))
+        self._on_the_way = still
+
+    def _write(self, i: int, node: Node, profile: Profile) -> Any:
+        bound = ops.bind(node)
+        targets = [leaf for name in profile.writes for leaf in leaves(self.places(bound.get(name)))]
+        sends = [op != "irecv" for op in bound.get("op_list", ())]  # of a batch, which writes what it receives only
+        targets = [leaf for leaf, is_sent in zip_longest(targets, sends) if not is_sent]
+        extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
+        if self._mode is not None:
+            extra = extra, "under", self._mode
+        values = None if profile.random or self._mode is not None else self._written(node, bound, targets)
+        if self._clashes(bound, targets, is_known=values is not None):
+            extra, values = (extra, "overlap", self.setting.side, node.name), None
+        if profile.random:
+            extra = (extra, "draw", len(self.draws), self.layout(node), _kind_of_draw(node))
+        atom = self._name_call(node, (extra, self._names(node)))
+        if profile.random:
+            self.draws.append(atom)
+        for k, target in enumerate(targets):
+            if isinstance(target, Tangle):
+                self.contents.happened(target.storage, (atom, k))
+            elif isinstance(target, StorageView):
+                shape, dtype = target.address.shape, target.address.dtype
+                label = ("written", atom, k)
+                self.contents.write(target, values[k] if values else self.terms.whole(label, shape, dtype))
+            elif target is not None:
+                raise Lost("it writes what has no metadata")
+        if not profile.aliases:
+            return self._own(i, self.result(ops.value_of(node), atom))
+        shared = [self.places(bound.get(name)) for name in profile.aliases]
+        if any(sends):
+            new = self.result(ops.value_of(node), atom)
+            return [made if is_sent else old for made, old, is_sent in zip(new, shared[0], sends, strict=True)]
+        return shared[0] if len(shared) == 1 else shared
+
+    def _clashes(self, bound: Mapping[str, Any], targets: Sequence[Any], *, is_known: bool) -> bool:
+        """Whether something that a call writes overlaps with something else that it takes.
+
+        A single known write may take its target as another argument too: `x += x` reads each element before it writes.
+        """
+        taken: dict[int, list[StorageView]] = {}
+        for leaf in leaves(list(map(self.places, bound.values()))):
+            if isinstance(leaf, StorageView):
+                taken.setdefault(leaf.storage, []).append(leaf)
+        written = [leaf for leaf in targets if isinstance(leaf, StorageView)]
+        same_is_fine = is_known and len(targets) == 1
+        return any(
+            self.contents.overlap(leaf, other, same_is_fine=same_is_fine)
+            for leaf in written
+            for other in without(taken[leaf.storage], leaf)
+        )
+
+    def _written(self, node: Node, bound: Mapping[str, Any], targets: Sequence[Any]) -> Sequence[Value] | None:
+        """The values that a known write leaves in its targets; None where they are not known."""
+        target: Any = node.target
+        try:
+            if _is_followed(node):
+                found = self._communicate(node)
+                return found if isinstance(found, list) else [found]
+            if not target.name().startswith("aten::"):
+                return None
+            found = self._follow(node, target)
+            return found if isinstance(found, list) or found is None else [found]
+        except (Undecided, AttributeError):
+            return None
+
+    def _behind(self, node: Node) -> Hashable:
+        """The storage behind the tensor that a strided view takes."""
+        source = next(iter(node.all_input_nodes))
+        value: Any = ops.value_of(source)
+        bases = tuple(self._bases.get(s) for s in self._storages(source))
+        return bases, str(value.storage_offset()) if isinstance(value, Tensor) else ""
+
+    def _own(self, i: int, result: Any) -> Any:
+        """The result of a node as what the node holds: a place, if its storage is written somewhere."""
+        storages = self.effects.storages[i]
+        if isinstance(storages, tuple) and isinstance(result, list) and len(storages) == len(result):
+            return [self._placed(i, item, s) for item, s in zip(result, storages, strict=True)]
+        if isinstance(storages, tuple) or storages is None:
+            storages = next(iter(self.effects.held(i)), -1)
+        return self._placed(i, result, storages)
+
+    def _placed(self, i: int, leaf: Any, storage: int) -> Any:
+        if isinstance(leaf, list):
+            return [self._placed(i, item, storage) for item in leaf]
+        if not isinstance(leaf, Value):
+            return leaf
+        storage = self.effects.find(storage)
+        if storage not in self._bases:
+            self._bases[storage] = (self.terms.number(leaf), self.layout(self.dag.nodes[i]))
+        if storage in self.tangled:
+            name = self.terms.number(leaf)
+            copy = 0
+            if not is_alias(self.dag.nodes[i]):  # new tensors with the same content stay apart: one may be written
+                copy = self._copies[storage, name] = self._copies.get((storage, name), -1) + 1
+            return self.contents.tangle(storage, leaf, copy)
+        return self.contents.new(storage, leaf) if storage in self.followed else leaf
+
+    # Communication.
+
+    def _communicate(self, node: Node) -> Any:
+        """What a collective of a known kind delivers, before or after its wait."""
+        collective = Collective(node)
+        name = self.table.canonical(collective.group_argument)
+        group = self.setting.groups.get(name, name)
+        size, known = ops.bind(node).get("group_size"), self.table.groups.get(name)
+        if known is not None and known.size and size is not None and size != known.size:
+            raise Lost(f"it has group_size {size}, group {name!r} has {known.size} ranks")
+        value, target = ops.value_of(node), node.target
+        results = value if isinstance(value, list | tuple) else [value]
+        sent = [self.read(self.held[source]) for source in collective.inputs]
+        arguments = {**self.by_name(node), "group": group}
+        try:
+            found = [
+                self._delivered(target, {**arguments, collectives.SENT: v}, self.type_of(result))
+                for v, result in zip(sent, results, strict=True)
+            ]
+        except Undecided:
+            return self._unknown(node, group)
+        return found if collective.form.coalesced else found[0]
+
+    def _delivered(
+        self, target: Any, arguments: Mapping[str, Any], kind: tuple[tuple[Size, ...], torch.dtype]
+    ) -> Value:
+        """What a rank receives for one tensor that it sent."""
+        call = Call(self.terms, arguments, [kind], same_device=True)
+        for law in laws_of(target, real=self.setting.reassociates):
+            found = law.follow(call, target)
+            if found is not None:
+                return found[0]
+        raise Undecided
+
+
+def _kind_of_draw(node: Node) -> str:
+    """The type of what is drawn, and where: it says which generator moves on by how much."""
+    value = ops.value_of(node)
+    return f"{value} {value.device}" if isinstance(value, Tensor) else str(value)
+
+
+def _is_followed(node: Node) -> bool:
+    """Whether a call is a collective whose elements can be followed."""
+    form = ops.launch_form(node.target)
+    return form is not None and form.kind not in ops.POINT_TO_POINT

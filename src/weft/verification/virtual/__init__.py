@@ -1,0 +1,1 @@
+"""The virtual cluster: all ranks in one process."""

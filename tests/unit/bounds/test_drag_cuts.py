@@ -1,0 +1,170 @@
+"""Drag cuts of programs small enough to see why nothing can be shorter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.simulation.programs import compute, launch, program, wait
+from weft.bounds.checker import check
+from weft.bounds.lower_bound import Bound, lower_bound
+from weft.bounds.problem import MergingAssumption
+from weft.errors import VerificationError
+from weft.simulation.program import Program
+from weft.simulation.simulator import simulate
+
+
+def backward(g_ns: int = 12, h_ns: int = 12, **fields: int) -> Program:
+    """Two gradients with a reduction each, then the longest compute and the last reduction; 80 of compute in all."""
+    return program(
+        compute("x", 10),
+        compute("a", 10, "x"),
+        launch("g", g_ns, needs="a"),
+        compute("b", 10, "x"),
+        launch("h", h_ns, needs="b"),
+        compute("y", 50, "x"),
+        launch("last", 20, needs="y"),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def in_order(given: Program, names: str) -> int:
+    return simulate(given, [given.names.index(name) for name in names.split()]).step_ns
+
+
+def proved(given: Program, merging: MergingAssumption | None = None) -> Bound:
+    bound = lower_bound(given, merging)
+    assert check(given, bound.certificate) == bound.bound_ns
+    return bound
+
+
+def test_gradients_that_drag_more_than_they_take_hide_no_reduction():
+    """Holding back `a` saves 10 before the last reduction and puts 12 behind it. So all 80 are before its 20."""
+    given = backward()
+    bound = proved(given)
+    assert (bound.bound_ns, bound.name) == (80 + 20, "drag cut")
+    assert in_order(given, "x a g b h y last") == 100
+    others = {value for name, value in bound.candidates.items() if name != "drag cut"}
+    assert max(others) == 10 + 50 + 20 + 12  # the idle cut counts one of those that are dragged
+    assert bound.rests_on == "all compute before last; what is late drags others of its link along"
+
+
+def test_a_gradient_that_drags_less_is_held_back():
+    """`a` saves 10 and drags 6."""
+    given = backward(g_ns=6)
+    assert proved(given).bound_ns == 80 + 20 - (10 - 6) == in_order(given, "x b h y last a g")
+
+
+def test_work_is_divided_over_all_that_depends_on_it():
+    """`a` has two reductions of 6: more than its 10 together, less each."""
+    given = program(
+        compute("x", 10),
+        compute("a", 10, "x"),
+        launch("g", 6, needs="a"),
+        launch("h", 6, needs="a"),
+        compute("y", 50, "x"),
+        launch("last", 20, needs="y"),
+    )
+    assert proved(given).bound_ns == 70 + 20 == in_order(given, "x a g h y last")
+
+
+def test_what_drags_nothing_hides_the_last_reduction():
+    given = program(compute("x", 10), compute("a", 15, "x"), compute("y", 50, "x"), launch("last", 20, needs="y"))
+    assert proved(given).bound_ns == 60 + 20 == in_order(given, "x y last a")
+
+
+def test_a_reduction_on_another_link_is_not_dragged():
+    given = backward()
+    apart = replace(given, queue=(-1, -1, 1, -1, 1, -1, 0), queues=(*given.queues, replace(given.queues[0], link=1)))
+    apart = replace(apart, links=("a", "b"))
+    assert proved(apart).bound_ns == 80 + 12 == in_order(apart, "x a g y last b h")
+
+
+def test_the_same_holds_of_the_first_gathers():
+    """The mirror image: compute that starts before the first gather has ended has gathers of its own before it."""
+    given = program(
+        launch("first", 20),
+        launch("g", 12),
+        launch("h", 12),
+        wait("first"),
+        compute("y", 50, "wait_first"),
+        wait("g"),
+        compute("a", 10, "wait_g"),
+        wait("h"),
+        compute("b", 10, "wait_h"),
+        compute("x", 10, "y a b"),
+    )
+    bound = proved(given)
+    assert (bound.bound_ns, bound.name) == (20 + 80, "drag cut") == (simulate(given).step_ns, "drag cut")
+    assert bound.rests_on == "all compute after first; what is early drags others of its link along"
+
+
+def test_merging_saves_latencies_of_what_is_dragged():
+    """In a bucket `g` and `h` add 9 each to what it takes: 10 - 9 is saved by each."""
+    given = replace(backward(), latency_ns=(0, 0, 3, 0, 3, 0, 3))
+    assert proved(given).bound_ns == 80 + 20 - 2 * (10 - 9)
+    assert proved(given, MergingAssumption.EXCLUDED).bound_ns == 80 + 20
+
+
+def test_what_is_dragged_slows_no_compute():
+    """24 of communication beside the compute cost it 8. Dragged, each costs 12 and slows by 4 less: 8, and saves 10.
+
+    In the time of compute `last` takes 13 and a third, and all 44 cost 14 and two thirds: a nanosecond is rounded away.
+    """
+    given = backward(slowdown_ppm=500_000)
+    assert proved(given).bound_ns + 1 == 80 + 20 + 8 - 2 * (10 - 8) == in_order(given, "x y last a g b h")
+
+
+def test_a_gap_passes_between_kernels_before_the_last_reduction():
+    given = backward(gap_ns=1)
+    assert proved(given).bound_ns == 80 + 3 + 20
+
+
+def test_a_threshold_that_the_collective_does_not_reach_counts_as_its_head():
+    """All that starts so late may be late itself; nothing says that the collective waits for any of it."""
+    given = program(launch("last", 20), compute("a", 50), compute("b", 30, "a"))
+    certificate: Any = lower_bound(given).certificate
+    certificate["claim"] = {"kind": "drag", "node": 3, "is_last": True, "head": 50, "shares": []}
+    assert check(given, certificate | {"bound_ns": 0}) == 20
+
+
+@pytest.mark.parametrize(
+    ("shares", "proves"),
+    [
+        ([[1, 9, 10], [3, 11, 10]], 100),
+        ([[1, 9, 10]], 90),  # nothing is said of b: all of it is saved
+        ([[1, 9, 4], [1, 9, 6], [3, 11, 10]], 100),
+        ([], 80),
+    ],
+)
+def test_the_checker_counts_what_is_divided(shares: list[list[int]], proves: int):
+    certificate: Any = lower_bound(backward()).certificate
+    certificate["claim"]["shares"] = shares
+    assert check(backward(), certificate | {"bound_ns": 0}) == proves
+    if proves < 100:
+        with pytest.raises(VerificationError, match=f"claims 100 ns and proves {proves} ns"):
+            check(backward(), certificate)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shares": [[1, 11, 10]]},  # h does not depend on a
+        {"shares": [[1, 9, 11]]},  # more than a has
+        {"shares": [[1, 9, 12], [1, 9, -2]]},
+        {"shares": [[5, 13, 10]]},  # y is never late
+        {"shares": [[1, 9]]},
+        {"shares": [[1, 2, 10]]},  # a launch takes no time: its collective does
+        {"shares": None},
+        {"node": 5},  # compute
+        {"node": 99},
+        {"head": "late"},
+    ],
+)
+def test_a_claim_that_makes_no_sense_is_refused(change: dict[str, Any]):
+    certificate: Any = lower_bound(backward()).certificate
+    certificate["claim"] |= change
+    with pytest.raises(VerificationError, match="this is no certificate of this program"):
+        check(backward(), certificate | {"bound_ns": 0})

@@ -1,0 +1,86 @@
+"""Copies from peer to peer: the launch is torch's operator, nothing else changes; what it cannot take is declined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+from weft.frontends.fake_world import fake_world
+from weft.passes.pipeline import Pipeline, Run
+from weft.streaming.lowerings import low_contention
+
+GATHER, SCATTER = "fuse-all-gather-matmuls{kernel=low-contention}", "fuse-matmul-reduce-scatters{kernel=low-contention}"
+GATHERED = """group('tp', size=2)
+
+def graph(x: f32[4, 4](device='cuda'), b: f32[4, 6](device='cuda')):
+    ag = all_gather(x, 2, 'tp')
+    w = wait(ag)
+    y = mm(w, b)
+    return [y]
+"""
+SCATTERED = """group('tp', size=2)
+
+def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
+    y = mm(a, b)
+    rs = reduce_scatter(y, '{reduce_op}', 2, 'tp')
+    w = wait(rs)
+    return [w]
+"""
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_contention, "has_symmetric_memory", lambda name, enabled: True)
+
+
+def copied(listing: str, spec: str) -> Run:
+    return Pipeline.parse(spec).run(weft.parse(listing))
+
+
+def sentence(run: Run) -> str:
+    (decision,) = run.plan.steps[0].decisions
+    return f"{decision.reason.value}: {decision.sentence}"
+
+
+def lines(module: GraphModule) -> list[str]:
+    return [line.partition(" = ")[2] for line in weft.listing(module).splitlines() if " = " in line]
+
+
+def test_a_gather_is_copied_and_its_product_stays(shared: None):
+    run = copied(GATHERED, GATHER)
+    assert sentence(run) == "applied: ag is copied from peer to peer beside y"
+    expected = ["symm_mem._low_contention_all_gather.default(x, 'tp')", "wait(ag_copied)", "mm(ag_copied_done, b)"]
+    assert lines(run.module) == expected
+    replayed = weft.apply(weft.parse(GATHERED), weft.Plan.from_json(run.plan.to_json()))
+    assert weft.listing(replayed) == run.after
+
+
+def test_a_scatter_is_copied_and_its_product_stays(shared: None):
+    run = copied(SCATTERED.format(reduce_op="avg"), SCATTER)
+    assert lines(run.module) == [
+        "mm(a, b)",
+        "symm_mem._low_contention_reduce_scatter.default(y, 'avg', 'tp')",
+        "wait(rs_copied)",
+    ]
+
+
+def test_maxima_are_declined(shared: None):
+    found = sentence(copied(SCATTERED.format(reduce_op="max"), SCATTER))
+    assert found == "no-kernel: the operator of low contention sums or averages, rs takes the max"
+
+
+def test_without_a_live_group_it_is_declined():
+    assert sentence(copied(GATHERED, GATHER)) == "no-kernel: the group of ag has no symmetric memory here"
+
+
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_torch_takes_what_is_given_to_it_and_gives_what_is_expected(shared: None, kind: str):
+    run = copied(GATHERED, GATHER) if kind == "gather" else copied(SCATTERED.format(reduce_op="sum"), SCATTER)
+    node = next(n for n in run.module.graph.nodes if "symm_mem" in str(n.target))
+    value = node.args[0].meta["val"]
+    with fake_world({"tp": 2}) as mesh:
+        given = torch.empty(value.shape, device="meta")
+        found = node.target(given, *node.args[1:-1], mesh.get_group("tp").group_name)
+    assert found.shape == node.meta["val"].shape

@@ -1,0 +1,110 @@
+"""Chunks where they pay: the decision, its reasons, and programs with chunks against those of graphs with chunks."""
+
+from __future__ import annotations
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.graph.collective import collectives
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.passes.pipeline import Pipeline
+from weft.plan.decision import Decision, Refusal
+from weft.simulation.build import program_of
+from weft.simulation.simulator import run
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import read_gather
+from weft.streaming.scatter_sites import read_scatter
+from weft.streaming.trial_program import Costs, Trial
+
+CLUSTER = "h100-1x8"
+
+
+def gather(rows: int, between: str = "", results: str = "y") -> GraphModule:
+    return weft.parse(
+        f"group('tp', size=8)\n\ndef graph(x: bf16[{rows}, 8192], b: bf16[8192, 8192], c: bf16[8192, 8192]):\n"
+        f"    ag = all_gather(x, 8, 'tp')\n{between}    w = wait(ag)\n    y = mm(w, b)\n    return [{results}]\n"
+    )
+
+
+def scatter(rows: int) -> GraphModule:
+    return weft.parse(
+        f"group('tp', size=8)\n\ndef graph(a: bf16[{8 * rows}, 8192], b: bf16[8192, 8192]):\n    y = mm(a, b)\n"
+        "    rs = reduce_scatter(y, 'sum', 8, 'tp')\n    w = wait(rs)\n    return [w]\n"
+    )
+
+
+def decide(module: GraphModule, spec: str) -> list[Decision]:
+    return list(Pipeline.parse(spec).run(module, cluster=CLUSTER).plan.steps[0].decisions)
+
+
+def test_a_large_gather_that_nothing_hides_is_streamed():
+    (decision,) = decide(gather(2048), "fuse-all-gather-matmuls")
+    assert decision.applied
+    assert decision.nodes == ("ag", "y")
+
+
+def test_a_large_scatter_that_nothing_hides_is_streamed():
+    (decision,) = decide(scatter(2048), "fuse-matmul-reduce-scatters")
+    assert decision.applied
+
+
+@pytest.mark.parametrize("module", [gather(16), scatter(16)], ids=["gather", "scatter"])
+def test_a_small_one_takes_longer_in_chunks_and_stays(module: GraphModule):
+    name = "fuse-all-gather-matmuls" if "all_gather" in weft.listing(module) else "fuse-matmul-reduce-scatters"
+    (decision,) = decide(module, name)
+    assert decision.reason.value == "no-gain"
+    assert "us as one piece, " in decision.sentence
+
+
+def test_one_that_other_work_hides_stays():
+    work = "".join(f"    h{k} = mm({'c' if k == 0 else f'h{k - 1}'}, b)\n" for k in range(40))
+    (decision,) = decide(gather(2048, work, "y, h39"), "fuse-all-gather-matmuls")
+    assert f"{decision.reason.value}: {decision.sentence}" == "no-gain: ag stays whole: other work can hide it"
+
+
+def test_the_streamed_step_is_shorter_in_the_simulator():
+    for module, spec in ((gather(2048), "fuse-all-gather-matmuls"), (scatter(2048), "fuse-matmul-reduce-scatters")):
+        after = Pipeline.parse(spec).run(module, cluster=CLUSTER).module
+        steps = [weft.simulate(graph, cluster=CLUSTER).step_us for graph in (module, after)]
+        assert steps[1] < 0.95 * steps[0]
+
+
+def test_sites_that_are_alike_are_decided_alike():
+    lines, source = "", "x"
+    for k in range(3):
+        lines += f"    ag{k} = all_gather({source}, 8, 'tp')\n    w{k} = wait(ag{k})\n    y{k} = mm(w{k}, b)\n"
+        lines += f"    z{k} = mm(y{k}, b)\n    rs{k} = reduce_scatter(z{k}, 'sum', 8, 'tp')\n    v{k} = wait(rs{k})\n"
+        source = f"v{k}"
+    module = weft.parse(
+        f"group('tp', size=8)\n\ndef graph(x: bf16[2048, 8192], b: bf16[8192, 8192]):\n{lines}    return [v2]\n"
+    )
+    for spec in ("fuse-all-gather-matmuls", "fuse-matmul-reduce-scatters"):
+        actions = Pipeline.parse(spec).run(module, cluster=CLUSTER).plan.steps[0].actions
+        assert len(actions) == 3
+        assert len({action.chunks for action in actions}) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["gather", "gather, used", "scatter"])
+def test_a_trial_takes_as_long_as_the_graph_with_chunks(kind: str, chunks: int):
+    module = scatter(1024) if kind == "scatter" else gather(1024, results="y, w" if "used" in kind else "y")
+    cluster, groups, dag = Cluster.load(CLUSTER), read_groups(module), Dag(module.graph)
+    collective = next(collectives(module.graph))
+    site = read_scatter(collective, dag) if kind == "scatter" else read_gather(collective, dag)
+    assert not isinstance(site, Refusal)
+    cut = site.cut(chunks)
+    assert isinstance(cut, Chunking)
+    trial = Trial(program_of(dag, groups, cluster), dag, Costs(cluster, groups))
+    trial.stream(cut)
+    name = "fuse-matmul-reduce-scatters" if kind == "scatter" else "fuse-all-gather-matmuls"
+    after = Pipeline.parse(f"{name}{{chunks={chunks}}}").run(module).module
+    expected = run(program_of(after, groups, cluster)).step_ns
+    assert run(trial.result()).step_ns == pytest.approx(expected, rel=0.02)
+
+
+def test_chunks_must_be_two_or_more():
+    with pytest.raises(weft.errors.PipelineError, match="chunks is 1, expected 2 or more"):
+        Pipeline.parse("fuse-all-gather-matmuls{chunks=1}")

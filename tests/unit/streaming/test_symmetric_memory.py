@@ -1,0 +1,307 @@
+"""Torch's fused operators: what is given to them means what it stands for, and what they cannot take is declined.
+
+They have no kernel for the CPU, so their meaning is written out here in plain nodes, which then run on virtual ranks.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import weft
+from tests.unit.streaming.streams import Case, cases, gather, scatter
+from weft.frontends.fake_world import fake_world
+from weft.graph import ops
+from weft.graph.collective import collectives
+from weft.graph.dag import Dag
+from weft.graph.edit import Edit, copy_module, recompile
+from weft.graph.groups import read_groups
+from weft.passes.communication.fuse_matmul_reduce_scatters import FuseMatmulReduceScatters
+from weft.passes.pipeline import Pipeline
+from weft.plan.context import Context
+from weft.plan.decision import Refusal
+from weft.streaming.chunking import Chunking
+from weft.streaming.gather_sites import read_gather
+from weft.streaming.lowerings import symmetric_memory
+from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
+from weft.streaming.scatter_sites import read_scatter
+from weft.verification.comparison import example_inputs
+
+aten = torch.ops.aten
+PLAIN = [case for n in (2, 4) for case in cases(n, ("plain",))]
+SCALED = [case for n in (2, 4) for case in cases(n, ("fp8", "fp8-rows")) if case.dim < len(case.shape) - 1]
+GATHER = "fuse-all-gather-matmuls{chunks=2 kernel=symmetric-memory}"
+
+
+def cut_of(module: GraphModule) -> Chunking:
+    collective = next(collectives(module.graph))
+    is_gather = collective.kind is ops.Kind.ALL_GATHER
+    site = read_gather(collective, Dag(module.graph)) if is_gather else read_scatter(collective, Dag(module.graph))
+    assert not isinstance(site, Refusal)
+    cut = site.cut(2)
+    assert isinstance(cut, Chunking)
+    return cut
+
+
+def fused(before: GraphModule) -> GraphModule:
+    """The module with the fused operator in the place of its site, on whatever device it is."""
+    after = copy_module(before)
+    with Edit(after.graph) as edit:
+        edit.replace_each(SymmetricMemory().build(edit, cut_of(after)))
+    recompile(after)
+    return after
+
+
+def written_out(module: GraphModule) -> GraphModule:
+    """The module with the meaning of the fused operators in plain nodes."""
+    after = copy_module(module)
+    node = next(n for n in after.graph.nodes if "symm_mem" in str(n.target))
+    with Edit(after.graph) as edit:
+        heirs = MEANINGS[str(node.target).split(".")[1]](edit, node)
+        edit.replace_each(heirs)
+        for gone in (*heirs, node):
+            edit.erase(gone)
+    recompile(after)
+    return after
+
+
+def _gathered(edit: Edit, node: Node) -> dict[Node, Node]:
+    shard, rights, dim, group = node.args
+    ranks = read_groups(edit.graph.owning_module).group(group).size  # type: ignore[arg-type]
+    launch = edit.call(ops.op_names()["all_gather"], (shard, ranks, group), before=node)
+    wait = edit.call(ops.op_names()["wait"], (launch,), before=node)
+    parts = edit.call(aten.chunk.default, (wait, ranks), before=node)
+    items = [edit.call(getitem, (parts, k), before=node) for k in range(ranks)]
+    whole = edit.call(aten.cat.default, (items, dim), before=node)
+    made = [edit.call(aten.matmul.default, (whole, right), before=node) for right in rights]  # type: ignore[union-attr]
+    heirs: dict[Node, Node] = {}
+    for user in node.users:
+        if user.args[1] == 0:
+            heirs[user] = whole
+        else:
+            heirs |= {item: made[item.args[1]] for item in user.users}  # type: ignore[index]
+    for user in list(node.users):
+        if user not in heirs:
+            edit.erase(user)
+    return heirs
+
+
+def _scattered(edit: Edit, node: Node) -> dict[Node, Node]:
+    left, right, reduce_op, dim, group = node.args
+    ranks = read_groups(edit.graph.owning_module).group(group).size  # type: ignore[arg-type]
+    made = edit.call(aten.matmul.default, (left, right), before=node)
+    parts = edit.call(aten.chunk.default, (made, ranks, dim), before=node)
+    items = [edit.call(getitem, (parts, k), before=node) for k in range(ranks)]
+    rows = edit.call(aten.cat.default, (items,), before=node)
+    launch = edit.call(ops.op_names()["reduce_scatter"], (rows, reduce_op, ranks, group), before=node)
+    result = edit.call(ops.op_names()["wait"], (launch,), before=node)
+    shaped = edit.call(aten.reshape.default, (result, list(node.meta["val"].shape)), before=node)
+    return {node: shaped}
+
+
+def _gathered_scaled(edit: Edit, node: Node) -> dict[Node, Node]:
+    shard, rights, scale, scales, dim, group, biases, result_scales, dtypes, fast = node.args
+    ranks = read_groups(edit.graph.owning_module).group(group).size  # type: ignore[arg-type]
+    sent = edit.call(aten.view.dtype, (shard, torch.uint8), before=node)
+    launch = edit.call(ops.op_names()["all_gather"], (sent, ranks, group), before=node)
+    wait = edit.call(ops.op_names()["wait"], (launch,), before=node)
+    parts = edit.call(aten.chunk.default, (wait, ranks), before=node)
+    items = [edit.call(getitem, (parts, k), before=node) for k in range(ranks)]
+    joined = edit.call(aten.cat.default, (items, dim), before=node)
+    whole = edit.call(aten.view.dtype, (joined, torch.float8_e4m3fn), before=node)
+    shape = list(whole.meta["val"].shape)
+    flat = edit.call(aten.reshape.default, (whole, [-1, shape[-1]]), before=node)
+    if scale.meta["val"].numel() > 1:  # type: ignore[union-attr]
+        assert list(scale.meta["val"].shape) == [*shape[:-1], 1]  # type: ignore[union-attr]
+        scale = edit.call(aten.reshape.default, (scale, [-1, 1]), before=node)
+    more = zip(rights, scales, biases, result_scales, dtypes, fast, strict=True)  # type: ignore[arg-type]
+    heirs: dict[Node, Node] = {}
+    made: list[Node] = []
+    for right, scale_b, *rest in more:
+        product = edit.call(aten._scaled_mm.default, (flat, right, scale, scale_b, *rest), before=node)
+        columns = product.meta["val"].shape[-1]
+        made.append(edit.call(aten.reshape.default, (product, [*shape[:-1], columns]), before=node))
+    for user in list(node.users):
+        if user.args[1] == 0:
+            heirs[user] = whole
+        else:
+            heirs |= {item: made[item.args[1]] for item in user.users}  # type: ignore[index]
+            edit.erase(user)
+    return heirs
+
+
+def _scattered_scaled(edit: Edit, node: Node) -> dict[Node, Node]:
+    left, right, scale_a, scale_b, reduce_op, dim, dim_of_rows, group, shape, *rest = node.args
+    assert dim == dim_of_rows == 0
+    ranks = read_groups(edit.graph.owning_module).group(group).size  # type: ignore[arg-type]
+    made = edit.call(aten._scaled_mm.default, (left, right, scale_a, scale_b, *rest), before=node)
+    assert list(made.meta["val"].shape) == shape
+    launch = edit.call(ops.op_names()["reduce_scatter"], (made, reduce_op, ranks, group), before=node)
+    return {node: edit.call(ops.op_names()["wait"], (launch,), before=node)}
+
+
+MEANINGS = {
+    "fused_all_gather_matmul": _gathered,
+    "fused_matmul_reduce_scatter": _scattered,
+    "fused_all_gather_scaled_matmul": _gathered_scaled,
+    "fused_scaled_matmul_reduce_scatter": _scattered_scaled,
+}
+
+
+def check(listing: str, num_ranks: int) -> None:
+    before = weft.parse(listing)
+    after = written_out(fused(before))
+    inputs = example_inputs(before, num_ranks, integers=True)
+    verdict = weft.verify(before, after, ranks=num_ranks, inputs=inputs)
+    assert verdict.bitwise, f"{verdict}\n{weft.listing(after)}"
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_a_gather_and_its_product_mean_what_the_fused_operator_means(case: Case):
+    check(gather(case), case.num_ranks)
+
+
+@pytest.mark.parametrize("case", [case for case in PLAIN if not case.used], ids=str)
+def test_a_product_and_its_scatter_mean_what_the_fused_operator_means(case: Case):
+    check(scatter(case), case.num_ranks)
+
+
+@pytest.mark.parametrize("case", SCALED, ids=str)
+def test_a_gather_and_its_product_of_fp8_mean_what_the_fused_operator_means(case: Case):
+    check(gather(case), case.num_ranks)
+
+
+@pytest.mark.parametrize("case", [case for case in SCALED if not case.used and case.dim == 0], ids=str)
+def test_a_product_of_fp8_and_its_scatter_mean_what_the_fused_operator_means(case: Case):
+    check(scatter(case), case.num_ranks)
+
+
+@pytest.mark.parametrize("case", [*PLAIN, *SCALED], ids=str)
+def test_torch_takes_what_is_given_to_it_and_gives_what_is_expected(case: Case):
+    listings = [gather(case)] + ([scatter(case)] if not case.used and (case.dim == 0 or case in PLAIN) else [])
+    for listing in listings:
+        module = weft.parse(listing.replace("out_dtype=f32", "out_dtype=bf16"))
+        node = next(n for n in fused(module).graph.nodes if "symm_mem" in str(n.target))
+        with fake_world({"tp": case.num_ranks}) as mesh:
+            name = mesh.get_group("tp").group_name
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            given = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
+            found = node.target(*(name if arg == "tp" else arg for arg in given[0]), **given[1])
+        shapes = [tuple(value.shape) if value is not None else None for value in tree_leaves(found)]
+        expected = [tuple(value.shape) if value is not None else None for value in tree_leaves(node.meta["val"])]
+        assert shapes == expected
+
+
+def on_meta(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+LISTING = """group('tp', size=2)
+
+def graph(x: f32[4, 4](device='{device}'), b: f32[4, 6](device='{device}')):
+    ag = all_gather(x, 2, 'tp')
+    w = wait(ag)
+{between}    y = mm({operand}, b)
+    return [y]
+"""
+
+
+def declined(spec: str, device: str = "cpu", between: str = "", operand: str = "w") -> str:
+    listing = LISTING.format(device=device, between=between, operand=operand).replace("(device='cpu')", "")
+    (entry,) = Pipeline.parse(spec).run(weft.parse(listing)).log
+    (decision,) = entry.step.decisions
+    return f"{decision.reason.value}: {decision.sentence}"
+
+
+def test_on_the_cpu_it_is_declined():
+    assert declined(GATHER) == "no-kernel: ag is on cpu, symmetric memory is on cuda"
+
+
+def test_without_a_live_group_it_is_declined():
+    assert declined(GATHER, "cuda") == "no-kernel: the group of ag has no symmetric memory here"
+
+
+def test_a_call_between_is_declined():
+    found = declined(GATHER, "cuda", "    h = relu(w)\n", "h")
+    assert found == "no-kernel: the fused operators take plain products of one tensor beside ag"
+
+
+def test_auto_takes_plain_nodes_where_the_fused_operators_cannot_run():
+    assert declined(GATHER.replace("symmetric-memory", "auto"), "cuda") == "applied: ag and y run in 2 chunks"
+
+
+def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(symmetric_memory, "has_symmetric_memory", lambda name, enabled: True)
+    before = weft.parse(LISTING.format(device="cuda", between="", operand="w"))
+    for spec in (GATHER, GATHER.replace("symmetric-memory", "auto")):
+        run = Pipeline.parse(spec).run(before)
+        (decision,) = run.plan.steps[0].decisions
+        assert decision.sentence == "ag and y run as one operator of symmetric memory"
+        line = "symm_mem.fused_all_gather_matmul.default(x, [b], 0, 'tp', return_A=False)"
+        assert line in run.after
+        assert "all_gather(" not in run.after
+        assert weft.listing(weft.apply(before, weft.Plan.from_json(run.plan.to_json()))) == run.after
+
+
+def test_maxima_and_sums_of_products_are_not_for_the_fused_scatter():
+    listing = """group('tp', size=2)
+
+def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
+    y = mm(a, b)
+    rs = reduce_scatter(y, 'max', 2, 'tp')
+    w = wait(rs)
+    return [w]
+"""
+    module = weft.parse(listing)
+    rewrite: Any = FuseMatmulReduceScatters(chunks=2, kernel="symmetric-memory")
+    (decision,) = rewrite.plan(module.graph, Context(read_groups(module))).decisions
+    assert decision.sentence == "the fused operator takes one product, and sums or averages it: rs"
+
+
+FP8 = """group('tp', size=2)
+
+def graph(x: f8e4m3fn[16, 16](device='cuda'), b: f8e4m3fn[16, 16](device='cuda'), s: f32[()](device='cuda'),
+          u: f32[()](device='cuda')):
+    ag = all_gather(x, 2, 'tp')
+    w = wait(ag)
+    t0 = t(b)
+    y = _scaled_mm(w, t0, s, s, out_dtype=bf16)
+    z = _scaled_mm(w, t0, {scale}, s, out_dtype=bf16)
+    return [y, z]
+"""
+
+
+def has_symmetric_memory(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    monkeypatch.setattr(module, "has_symmetric_memory", lambda name, enabled: True)
+
+
+def test_two_products_of_fp8_with_one_scale_are_one_operator(monkeypatch: pytest.MonkeyPatch):
+    has_symmetric_memory(monkeypatch, symmetric_memory)
+    run = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="s")))
+    line = "(x, [t0, t0], s, [s, s], 0, 'tp', [None, None], [None, None], [bf16, bf16], [False, False])"
+    assert f"symm_mem.fused_all_gather_scaled_matmul.default{line}" in run.after
+
+
+def test_two_products_of_fp8_with_two_scales_are_declined(monkeypatch: pytest.MonkeyPatch):
+    has_symmetric_memory(monkeypatch, symmetric_memory)
+    (decision,) = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="u"))).plan.steps[0].decisions
+    what = "the fused operator of fp8 takes one scale of the left operand, those beside ag have several"
+    assert f"{decision.reason.value}: {decision.sentence}" == f"no-kernel: {what}"
+
+
+def test_fp8_along_the_last_dim_is_declined(monkeypatch: pytest.MonkeyPatch):
+    has_symmetric_memory(monkeypatch, symmetric_memory)
+    for make, name in ((gather, "all-gather-matmul"), (scatter, "matmul-reduce-scatter")):
+        listing = make(Case(2, (4, 16), 1, "fp8", used=False))
+        head, _, body = listing.partition("\n")
+        module = weft.parse(f"{head}\ndevice('cuda')\n{body}")
+        (decision,) = (
+            Pipeline.parse(f"fuse-{name}s{{chunks=2 kernel=symmetric-memory}}").run(module).plan.steps[0].decisions
+        )
+        assert decision.sentence.startswith("the fused operators of fp8 cut rows, ")
