@@ -48,10 +48,10 @@ LAYERS = ("*.[0-9]", "*.[0-9][0-9]", "*.[0-9][0-9][0-9]")
 class Variant:
     """A graph in which launches were merged, in some order."""
 
-    merges: tuple[Action, ...]
+    steps: tuple[Action, ...]
     """What leads from the graph that was asked about to the names in `given`."""
     given: tuple[str, ...]
-    """The nodes in the order that the merges leave."""
+    """The nodes in the order that the steps leave."""
     nodes: Sequence[Node]
     """The same nodes in the order of the variant."""
     decisions: tuple[Decision, ...] = ()
@@ -65,7 +65,7 @@ class Variant:
     def actions(self, order: Sequence[int]) -> list[Action]:
         """What leads to an order of the nodes."""
         arranged = arrange([self.nodes[i].name for i in order], self.given)
-        return [*self.merges, *([Settle()] if self.merges and arranged else []), *arranged]
+        return [*self.steps, *([Settle()] if self.steps and arranged else []), *arranged]
 
     def members(self) -> Mapping[str, tuple[str, ...]]:
         """By launch the launches that it stands for."""
@@ -124,13 +124,23 @@ def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequenc
 def _overlapped(variant: Variant, dag: Dag) -> Iterator[Variant]:
     """The variant with launches hoisted and waits sunk as the passes do it, where that changes its order.
 
-    No graph is edited for that: it would take four times as long.
+    No graph is edited for that: it would take four times as long. A launch that is hoisted above a second wait on its
+    memory is completed by that wait, so sinking may break an edge of the order before: then there are two steps to it.
     """
     hoisted = _moved(dag, HoistLaunches().plan_on(dag))
     between = Dag(hoisted) if hoisted is not dag.nodes else dag
     sunk = _moved(between, SinkWaits().plan_on(between))
-    if sunk is not dag.nodes:
+    if sunk is dag.nodes:
+        return
+    place = {node: i for i, node in enumerate(sunk)}
+    edges = ((dag.nodes[i], node) for node, preds in zip(dag.nodes, dag.preds, strict=True) for i in preds)
+    if all(place[earlier] < place[later] for earlier, later in edges):
         yield replace(variant, nodes=sunk)
+        return
+    names, given = tuple(node.name for node in hoisted), tuple(node.name for node in sunk)
+    first, second = arrange(names, variant.given), arrange(given, names)
+    steps = (*variant.steps, *([Settle()] if variant.steps else []), *first, Settle(), *second)
+    yield replace(variant, steps=steps, given=given, nodes=sunk)
 
 
 def _moved(dag: Dag, step: Step) -> list[Node]:

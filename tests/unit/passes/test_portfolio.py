@@ -37,17 +37,34 @@ def graph(x: f32[4, 4], p: f32[2, 4], q: bf16[2, 4], g: f32[4, 4]):
     return [b, v0, v1]
 """
 
+TWO_WAITS = """group('dp', size=2)
+
+def graph(x: f32[4, 4], y: f32[4, 4]):
+    a: f32[4, 4] = all_reduce(x, 'sum', 'dp')
+    w: f32[4, 4] = wait(a)
+    m: f32[4, 4] = mm(y, y)
+    again: f32[4, 4] = wait(a)
+    b: f32[4, 4] = all_reduce_(w, 'max', 'dp')
+    n: f32[4, 4] = mm(m, y)
+    v: f32[4, 4] = wait(b)
+    k: f32[4, 4] = mm(again, y)
+    p: f32[4, 4] = mm(n, y)
+    return [k, p, v]
+"""
+"""Hoisted, `b` is in flight when its memory is waited for again: from then on `k` needs `again` and not `v`."""
+
 
 def context_of(module: GraphModule) -> Context:
     return Context(read_groups(module), weft.Cluster.load("h100-8"))
 
 
-def test_the_actions_of_a_variant_lead_to_it_and_the_graph_stays_as_it_was():
-    module = weft.parse(MIXED)
+@pytest.mark.parametrize("text", [MIXED, TWO_WAITS])
+def test_the_actions_of_a_variant_lead_to_it_and_the_graph_stays_as_it_was(text: str):
+    module = weft.parse(text)
     context = context_of(module)
     choices = all_choices(module.graph, KINDS["all"], None)
     found = list(variants(module.graph, Dag(module.graph), context, choices))
-    assert render(module) == MIXED
+    assert render(module) == text
     assert len({render_of(variant.nodes) for variant in found}) == len(found)
     for variant in found:
         made = copy_module(module)
@@ -76,7 +93,7 @@ def test_only_the_kinds_that_may_merge_are_merged(merge: str):
     module = weft.parse(MIXED)
     choices = all_choices(module.graph, KINDS[merge], None)
     for variant in variants(module.graph, Dag(module.graph), context_of(module), choices):
-        merged = [action.launches for action in variant.merges if isinstance(action, Merge)]
+        merged = [action.launches for action in variant.steps if isinstance(action, Merge)]
         assert merged in ([], [("ag0", "ag1")] if merge == "gathers" else [])
 
 
@@ -89,6 +106,15 @@ def test_a_plan_of_several_stages_is_proved_and_replays():
     again = replay(module, Plan.from_json(result.plan.to_json()))
     assert render(again.module) == weft.listing(result.module)
     assert weft.verify(module, result.module, ranks=2).bitwise
+
+
+def test_sinking_may_break_an_edge_of_the_order_before_hoisting():
+    module = weft.parse(TWO_WAITS)
+    (variant,) = variants(module.graph, Dag(module.graph), context_of(module), [()])
+    made = Pipeline.parse("hoist-launches,sink-waits").run(module, cluster="h100-8")
+    assert [node.name for node in variant.nodes] == [node.name for node in made.module.graph.nodes]
+    assert [type(step) for step in variant.steps] == [Arrange, Settle, Arrange]
+    weft.optimize(module, cluster="h100-8", pipeline="schedule-overlap", verify="equivalence")
 
 
 def test_where_a_later_stage_fails_the_graph_stays_as_it_was():

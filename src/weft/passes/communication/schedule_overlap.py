@@ -116,7 +116,7 @@ class Candidate:
         names, outcome = self.program.names, self.outcome
         merges = [Merge(tuple(names[op] for op in b), "coalesced", keeps_waits=True) for b in outcome.buckets]
         actions = self.variant.actions(outcome.order)
-        is_settled = not merges or not self.variant.merges or not isinstance(actions[-1], Merge)
+        is_settled = not merges or not self.variant.steps or not isinstance(actions[-1], Merge)
         return [*actions, *([] if is_settled else [Settle()]), *merges]
 
     def decisions(self, name: str, exposed_ns: Mapping[str, int]) -> list[Decision]:
@@ -152,7 +152,7 @@ class Planner:
         limit = best.outcome.limit_bytes
         quick: list[tuple[tuple[bool, int, int], int, Variant]] = []
         for number, variant in enumerate(variants(self.graph, dag, self.context, self._choices(best))):
-            if variant.merges:
+            if variant.steps:
                 program = program_of(variant.dag, self.context.groups, self.cluster)
                 order: Sequence[int] = range(len(program.names))
             else:  # another order of the same program
