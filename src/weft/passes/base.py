@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import os
+import pkgutil
 import re
 import sys
 import textwrap
@@ -109,7 +111,7 @@ class Pass(ABC):
         merges = [action for action in step.actions if isinstance(action, Merge)]
         if any(action.together for action in merges):  # all of them: what moves for one may come between others
             edit.bring_together([[nodes[name] for name in action.launches] for action in merges])
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         _carry_out(edit, [action for action in step.actions if isinstance(action, Rewrite)], nodes)
         for action in step.actions:
             match action:
@@ -124,14 +126,14 @@ class Pass(ABC):
                     for name in names:
                         edit.erase(nodes[name])
                 case Merge():
-                    heirs |= merge(edit, nodes, action)
+                    replacements |= merge(edit, nodes, action)
                 case Inside(path, rewrites):
                     _carry_out(edit.inside(path), rewrites)
                 case Rewrite():  # all of them are carried out already
                     pass
                 case _:
                     raise PlanError(compose(self.name(), f"it cannot {action.kind}: that is for another pass"))
-        edit.replace_each(heirs)
+        edit.replace_each(replacements)
 
     def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:
         """A step of this pass."""
@@ -169,15 +171,15 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
         return
     nodes = nodes if nodes is not None else NamedNodes(edit.graph.nodes)
     reader = LineReader([call for action in rewrites for call in action.calls], nodes)
-    heirs: dict[Node, Node] = {}  # handed over when somebody names one: a user of many of them is written once
+    replacements: dict[Node, Node] = {}  # handed over when somebody names one: a user of many of them is written once
     for action in rewrites:
         like = [nodes[old] for old, _ in action.heirs]
         annotated = [*like, *(nodes[name] for name in action.erased)]
         for text in action.calls:
             line = reader.read(text)
-            if any(source in heirs for source in sources(line.args, line.kwargs)):
-                edit.replace_each(heirs)
-                heirs = {}
+            if any(source in replacements for source in sources(line.args, line.kwargs)):
+                edit.replace_each(replacements)
+                replacements = {}
             nodes[line.name] = edit.call(
                 line.target,
                 line.args,
@@ -188,13 +190,13 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
                 annotated=annotated,
             )
         mine = {nodes[old]: nodes[new] for old, new in action.heirs}
-        if not heirs.keys().isdisjoint([*mine, *mine.values()]):
-            edit.replace_each(heirs)
-            heirs = {}
-        heirs |= mine
+        if not replacements.keys().isdisjoint([*mine, *mine.values()]):
+            edit.replace_each(replacements)
+            replacements = {}
+        replacements |= mine
         for name in action.erased:
             edit.erase(nodes[name])
-    edit.replace_each(heirs)
+    edit.replace_each(replacements)
 
 
 def _stretches(order: list[Node], nodes: NamedNodes, runs: Iterable[tuple[str, str]]) -> list[Node]:
@@ -257,9 +259,7 @@ def broken_passes() -> dict[str, PipelineError]:
 
 def _load() -> dict[str, PipelineError]:
     """Import all passes there are. A package that is broken takes none of the others with it."""
-    from weft.passes import registry
-
-    registry.load()
+    _import_built_in_passes()
     broken: dict[str, PipelineError] = {}
     for entry in _offered(tuple(map(_state, sys.path))):
         known = dict(_PASSES)
@@ -274,6 +274,15 @@ def _load() -> dict[str, PipelineError]:
             what = f"{package} offers {entry.name!r} ({entry.value}), but {wrong}"
             broken[entry.name] = PipelineError(compose("passes", what, do=f"mend or remove {package}"))
     return broken
+
+
+@functools.cache
+def _import_built_in_passes() -> None:
+    """Import every module of `communication` and `rewrite`; each registers the pass that it defines."""
+    for package in ("communication", "rewrite"):
+        path = importlib.import_module(f"weft.passes.{package}").__path__
+        for module in pkgutil.iter_modules(path):
+            importlib.import_module(f"weft.passes.{package}.{module.name}")
 
 
 @functools.lru_cache(maxsize=4)

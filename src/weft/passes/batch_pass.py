@@ -53,7 +53,7 @@ class BatchPass(GraphwisePass):
         return [member]
 
     @abstractmethod
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         """Plan the batch; returns what stands for each result of each member."""
 
     @abstractmethod
@@ -125,9 +125,9 @@ class BatchPass(GraphwisePass):
         refusal = self._why_not(draft, dag, contraction, members, context)
         if refusal is None:
             results = [result for member in members for result in self.results(member)]
-            heirs: dict[AnyNode, AnyNode] = dict(zip(results, self.together(draft, members), strict=True))
-            checks = (draft.why_not_replace(old, new, keeps_strides=False) for old, new in heirs.items())
-            refusal = next(filter(None, checks), None) or draft.replace(heirs, members)
+            replacements: dict[AnyNode, AnyNode] = dict(zip(results, self.build(draft, members), strict=True))
+            checks = (draft.why_not_replace(old, new, keeps_strides=False) for old, new in replacements.items())
+            refusal = next(filter(None, checks), None) or draft.replace(replacements, members)
         if refusal is not None:
             draft.forget()
             return self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking)
@@ -162,7 +162,7 @@ def _match(members: Sequence[Node]) -> Match:
     return Match(nodes=list(members), roots=tuple(members))
 
 
-def own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
+def with_own_memory(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
     """A part of a batch, as a tensor of its own where the graph returns it or somebody minds where it lies."""
     returned = draft.dag.effects.held_by_outputs.intersection(draft.held(member))
     if not returned and draft.why_not_replace(member, part, keeps_strides=False) is None:

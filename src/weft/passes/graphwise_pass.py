@@ -16,7 +16,7 @@ from weft.passes.base import Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Inside, Rewrite, Step
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GraphwisePass(Pass):
         step = self.plan_one(graph, context)
         actions: list[Any] = list(step.actions)
         decisions = list(step.decisions)
-        for path, nested in nested_graphs(graph):
+        for path, nested in all_nested_graphs(graph):
             inner = self.plan_one(nested, context)
             if inner.actions and self.why_not_nested:
                 decisions.append(self._left(path, inner))

@@ -70,15 +70,16 @@ class Pipeline:
     passes: tuple[Pass, ...]
     auto_at: int | None = None
     """How many of the passes run before those of `auto`. None: no preset is chosen."""
-    brought: frozenset[int] = field(default=frozenset(), compare=False)
-    """Places of passes that a stage or a preset brought. They do what they can: `strict` asks only of those named."""
+    from_presets: frozenset[int] = field(default=frozenset(), compare=False)
+    """Indices of the passes that a stage or a preset expanded to. `strict` applies only to the passes named one by one.
+    """
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Passes, stages and presets by name, separated by commas."""
         passes: list[Pass] = []
         auto_at: int | None = None
-        brought: set[int] = set()
+        from_presets: set[int] = set()
         for spec in _specs(text):
             name, _, options = spec.strip().partition("{")
             if name in NAMED and options:
@@ -89,11 +90,11 @@ class Pipeline:
                 auto_at = len(passes)
             elif name in NAMED:
                 stands_for = cls.parse(NAMED[name]).passes
-                brought |= {len(passes) + k for k in range(len(stands_for))}
+                from_presets |= {len(passes) + k for k in range(len(stands_for))}
                 passes += stands_for
             elif spec.strip():
                 passes.append(parse_pass(spec, also=NAMED))
-        return cls(tuple(passes), auto_at, frozenset(brought))
+        return cls(tuple(passes), auto_at, frozenset(from_presets))
 
     def __str__(self) -> str:
         specs = list(map(str, self.passes))
@@ -104,8 +105,8 @@ class Pipeline:
         if self.auto_at is None:
             return self
         at, preset = self.auto_at, self.parse(recognise(Dag(graph), groups)).passes
-        brought = {k if k < at else k + len(preset) for k in self.brought} | set(range(at, at + len(preset)))
-        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(brought))
+        from_presets = {k if k < at else k + len(preset) for k in self.from_presets} | set(range(at, at + len(preset)))
+        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(from_presets))
 
     def run(
         self,
@@ -128,7 +129,7 @@ class Pipeline:
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
             what = f"no pass of {str(self)!r} keeps a limit of memory"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
-        run = _run(module, context, [(p, None) for p in chosen.passes], brought=chosen.brought)
+        run = _run(module, context, [(p, None) for p in chosen.passes], from_presets=chosen.from_presets)
         if memory_limit_bytes is not None:
             _check_memory(run, context, memory_limit_bytes)
         return run
@@ -180,10 +181,10 @@ def _run(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     plan: Plan | None = None,
-    brought: Container[int] = (),
+    from_presets: Container[int] = (),
 ) -> Run:
     with collector_paused():
-        return _run_passes(module, context, work, plan, brought)
+        return _run_passes(module, context, work, plan, from_presets)
 
 
 def _run_passes(
@@ -191,7 +192,7 @@ def _run_passes(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     plan: Plan | None,
-    brought: Container[int],
+    from_presets: Container[int],
 ) -> Run:
     expected = plan.facts if plan is not None else {}
     check.validate(Dag(module.graph))
@@ -203,7 +204,7 @@ def _run_passes(
     for place, (rewrite, step) in enumerate(work):
         _check_digest(step, listing, expected, facts)
         start = time.perf_counter()
-        told = replace(context, strict=False) if place in brought else context
+        told = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, told, step) if step is None else _carry_out(rewrite, made, told, step)
         seconds = time.perf_counter() - start
         after = render(made, context.groups) if changed else listing

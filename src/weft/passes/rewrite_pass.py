@@ -15,7 +15,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Inside, Rewrite, Step
 from weft.rewriting.draft import Draft
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 from weft.rewriting.rules import Rule, rewrite
 
 
@@ -32,7 +32,7 @@ class RewritePass(Pass):
         actions: list[Any] = []
         decisions: list[Decision] = []
         with collector_paused():
-            for path, found in ((), graph), *nested_graphs(graph):
+            for path, found in ((), graph), *all_nested_graphs(graph):
                 rewrites, decided = self._plan_one(found, rules)
                 decisions += decided
                 actions += rewrites if not path else [Inside(path, tuple(rewrites))] if rewrites else []

@@ -165,11 +165,11 @@ class StreamPass(Pass):
         dag = Dag(edit.graph)
         actions = [action for action in step.actions if isinstance(action, Stream)]
         cuts = [self._cut(action, nodes, dag) for action in actions]
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         for action, cut in zip(actions, cuts, strict=True):
             kernel = next(kernel for kernel in KERNELS if kernel.name == action.kernel)
-            heirs |= kernel.build(edit, cut)
-        edit.replace_each(heirs)
+            replacements |= kernel.build(edit, cut)
+        edit.replace_each(replacements)
 
     def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:
         """The chunks of a planned site, found again in the graph."""

@@ -139,12 +139,12 @@ def _put_loop(edit: Edit, scan: Scan) -> None:
     given = (again, round_, (count, *scan.carried, *buffers), (*scan.rows, *scan.whole))
     result = (ops.value_of(count), *ops.value_of(node))
     made = edit.call(LOOP, given, before=node, name=f"{node.name}_loop", like=[node], value=result)
-    heirs = {
+    replacements = {
         user: edit.call(ITEM, (made, int(str(user.args[1])) + 1), before=node, name=f"{user.name}_loop", like=[user])
         for user in list(node.users)
     }
-    edit.replace_each(heirs)
-    for gone in (*heirs, node):
+    edit.replace_each(replacements)
+    for gone in (*replacements, node):
         edit.erase(gone)
 
 
@@ -173,7 +173,7 @@ def _round(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
     copies = dict(zip(inputs, (*carried, *taken, *whole), strict=True))
     _copy(edit, scan.body.graph, copies)
     results = [copies[one] for one in scan.results]
-    kept = _own(edit, scan, results[:num_carried])
+    kept = _with_own_memory(edit, scan, results[:num_carried])
     put: list[Node] = []
     for buffer, one in zip(buffers, results[num_carried:], strict=True):
         row = edit.call(ops.op_of("unsqueeze"), (one, 0), name=f"{buffer.name}_row", like=[scan.node])
@@ -198,7 +198,7 @@ def _copy(edit: Edit, body: Graph, copies: dict[Node, Node]) -> None:
             copies[node] = edit.call(node.target, args, kwargs, name=node.name, like=[node], value=value)
 
 
-def _own(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
+def _with_own_memory(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
     """What is carried on, as tensors that share memory neither with what a round is given nor with each other."""
     dag = Dag(scan.body.graph)
     held = {s for n in _inputs(scan.body.graph) for s in dag.effects.held(dag.index[n])}

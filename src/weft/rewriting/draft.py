@@ -302,23 +302,23 @@ class Draft:
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and would share memory with {new.name}")
         return None
 
-    def replace(self, heirs: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
-        """Let each node's users use its heir, and take out those of the candidates that nobody uses then."""
+    def replace(self, replacements: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
+        """Let each node's users use its replacement, and take out those of the candidates that nobody uses then."""
         texts = [call_lines.write(made.name, made.target, made.args, made.kwargs) for made in self._pending]
         if None in texts:
-            first = next(iter(heirs))
+            first = next(iter(replacements))
             self.forget()
             return Refusal(Reason.UNKNOWN_SIZE, f"{first.name} stays: a size in its replacement has no name")
         calls = tuple(text for text in texts if text is not None)
         for made in self._pending:
             for source in sources(made.args, made.kwargs):
-                self._own_users(source)[made] = None
+                self._changed_users(source)[made] = None
         self._pending = []
-        for old, new in heirs.items():
+        for old, new in replacements.items():
             self._inherit(old, new)
-        erased = self._erase([*heirs, *candidates])
-        last = max(heirs, key=self.position)
-        named = tuple((old.name, new.name) for old, new in heirs.items())
+        erased = self._erase([*replacements, *candidates])
+        last = max(replacements, key=self.position)
+        named = tuple((old.name, new.name) for old, new in replacements.items())
         self.actions.append(Rewrite(calls, last.name, named, tuple(node.name for node in erased)))
         return None
 
@@ -332,7 +332,7 @@ class Draft:
         users, held = self.users(old), self.held(new)
         for user in users:
             self._swaps.setdefault(user, {})[old] = new
-            self._own_users(new)[user] = None
+            self._changed_users(new)[user] = None
         self._users[old] = {}
         if not set(held).issuperset(self.held(old)):
             self._hold(users, held)
@@ -356,7 +356,7 @@ class Draft:
             if count:
                 self._escaping[storage] = count
 
-    def _own_users(self, node: AnyNode) -> dict[AnyNode, None]:
+    def _changed_users(self, node: AnyNode) -> dict[AnyNode, None]:
         if node not in self._users:
             self._users[node] = dict.fromkeys(getattr(node, "users", {}))
         return self._users[node]
@@ -374,7 +374,7 @@ class Draft:
             self.gone[node] = None
             erased.append(node)
             for source in sources(*self.arguments(node)):
-                users = self._own_users(source)
+                users = self._changed_users(source)
                 users.pop(node, None)
                 if not users and self._is_pure(source):
                     heapq.heappush(heap, (-self.position(source), next(order), source))

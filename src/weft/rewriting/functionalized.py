@@ -29,7 +29,7 @@ WRAPPERS = {ops.op_of(f"higher_order.{name}"): name for name in sorted(FUNCTIONA
 
 
 @dataclass(frozen=True)
-class View:
+class BaseView:
     """An argument as a view of one of the tensors that are written."""
 
     base: int
@@ -38,7 +38,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionalizedOp:
     """What a wrapper stands for."""
 
     op: OpOverload
@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class FunctionalizedKernel:
     """What the wrapper of a kernel stands for: the tensors that it writes, and who takes them, by the argument."""
 
     bases: Mapping[str, Node]
@@ -63,7 +63,7 @@ def is_kernel(node: Node) -> bool:
     return isinstance(node.target, HigherOrderOperator) and node.target.name() == KERNEL_WRAPPER
 
 
-def read_kernel(node: Node) -> Kernel | Refusal:
+def read_kernel(node: Node) -> FunctionalizedKernel | Refusal:
     """What the wrapper of a kernel stands for, or why it is left."""
     given: Any = node.kwargs.get("kwargs")
     written: Any = node.kwargs.get("tensors_to_clone")
@@ -76,10 +76,10 @@ def read_kernel(node: Node) -> Kernel | Refusal:
         items[user.args[1]] = (*items.get(user.args[1], ()), user)
     bases: dict[str, Any] = {name: given.get(name) for name in written}
     refusal = _why_not_write(node, list(bases.values()), bool(items))
-    return refusal or Kernel(bases, items)
+    return refusal or FunctionalizedKernel(bases, items)
 
 
-def read_wrapper(node: Node) -> Call | Refusal:
+def read_wrapper(node: Node) -> FunctionalizedOp | Refusal:
     """What a wrapper stands for, or why it is left."""
     op = node.args[0] if node.args else None
     if not isinstance(op, OpOverload):
@@ -94,7 +94,7 @@ def read_wrapper(node: Node) -> Call | Refusal:
     read = _second if WRAPPERS[node.target].endswith("v2") else _first
     kwargs, bases = read(dict(node.kwargs), written)
     refusal = _why_not_write(node, bases, bool(items))
-    return refusal or Call(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
+    return refusal or FunctionalizedOp(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
 
 
 def _why_not_write(node: Node, bases: list[Any], is_used: bool) -> Refusal | None:
@@ -119,7 +119,7 @@ def _first(given: dict[str, Any], written: list[str]) -> tuple[dict[str, Any], l
     for name in written:
         if given.get(name) is not None:
             bases.append(given[name])
-            given[name] = View(len(bases) - 1)
+            given[name] = BaseView(len(bases) - 1)
     return given, bases
 
 
@@ -135,12 +135,12 @@ def _second(given: dict[str, Any], written: list[str]) -> tuple[dict[str, Any], 
     return made, bases
 
 
-def _view(given: Mapping[str, Any], prefix: str) -> View | None:
+def _view(given: Mapping[str, Any], prefix: str) -> BaseView | None:
     base = given.get(f"{prefix}_base_index")
     if base is None:
         return None
     if f"{prefix}_slice_dim" in given:
-        return View(base, "slice", tuple(given[f"{prefix}_slice_{part}"] for part in ("dim", "start", "end")))
+        return BaseView(base, "slice", tuple(given[f"{prefix}_slice_{part}"] for part in ("dim", "start", "end")))
     if f"{prefix}_size" in given:
-        return View(base, "as_strided", tuple(given[f"{prefix}_{p}"] for p in ("size", "stride", "storage_offset")))
-    return View(base)
+        return BaseView(base, "as_strided", tuple(given[f"{prefix}_{p}"] for p in ("size", "stride", "storage_offset")))
+    return BaseView(base)

@@ -22,7 +22,7 @@ NESTING = frozenset(
 """Operators that run a nested graph as it is; others may take it for a template of their own."""
 
 
-def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
+def all_nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
     """The graphs that calls of a graph run, at any depth, each with the names of the attributes that lead to it."""
     owner = graph.owning_module
     for node in graph.nodes:
@@ -33,14 +33,14 @@ def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         if runs and isinstance(nested, GraphModule) and _has_types(nested):
             inner = (*path, str(node.target))
             yield inner, nested.graph
-            yield from nested_graphs(nested.graph, inner)
+            yield from all_nested_graphs(nested.graph, inner)
 
 
 def _has_types(module: GraphModule) -> bool:
     return all("val" in n.meta for n in module.graph.nodes if n.op in ("placeholder", "call_function"))
 
 
-def taken_out(nodes: Sequence[Node]) -> list[Rewrite]:
+def removal_of(nodes: Sequence[Node]) -> list[Rewrite]:
     """The action that takes nodes out of a graph; none where there are none."""
     names = tuple(node.name for node in nodes)
     return [Rewrite((), names[0], (), names)] if names else []

@@ -50,14 +50,14 @@ def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
     return list(found)
 
 
-def swapped(item: Any, heirs: Mapping[AnyNode, AnyNode]) -> Any:
-    """Arguments with heirs in place of nodes; heirs of heirs are followed."""
+def swapped(item: Any, replacements: Mapping[AnyNode, AnyNode]) -> Any:
+    """Arguments with replacements in place of nodes; replacements of replacements are followed."""
     if isinstance(item, New | Node):
-        while item in heirs:
-            item = heirs[item]
+        while item in replacements:
+            item = replacements[item]
         return item
     if isinstance(item, Mapping):
-        return {key: swapped(value, heirs) for key, value in item.items()}
+        return {key: swapped(value, replacements) for key, value in item.items()}
     if isinstance(item, list | tuple):
-        return type(item)(swapped(i, heirs) for i in item) if not hasattr(item, "_fields") else item
+        return type(item)(swapped(i, replacements) for i in item) if not hasattr(item, "_fields") else item
     return item

@@ -106,8 +106,8 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
             if isinstance(outcome, Refusal):
                 refused[node, number] = ((node.name,), outcome)
             if isinstance(outcome, Done):
-                heirs = outcome.heirs
-                applied.append((tuple(n.name for n in heirs), tuple(n.name for n in heirs.values())))
+                replacements = outcome.replacements
+                applied.append((tuple(n.name for n in replacements), tuple(n.name for n in replacements.values())))
                 touched, freed = _touched(draft, outcome, index.has_pairs)
                 look_at(touched)
                 later.update(dict.fromkeys(freed))
@@ -120,9 +120,9 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
 class Done:
     """A rewrite that was made."""
 
-    heirs: dict[AnyNode, AnyNode]
+    replacements: dict[AnyNode, AnyNode]
     moved: tuple[AnyNode, ...]
-    """The nodes that take an heir now and took another node before."""
+    """The nodes that take a replacement now and took another node before."""
 
 
 class RuleIndex:
@@ -131,7 +131,7 @@ class RuleIndex:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.targets = {target for rule in rules for target in rule.targets}
         self.has_pairs = any(isinstance(rule.pattern, tuple) for rule in rules)
-        """Whether a rule has several roots: who takes an heir already may match together with who takes it now."""
+        """Whether a rule has several roots: a node that used the replacement before may match with a new user of it."""
         self._always: dict[Any, list[tuple[int, Rule]]] = {}
         self._guarded: dict[Any, dict[int, dict[Any, list[tuple[int, Rule]]]]] = {}
         """By root, by the place of an argument, by the operator there."""
@@ -181,14 +181,15 @@ def _may_fit(draft: Draft, rule: Rule, node: AnyNode) -> bool:
 
 
 def _touched(draft: Draft, done: Done, has_pairs: bool) -> tuple[list[AnyNode], list[AnyNode]]:
-    """The nodes that may match now and did not before, and nodes with one of many users fewer, to be looked at later.
+    """The nodes that may match now and did not before, and nodes that lost one of many users, to be revisited later.
 
-    Those are the new nodes, and what takes them through a few users. Nodes that took an heir before see the same as
-    before: an heir of ten thousand users would bring all of them back each time that it gets another.
+    The first are the new nodes and their users up to `REACH` levels down. Nodes that used a replacement before the
+    rewrite see no difference, and are left out: revisiting them would make a replacement with ten thousand users
+    quadratic.
     """
-    heirs = done.heirs
+    replacements = done.replacements
     found: dict[AnyNode, None] = {}
-    level = list(dict.fromkeys(heirs.values()))
+    level = list(dict.fromkeys(replacements.values()))
     inputs = [s for node in level if isinstance(node, New) for s in sources(node.args, node.kwargs)]
     found.update(dict.fromkeys(node for node in inputs if isinstance(node, New)))
     found.update(dict.fromkeys(level))
@@ -197,7 +198,7 @@ def _touched(draft: Draft, done: Done, has_pairs: bool) -> tuple[list[AnyNode], 
         level = [node for node in dict.fromkeys(level) if node not in found and node.op != "output"]
         found.update(dict.fromkeys(level))
         level = [user for node in level for user in draft.users(node)]
-    freed = dict.fromkeys(s for old in heirs if old in draft.gone for s in sources(*draft.arguments(old)))
+    freed = dict.fromkeys(s for old in replacements if old in draft.gone for s in sources(*draft.arguments(old)))
     later: list[AnyNode] = []
     for node in freed:  # a use fewer: patterns that ask for the number of users
         if draft.num_users(node) <= MOST_USERS:
@@ -213,26 +214,26 @@ def _attempt(draft: Draft, rule: Rule, node: AnyNode) -> Done | Refusal | None:
     if match is None:
         return None
     made = rule.replace(draft, match)
-    heirs: dict[AnyNode, AnyNode] = {}
+    replacements: dict[AnyNode, AnyNode] = {}
     refusal = made if isinstance(made, Refusal) else None
     if made is not None and not isinstance(made, Refusal):
         each = [made] if isinstance(made, Node | New) else list(made)
-        heirs = {old: new for old, new in zip(match.roots, each, strict=True) if old is not new}
-        refusal = why_not_apply(draft, match) or next(filter(None, _refusals(draft, rule, heirs)), None)
-    if refusal is None and heirs:
-        moved = tuple(dict.fromkeys(user for old in heirs for user in draft.users(old)))
-        refusal = draft.replace(heirs, match.nodes)
+        replacements = {old: new for old, new in zip(match.roots, each, strict=True) if old is not new}
+        refusal = why_not_apply(draft, match) or next(filter(None, _refusals(draft, rule, replacements)), None)
+    if refusal is None and replacements:
+        moved = tuple(dict.fromkeys(user for old in replacements for user in draft.users(old)))
+        refusal = draft.replace(replacements, match.nodes)
         if refusal is None:
-            return Done(heirs, moved)
+            return Done(replacements, moved)
     draft.forget()
     return refusal
 
 
-def _refusals(draft: Draft, rule: Rule, heirs: dict[AnyNode, AnyNode]) -> Iterable[Refusal | None]:
-    for old, new in heirs.items():
+def _refusals(draft: Draft, rule: Rule, replacements: dict[AnyNode, AnyNode]) -> Iterable[Refusal | None]:
+    for old, new in replacements.items():
         yield draft.why_not_replace(old, new, keeps_strides=rule.keeps_strides)
-    if len(heirs) > 1:
-        yield _why_not_together(draft, heirs)
+    if len(replacements) > 1:
+        yield _why_not_together(draft, replacements)
 
 
 def why_not_apply(draft: Draft, match: Match) -> Refusal | None:
@@ -260,15 +261,17 @@ def why_not_apply(draft: Draft, match: Match) -> Refusal | None:
     return None
 
 
-def _why_not_together(draft: Draft, heirs: dict[AnyNode, AnyNode]) -> Refusal | None:
+def _why_not_together(draft: Draft, replacements: dict[AnyNode, AnyNode]) -> Refusal | None:
     """Several roots are computed where the last one stands: none of what the new nodes need may need a root."""
-    first = min(map(draft.position, heirs))
-    last = max(heirs, key=draft.position)
-    stack: list[AnyNode] = [s for new in heirs.values() if isinstance(new, New) for s in sources(new.args, new.kwargs)]
+    first = min(map(draft.position, replacements))
+    last = max(replacements, key=draft.position)
+    stack: list[AnyNode] = [
+        s for new in replacements.values() if isinstance(new, New) for s in sources(new.args, new.kwargs)
+    ]
     seen: set[AnyNode] = set()
     while stack:
         node = stack.pop()
-        if node in heirs:
+        if node in replacements:
             return Refusal(Reason.DEPENDENCY, f"{last.name} stays: it needs {node.name}", node.name)
         if node in seen or draft.position(node) < first:
             continue

@@ -26,8 +26,8 @@ from weft.graph import ops
 from weft.plan.context import Context
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import argument_of, group_of, is_written, place_in, runtime_name
-from weft.rewriting.slices import SPLITS, piece_of
-from weft.rewriting.uses import is_pointwise
+from weft.rewriting.slices import SPLITS, slice_of
+from weft.rewriting.uses import has_pointwise_tag
 
 GATHER, WAIT, MM, CAT, ITEM = (ops.op_of(n) for n in ("all_gather", "wait", "mm", "cat", "operator.getitem"))
 SUM, SUM_DIMS = ops.op_of("sum.default"), ops.op_of("sum.dim_IntList")
@@ -186,7 +186,7 @@ class Shards:
     def _laid(self, node: Node) -> None:
         given = self.draft.bind(node)
         items, value = given["tensors"], ops.value_of(node)
-        pieces = [piece_of(self.draft, item, 0) for item in items]
+        pieces = [slice_of(self.draft, item, 0) for item in items]
         source = self._cuts.get(items[0]) if items else None
         if source is None or not isinstance(value, Tensor) or is_written(self.draft, node):
             return
@@ -203,7 +203,7 @@ class Shards:
         if self.rank is None or node.name not in self._own_names:
             return False
         dim = self.dims[source]
-        piece = piece_of(self.draft, node, dim)
+        piece = slice_of(self.draft, node, dim)
         group = group_of(self.draft, self._launch[source], self.context)
         place = place_in(group, self.rank)
         if piece is None or piece.source is not source or place is None:
@@ -222,7 +222,7 @@ class Shards:
             return self._dim_of_turned(node, given)
         if target in (SUM, SUM_DIMS):
             return self._dim_of_sum(given)
-        return self._dim_of_pointwise(node) if is_pointwise(node) or target in COPIES else None
+        return self._dim_of_pointwise(node) if has_pointwise_tag(node) or target in COPIES else None
 
     def _dim_of_product(self, first: Node, second: Node) -> int | None:
         match self.dims.get(first), self.dims.get(second):

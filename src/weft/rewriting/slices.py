@@ -26,7 +26,7 @@ SQUEEZES = frozenset(ops.op_of(n) for n in ("squeeze", "squeeze.dim", "squeeze.d
 
 
 @dataclass(frozen=True)
-class Piece:
+class Slice:
     """Elements start to end, along a dim, of a source that has `size` of them."""
 
     source: AnyNode
@@ -42,7 +42,7 @@ class Piece:
         return self.start == 0 and self.end == self.size
 
 
-def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> Piece | None:
+def slice_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> Slice | None:
     """The piece along `dim` that a node is, or with `is_single` the one element that it was selected as."""
     if not isinstance(node, AnyNode):
         return None
@@ -60,21 +60,21 @@ def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> P
         start, end = (_bounded(given[name], size, default) for name, default in (("start", 0), ("end", size)))
         if given["step"] != 1 or start is None or end is None:
             return None
-        return Piece(given["self"], dim, start, max(start, end), size, node)
+        return Slice(given["self"], dim, start, max(start, end), size, node)
     start = _bounded(given["index" if is_single else "start"], size, 0)
     length = 1 if is_single else given["length"]
     known = start is not None and isinstance(length, int)
-    return Piece(given["self"], dim, start, start + length, size, node) if known and start is not None else None
+    return Slice(given["self"], dim, start, start + length, size, node) if known and start is not None else None
 
 
-def part_of(draft: Draft, node: AnyNode) -> Piece | None:
+def slice_on_any_dim(draft: Draft, node: AnyNode) -> Slice | None:
     """The part of the whole that a node is, along whatever dim it was cut."""
     value = draft.value(node)
-    found = (piece_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
+    found = (slice_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
     return next((piece for piece in found if piece is not None), None)
 
 
-def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
+def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Slice | None:
     """An item of what a tensor was split into."""
     whole, k = draft.arguments(node)[0]
     if not isinstance(whole, AnyNode) or not isinstance(k, int) or (whole.target is UNBIND) != is_single:
@@ -87,7 +87,7 @@ def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | Non
     if size is None or begins is None:
         return None
     k %= len(begins) - 1
-    return Piece(given["self"], dim, begins[k], begins[k + 1], size, node)
+    return Slice(given["self"], dim, begins[k], begins[k + 1], size, node)
 
 
 def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int] | None:
@@ -101,7 +101,7 @@ def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int
     return draft.notes[key]
 
 
-def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
+def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Slice | None:
     """A piece of one element whose dim was taken away, or an element that was selected and has its dim again."""
     source = draft.bind(node)["self"]
     if not isinstance(source, AnyNode) or source.target in SQUEEZES:
@@ -113,7 +113,7 @@ def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece |
     is_known = all(type(n) is int for n in longer)
     if not is_known or dim >= len(longer) or longer[dim] != 1 or longer[:dim] + longer[dim + 1 :] != shorter:
         return None
-    piece = piece_of(draft, source, dim, is_single=not is_single)
+    piece = slice_of(draft, source, dim, is_single=not is_single)
     return replace(piece, node=node) if piece is not None and piece.end - piece.start == 1 else None
 
 
@@ -135,14 +135,14 @@ def _bounded(value: Any, size: int, default: int) -> int | None:
     return min(max(value + size if value < 0 else value, 0), size)
 
 
-def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool = False) -> list[Piece]:
+def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool = False) -> list[Slice]:
     """The pieces that nodes are, neighbours of one tensor made one; what is no piece of anything stands for itself."""
-    found: list[Piece] = []
+    found: list[Slice] = []
     for node in nodes:
-        piece = piece_of(draft, node, dim, is_single=is_single) or Piece(node, dim, -2, -1, 0, node)
+        piece = slice_of(draft, node, dim, is_single=is_single) or Slice(node, dim, -2, -1, 0, node)
         last = found[-1] if found else None
         if last is not None and last.source is piece.source and last.end == piece.start:
-            found[-1] = Piece(piece.source, piece.dim, last.start, piece.end, piece.size)
+            found[-1] = Slice(piece.source, piece.dim, last.start, piece.end, piece.size)
         else:
             found.append(piece)
     return found
@@ -150,4 +150,4 @@ def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool 
 
 def cut_dim(draft: Draft, node: AnyNode, num_dims: int, *, is_single: bool = False) -> int | None:
     """The first of so many dims of its source along which a node is a piece; None where it is none."""
-    return next((d for d in range(num_dims) if piece_of(draft, node, d, is_single=is_single) is not None), None)
+    return next((d for d in range(num_dims) if slice_of(draft, node, d, is_single=is_single) is not None), None)

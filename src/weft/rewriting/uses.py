@@ -10,7 +10,7 @@ from weft.plan.context import Context
 from weft.rewriting.draft import AnyNode, Draft
 
 
-def is_pointwise(node: AnyNode) -> bool:
+def has_pointwise_tag(node: AnyNode) -> bool:
     """Whether each element of the result is made of the elements at its place."""
     return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
@@ -20,7 +20,7 @@ def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
     stack = [node]
     while stack:
         users = draft.users(stack.pop())
-        views = [user for user in users if not is_pointwise(user)]
+        views = [user for user in users if not has_pointwise_tag(user)]
         if not users or not all(user.op == "call_function" and draft.profile(user).is_view for user in views):
             return False
         stack += views

@@ -305,7 +305,7 @@ def test_a_package_offers_a_pass_by_entry_point(tmp_path: Path, monkeypatch: pyt
         ("no-class", "json:NoSuchClass", "module 'json' has no attribute 'NoSuchClass'"),
         ("no-text", "weft_unreadable:Broken", "SyntaxError: "),
         ("no-return", "weft_leaving:Broken", "SystemExit: 3"),
-        ("no-base", "weft.rewriting.rules:RewritePass", "that is a base of passes: it has no plan or no numerics"),
+        ("no-base", "weft.passes.rewrite_pass:RewritePass", "that is a base of passes: it has no plan or no numerics"),
         ("another-name", "weft.passes.communication.sink_waits:SinkWaits", "that pass is called 'sink-waits'"),
     ],
 )

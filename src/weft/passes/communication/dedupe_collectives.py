@@ -54,22 +54,24 @@ class DedupeCollectives(Pass):
         dag = Dag(graph)
         actions: list[Action] = []
         decisions: list[Decision] = []
-        heirs = self._merge_collectives(dag, context, actions, decisions)
-        self._merge_waits(dag, heirs, actions, decisions)
+        replacements = self._merge_collectives(dag, context, actions, decisions)
+        self._merge_waits(dag, replacements, actions, decisions)
         return self.step(actions, decisions)
 
-    def _merge_waits(self, dag: Dag, heirs: dict[Node, Node], actions: list[Action], decisions: list[Decision]) -> None:
+    def _merge_waits(
+        self, dag: Dag, replacements: dict[Node, Node], actions: list[Action], decisions: list[Decision]
+    ) -> None:
         first: dict[Node, Node] = {}
         for i, profile in dag.effects.special:
             wait = dag.nodes[i]
-            if not profile.wait or wait in heirs or not isinstance(wait.args[0], Node):
+            if not profile.wait or wait in replacements or not isinstance(wait.args[0], Node):
                 continue
-            waited = heirs.get(wait.args[0], wait.args[0])
+            waited = replacements.get(wait.args[0], wait.args[0])
             source = first.get(waited, waited if _is_behind_a_wait(waited) else None)
             if source is None or dag.effects.completes(i):
                 first[waited] = wait
                 continue
-            heirs[wait] = source
+            replacements[wait] = source
             actions += [Replace(wait.name, source.name), Erase((wait.name,))]
             sentence = f"{wait.name} waits for what {source.name} has waited for: it is removed"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
@@ -78,7 +80,7 @@ class DedupeCollectives(Pass):
         self, dag: Dag, context: Context, actions: list[Action], decisions: list[Decision]
     ) -> dict[Node, Node]:
         """Merge equal collectives; returns each wait that goes with the wait that takes its place."""
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         kept: dict[Hashable, _Kept] = {}
         numbering = ValueNumbers(dag)
         for again in collectives(dag.nodes[0].graph) if dag.nodes else ():
@@ -99,8 +101,8 @@ class DedupeCollectives(Pass):
                 continue
             names = (again.launch.name, first.collective.launch.name)
             decisions.append(self.decision(Reason.APPLIED, f"{names[0]} is {names[1]} again: it is removed", *names))
-            heirs |= first.absorb(again, dag, actions)
-        return heirs
+            replacements |= first.absorb(again, dag, actions)
+        return replacements
 
     def _declined(self, first: _Kept, again: Collective, dag: Dag) -> Decision:
         reason, why, blocking = first.why_not(again, dag) or (Reason.UNSUPPORTED_FORM, "", None)
@@ -135,19 +137,19 @@ class _Kept:
         return None
 
     def absorb(self, again: Collective, dag: Dag, actions: list[Action]) -> dict[Node, Node]:
-        """Note the merge; returns each wait that goes with its heir."""
-        heirs: dict[Node, Node] = {}
+        """Note the merge; returns each wait that goes with its replacement."""
+        replacements: dict[Node, Node] = {}
         for mine, others in _pairs(dag, self.collective, again) or []:
             for other in others:
                 if dag.index[other] < dag.index[mine]:
                     actions.append(Move((mine.name,), other.name, "before"))
                 actions.append(Replace(other.name, mine.name))
-                heirs[other] = mine
-        gone = [*heirs, *(r for r in again.results if r is not again.launch), again.launch]
+                replacements[other] = mine
+        gone = [*replacements, *(r for r in again.results if r is not again.launch), again.launch]
         actions.append(Erase(tuple(node.name for node in gone)))
         self.last_use = max(self.last_use, _last_use(dag, again))
         self.is_returned |= _is_returned(dag, again)
-        return heirs
+        return replacements
 
 
 def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, list[Node]]] | None:

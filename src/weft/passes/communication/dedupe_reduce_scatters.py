@@ -82,12 +82,12 @@ class DedupeReduceScatters(Pass):
     def apply(self, edit: Edit, step: Step) -> None:
         nodes = NamedNodes(edit.graph.nodes)
         position = {node: i for i, node in enumerate(edit.graph.nodes)}
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         for action in step.actions:
             if isinstance(action, Fold):
                 tree = [nodes[name] for name in action.additions]
-                heirs[tree[-1]] = _fold(edit, tree, position)
-        edit.replace_each(heirs)
+                replacements[tree[-1]] = _fold(edit, tree, position)
+        edit.replace_each(replacements)
 
 
 def _addends(node: Node) -> list[Node]:

@@ -38,7 +38,7 @@ from weft.rewriting.draft import Draft, New
 from weft.rewriting.launches import group_of, place_in, scattered, why_not_alone, why_not_own
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply
-from weft.rewriting.slices import PARTS, Piece, part_of
+from weft.rewriting.slices import PARTS, Slice, slice_on_any_dim
 
 LAUNCH = op("all_reduce", Var("sent"), Var("reduce_op"), ANY).named("launch")
 WHOLE = op("wait", LAUNCH).named("whole")
@@ -66,7 +66,7 @@ class FuseSlicedAllReduces(GraphwisePass):
         decisions: list[Decision] = []
         for node in draft.dag.nodes:
             match = next(filter(None, (match_at(draft, pattern, node) for pattern in (SLICE, ITEM))), None)
-            piece = part_of(draft, node) if match is not None else None
+            piece = slice_on_any_dim(draft, node) if match is not None else None
             if match is None or piece is None or piece.is_whole:
                 continue
             refusal = self._why_not(draft, match, piece, context) or why_not_apply(draft, match)
@@ -79,7 +79,7 @@ class FuseSlicedAllReduces(GraphwisePass):
             decisions.append(self.decision(Reason.APPLIED, sentence, match["launch"].name, node.name))
         return self.step(draft.actions, decisions)
 
-    def _why_not(self, draft: Draft, match: Match, piece: Piece, context: Context) -> Refusal | None:
+    def _why_not(self, draft: Draft, match: Match, piece: Slice, context: Context) -> Refusal | None:
         name, launch, root = match.root.name, match["launch"], match.root
         refusal = why_not_alone(draft, launch, root)
         if refusal is not None:
@@ -106,7 +106,7 @@ class FuseSlicedAllReduces(GraphwisePass):
         return why_not_own(draft, root, piece.dim)
 
 
-def _scattered(draft: Draft, match: Match, piece: Piece, context: Context) -> New:
+def _scattered(draft: Draft, match: Match, piece: Slice, context: Context) -> New:
     sent, launch, root = match["sent"], match["launch"], match.root
     size = group_of(draft, launch, context).size
     if piece.dim:  # ranks get rows: lay the parts below each other

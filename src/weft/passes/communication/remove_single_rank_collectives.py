@@ -80,8 +80,8 @@ def _replace(draft: Draft, collective: Collective, result: Node, source: AnyNode
     if written is not None:
         target = draft.bind(collective.launch)[written]
         target = target[result.args[1]] if collective.form.coalesced else target
-        heir = target if target is source else draft.call("copy_", target, source, before=result)
-        draft.replace({result: heir}, [result, collective.launch])
+        replacement = target if target is source else draft.call("copy_", target, source, before=result)
+        draft.replace({result: replacement}, [result, collective.launch])
         return
     mine = [result, *(wait for wait in waits if wait.args[0] is result)]
     if all(draft.why_not_replace(node, source) is None for node in mine):

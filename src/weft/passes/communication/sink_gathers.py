@@ -35,6 +35,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from weft.graph import ops
+from weft.graph.collective import num_bytes
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
@@ -42,7 +43,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft
-from weft.rewriting.launches import all_reduced, gathered, group_of, num_bytes, price, why_not_own
+from weft.rewriting.launches import all_reduced, gathered, group_of, price, why_not_own
 from weft.rewriting.shards import GATHER, Family, Shards
 
 
@@ -65,7 +66,7 @@ class SinkGathers(GraphwisePass):
         draft = Draft(graph)
         shards = Shards(draft, context, self.rank, self.own)
         decisions: list[Decision] = []
-        heirs: dict[Node, AnyNode] = {}
+        replacements: dict[Node, AnyNode] = {}
         for family in shards.families():
             names = [launch.name for launch in family.launches]
             if set(family.leaks) >= {n for n in family.nodes if n.args and n.args[0] in family.launches}:
@@ -74,7 +75,7 @@ class SinkGathers(GraphwisePass):
                 continue
             refusal = _why_not(draft, shards, family, context)
             if refusal is None:
-                _sink(draft, shards, family, heirs)
+                _sink(draft, shards, family, replacements)
                 sums = [n.name for n in family.nodes if n in shards.sums]
                 behind = f", {', '.join(sums)} reduced" if sums else ""
                 sentence = f"{', '.join(names)} computed on by parts{behind}"
@@ -104,7 +105,7 @@ def _why_not(draft: Draft, shards: Shards, family: Family, context: Context) -> 
     return next(filter(None, (why_not_own(draft, n, shards.dims[shards.own[n]]) for n in owned)), None)
 
 
-def _sink(draft: Draft, shards: Shards, family: Family, heirs: dict[Node, AnyNode]) -> None:
+def _sink(draft: Draft, shards: Shards, family: Family, replacements: dict[Node, AnyNode]) -> None:
     """Plan the computation by parts, node by node; what is needed as a whole is reduced or gathered where it was."""
     part: dict[Node, AnyNode] = {}
     launch = family.launches[0]
@@ -114,23 +115,23 @@ def _sink(draft: Draft, shards: Shards, family: Family, heirs: dict[Node, AnyNod
         if node in shards.own:
             local = part[shards.own[node]]
             is_fresh = not isinstance(local, Node) and not draft.is_alias(local)
-            heir = local if is_fresh else draft.call("clone", local, before=node)
-            draft.replace({node: heir}, everything)
+            replacement = local if is_fresh else draft.call("clone", local, before=node)
+            draft.replace({node: replacement}, everything)
         elif node in shards.same:
             part[node] = part[shards.same[node]]
         elif node.args and node.args[0] in family.launches:
             part[node] = draft.bind(node.args[0])["input"]  # type: ignore[arg-type]
         elif node in shards.sums:
-            heirs[node] = all_reduced(draft, _call(draft, node, {**heirs, **part}), "sum", launch, node)
-            draft.replace({node: heirs[node]}, everything)
+            replacements[node] = all_reduced(draft, _call(draft, node, {**replacements, **part}), "sum", launch, node)
+            draft.replace({node: replacements[node]}, everything)
         elif node in shards.dims:
-            part[node] = _call(draft, node, {**heirs, **part})
+            part[node] = _call(draft, node, {**replacements, **part})
         if node in family.leaks:
             draft.replace({node: gathered(draft, part[node], shards.dims[node], size, launch, node)}, everything)
 
 
 def _call(draft: Draft, node: Node, part: dict[Node, AnyNode]) -> AnyNode:
-    """The same call on parts, and on the heirs of sums."""
+    """The same call on parts, and on the replacements of sums."""
 
     def by_parts(source: Node) -> Any:
         return part.get(source, source)

@@ -39,7 +39,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -76,7 +76,7 @@ class BatchLayerNorms(BatchPass):
     def results(self, member: Node) -> list[Node]:
         return [member] if member.target is NORM else list(member.users)
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         stacked = draft.call("stack", [g["input"] for g in given], before=last)
@@ -99,7 +99,7 @@ class BatchLayerNorms(BatchPass):
         for k, member in enumerate(members):
             for result in self.results(member):
                 part = draft.call("select.int", outputs[_number_of(result) or 0], 0, k, before=last)
-                parts.append(own(draft, part, result))
+                parts.append(with_own_memory(draft, part, result))
         return parts
 
     def num_kernels(self, members: Sequence[Node]) -> int:

@@ -33,7 +33,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own, product_ns
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, product_ns, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -58,7 +58,7 @@ class BatchLinears(BatchPass):
             return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it has a factor")
         return node.target, tuple((tuple(v.shape), v.dtype, v.device) for v in values)
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         columns = zip(*(_arguments(draft, node) for node in members), strict=True)
         stacked: list[AnyNode] = [draft.call("stack", list(column), before=last) for column in columns]
@@ -69,7 +69,7 @@ class BatchLinears(BatchPass):
                 stacked[0] = draft.call("unsqueeze", stacked[0], 1, before=last)
             product = draft.call("baddbmm", *stacked, before=last)
         parts = [draft.call("select.int", product, 0, k, before=last) for k in range(len(members))]
-        return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
+        return [with_own_memory(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
     def num_kernels(self, members: Sequence[Node]) -> int:
         return len(_factors(members[0])) + 1

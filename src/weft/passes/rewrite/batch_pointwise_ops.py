@@ -34,7 +34,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -82,7 +82,7 @@ class BatchPointwiseOps(BatchPass):
         numbers = tuple((name, str(value)) for name, value in given.items() if not isinstance(value, Node))
         return node.target, numbers, tuple(result.shape), order, tuple((v.dtype, v.device) for v in values)
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         order = _order(draft.value(last)) or ()
@@ -99,7 +99,7 @@ class BatchPointwiseOps(BatchPass):
         }
         result = draft.call(last.target, *_ordered(last, stacked), before=last, **_named(last, stacked))
         parts = [turned(draft.call("select.int", result, 0, k, before=last), back) for k in range(len(members))]
-        return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
+        return [with_own_memory(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
     def num_kernels(self, members: Sequence[Node]) -> int:
         return len(members[0].all_input_nodes) + 1

@@ -45,7 +45,7 @@ from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 from weft.rewriting.pattern import ANY, Match, Var, op
 from weft.rewriting.rules import Replacement, Rule, why_not_apply
-from weft.rewriting.slices import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
+from weft.rewriting.slices import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Slice, cut_dim, joined, slice_of
 
 CAT, STACK = ops.op_of("cat"), ops.op_of("stack")
 CUTS = SPLITS | {SLICE, NARROW}
@@ -72,8 +72,8 @@ class CancelSplitsAndCats(RewritePass):
             Rule(cat, _viewed, keeps_strides=False),
             Rule(stack, _unbound, keeps_strides=False),
             Rule(stack, _viewed, keeps_strides=False),
-            Rule(item, _of_part, keeps_strides=False),
-            Rule(op(("slice", "narrow", "select.int")).ignoring(), _of_part, keeps_strides=False),
+            Rule(item, _slice_of_part, keeps_strides=False),
+            Rule(op(("slice", "narrow", "select.int")).ignoring(), _slice_of_part, keeps_strides=False),
         ]
 
 
@@ -91,7 +91,7 @@ def _whole(draft: Draft, match: Match) -> Replacement:
     return made[0] if len(made) == 1 else draft.call("cat", made, dim, before=root)
 
 
-def _why_not_joined(root: AnyNode, parts: Sequence[Piece]) -> Refusal | None:
+def _why_not_joined(root: AnyNode, parts: Sequence[Slice]) -> Refusal | None:
     """Why pieces of one tensor are not one piece; None where they are pieces of several, or of none."""
     sources = {id(part.source) if part.size else None for part in parts}
     if len(parts) < 2 or len(sources) > 1 or None in sources:
@@ -100,13 +100,13 @@ def _why_not_joined(root: AnyNode, parts: Sequence[Piece]) -> Refusal | None:
     return Refusal(Reason.UNSUPPORTED_FORM, sentence)
 
 
-def _made(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
+def _made(draft: Draft, part: Slice, root: AnyNode) -> AnyNode:
     if part.is_whole or part.node is not None:
         return part.source if part.node is None else part.node
     return _cut(draft, part, root)
 
 
-def _cut(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
+def _cut(draft: Draft, part: Slice, root: AnyNode) -> AnyNode:
     """A piece of its source with the dim that it was cut along."""
     if part.is_whole:
         return part.source
@@ -191,7 +191,7 @@ def _spanned(draft: Draft, match: Match) -> Replacement:
     root, cat = match.root, _cat(draft, match.root)
     if cat is None or cat.begins is None:
         return None
-    pieces = [piece_of(draft, node, cat.dim) for node in cat.parts]
+    pieces = [slice_of(draft, node, cat.dim) for node in cat.parts]
     sources = dict.fromkeys(p.source for p in pieces if p and _parts_of_cat(draft, p.source, cat.dim) is not None)
     inner = {source: None for source in sources if _is_only_for(draft, source, root)}
     flat: list[AnyNode] = []
@@ -225,7 +225,7 @@ def _is_taken_by(draft: Draft, user: AnyNode, root: AnyNode) -> bool:
     return user is root or (user.target is ITEM and all(u is root for u in draft.users(user)))
 
 
-def _within(draft: Draft, piece: Piece, cat: Cat) -> Iterator[Piece]:
+def _within(draft: Draft, piece: Slice, cat: Cat) -> Iterator[Slice]:
     """A piece of a concatenation as pieces of its parts."""
     begins = cat.begins
     if begins is None:
@@ -236,7 +236,7 @@ def _within(draft: Draft, piece: Piece, cat: Cat) -> Iterator[Piece]:
         size = draft.value(cat.parts[k]).shape[piece.dim]
         start, end = max(piece.start - begins[k], 0), min(piece.end - begins[k], size)
         if start < end:
-            yield Piece(cat.parts[k], piece.dim, start, end, size)
+            yield Slice(cat.parts[k], piece.dim, start, end, size)
 
 
 def _parts_of_cat(draft: Draft, node: Any, dim: int) -> Sequence[AnyNode] | None:
@@ -252,7 +252,7 @@ def _selected(draft: Draft, match: Match) -> Replacement:
     if not isinstance(value, Tensor) or not value.dim() or len(nodes) < 2:
         return None
     found = _neighbours(draft, root, nodes, value.dim() + 1)
-    if not isinstance(found, Piece):
+    if not isinstance(found, Slice):
         return found
     to = match["dim"] % value.dim()
     if found.dim != to and not _are_only_for(draft, nodes, root):
@@ -268,7 +268,7 @@ def _unbound(draft: Draft, match: Match) -> Replacement:
     if not isinstance(value, Tensor):
         return None
     found = _neighbours(draft, root, nodes, value.dim())
-    if not isinstance(found, Piece):
+    if not isinstance(found, Slice):
         return found
     turned = _turned(draft, _cut(draft, found, root), found.dim, match["dim"] % value.dim(), root)
     return _fitting(draft, turned, root, nodes) if found.dim != match["dim"] % value.dim() else turned
@@ -292,7 +292,7 @@ def _no_copy_saved(root: AnyNode, node: AnyNode) -> Refusal:
     return Refusal(Reason.NO_GAIN, sentence, node.name)
 
 
-def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims: int) -> Piece | Refusal | None:
+def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims: int) -> Slice | Refusal | None:
     """The piece of a tensor that elements which were selected from it are, in their order."""
     dim = cut_dim(draft, nodes[0], num_dims, is_single=True)
     if dim is None:
@@ -346,7 +346,7 @@ def _viewed(draft: Draft, match: Match) -> Replacement:
     return _fitting(draft, found, root, nodes)
 
 
-def _of_part(draft: Draft, match: Match) -> Replacement:
+def _slice_of_part(draft: Draft, match: Match) -> Replacement:
     """A piece of a piece as one of the whole, and a piece of a concatenation as one of the part that it lies in."""
     root = match.root
     value = draft.value(root)
@@ -354,14 +354,14 @@ def _of_part(draft: Draft, match: Match) -> Replacement:
         return None
     is_single = root.target is SELECT
     dim = cut_dim(draft, root, value.dim() + is_single, is_single=is_single)
-    piece = None if dim is None else piece_of(draft, root, dim, is_single=is_single)
+    piece = None if dim is None else slice_of(draft, root, dim, is_single=is_single)
     if dim is None or piece is None:
         return None
     if not is_single and draft.num_users(root) == 1 and _cuts_along(draft, draft.users(root)[0], dim):
         return None  # a link of a chain: the last one is made at once
     whole = piece
-    while (outer := piece_of(draft, whole.source, dim)) is not None:
-        whole = Piece(outer.source, dim, outer.start + whole.start, outer.start + whole.end, outer.size)
+    while (outer := slice_of(draft, whole.source, dim)) is not None:
+        whole = Slice(outer.source, dim, outer.start + whole.start, outer.start + whole.end, outer.size)
     if whole is not piece:
         return _piece_or_element(draft, whole, is_single, root)
     cat = _cat(draft, piece.source)
@@ -380,7 +380,7 @@ def _cuts_along(draft: Draft, node: AnyNode, dim: int) -> bool:
     return isinstance(value, Tensor) and given["dim"] % value.dim() == dim
 
 
-def _piece_or_element(draft: Draft, piece: Piece, is_single: bool, root: AnyNode) -> AnyNode:
+def _piece_or_element(draft: Draft, piece: Slice, is_single: bool, root: AnyNode) -> AnyNode:
     if is_single:
         return draft.call("select.int", piece.source, piece.dim, piece.start, before=root)
     return _cut(draft, piece, root)

@@ -41,7 +41,15 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step, Unwrap
 from weft.rewriting.draft import AnyNode, Draft
-from weft.rewriting.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
+from weft.rewriting.functionalized import (
+    WRAPPERS,
+    BaseView,
+    FunctionalizedKernel,
+    FunctionalizedOp,
+    is_kernel,
+    read_kernel,
+    read_wrapper,
+)
 from weft.rewriting.last_uses import LastUses, copied_back
 
 AS_DTYPE = ops.op_of("view.dtype")
@@ -62,17 +70,17 @@ class DecomposeFunctionalizedOps(GraphwisePass):
         draft, uses = Draft(graph), LastUses(Dag(graph))
         decisions: list[Decision] = []
         kernels: list[Unwrap] = []
-        heirs: dict[Any, AnyNode] = {}
+        replacements: dict[Any, AnyNode] = {}
         for node in sites:
             call = read_kernel(node) if is_kernel(node) else read_wrapper(node)
             if isinstance(call, Refusal):
                 decisions.append(self.decision(call.reason, call.sentence, node.name, blocking=call.blocking))
                 continue
-            if isinstance(call, Kernel):
+            if isinstance(call, FunctionalizedKernel):
                 kernels.append(_unwrapped(uses, node, call))
                 copies = [call.bases[name].name for name in kernels[-1].copied]
             else:
-                copies = _write(draft, uses, node, call, heirs)
+                copies = _write(draft, uses, node, call, replacements)
             copied = f"with copies of {', '.join(copies)}" if copies else "without a copy"
             decisions.append(self.decision(Reason.APPLIED, f"{node.name} is called as it is, {copied}", node.name))
         return self.step([*draft.actions, *kernels], decisions)
@@ -86,7 +94,7 @@ class DecomposeFunctionalizedOps(GraphwisePass):
             _unwrap(edit, nodes, action)
 
 
-def _unwrapped(uses: LastUses, node: Node, kernel: Kernel) -> Unwrap:
+def _unwrapped(uses: LastUses, node: Node, kernel: FunctionalizedKernel) -> Unwrap:
     """How a kernel is called: what is copied for it, and what need not be copied back any more."""
     copied: list[str] = []
     backs: list[str] = []
@@ -123,7 +131,9 @@ def _unwrap(edit: Edit, nodes: NamedNodes, action: Unwrap) -> None:
         edit.erase(gone)
 
 
-def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any, AnyNode]) -> list[str]:
+def _write(
+    draft: Draft, uses: LastUses, node: Node, call: FunctionalizedOp, replacements: dict[Any, AnyNode]
+) -> list[str]:
     """Plan the call. Returns the tensors that are copied for it."""
     copies: list[str] = []
     memory: list[AnyNode] = []
@@ -131,7 +141,7 @@ def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any
     for k, base in enumerate(call.bases):
         results = call.items.get(call.num_returns + k, ())
         back = _copied_back(uses, results, base)
-        source = heirs.get(base, base)
+        source = replacements.get(base, base)
         if _needs_copy(uses, node, base, results, back):
             copies.append(base.name)
             memory.append(draft.call("clone", source, before=node))
@@ -140,27 +150,27 @@ def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any
         backs += [back] if back is not None else []
         for result in results:
             uses.give(base, result)
-    kwargs = {name: _argument(draft, node, value, memory, heirs) for name, value in call.kwargs.items()}
+    kwargs = {name: _argument(draft, node, value, memory, replacements) for name, value in call.kwargs.items()}
     made = draft.call(call.op, before=node, **kwargs)
     several = len(schema_of(call.op).returns) > 1
     for k, users in sorted(call.items.items()):
         for user in users:
-            heir = memory[k - call.num_returns] if k >= call.num_returns else made
+            replacement = memory[k - call.num_returns] if k >= call.num_returns else made
             if several and k < call.num_returns:
-                heir = draft.call("operator.getitem", made, k, before=node)
-            heirs[user] = heir
-            draft.replace({user: heir}, [user, node])
+                replacement = draft.call("operator.getitem", made, k, before=node)
+            replacements[user] = replacement
+            draft.replace({user: replacement}, [user, node])
     for back in backs:
-        heirs[back] = ops.bind(back)["self"]
-        draft.replace({back: heirs[back]}, [back])
+        replacements[back] = ops.bind(back)["self"]
+        draft.replace({back: replacements[back]}, [back])
     return copies
 
 
-def _argument(draft: Draft, node: Node, value: Any, memory: list[AnyNode], heirs: Mapping[Any, AnyNode]) -> Any:
+def _argument(draft: Draft, node: Node, value: Any, memory: list[AnyNode], replacements: Mapping[Any, AnyNode]) -> Any:
     if isinstance(value, list | tuple):
-        return [_argument(draft, node, item, memory, heirs) for item in value]
-    if not isinstance(value, View):
-        return heirs.get(value, value) if isinstance(value, Node) else value
+        return [_argument(draft, node, item, memory, replacements) for item in value]
+    if not isinstance(value, BaseView):
+        return replacements.get(value, value) if isinstance(value, Node) else value
     base = memory[value.base]
     return draft.call(value.target, base, *value.args, before=node) if value.target else base
 

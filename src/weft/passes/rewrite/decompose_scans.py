@@ -34,7 +34,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Loop, Step
 from weft.rewriting.control_flow import is_scan, put_loops, read_scan
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DecomposeScans(Pass):
         actions: list[Loop] = []
         decisions: list[Decision] = []
         taken: list[tuple[str, ...]] = []
-        for path, found in ((), graph), *nested_graphs(graph):
+        for path, found in ((), graph), *all_nested_graphs(graph):
             is_inside = any(path[: len(outer)] == outer for outer in taken)
             scans = list(filter(is_scan, found.nodes))
             dag = Dag(found if scans else ())

@@ -59,8 +59,12 @@ class DedupeSizes(GraphwisePass):
                 first[key] = node
             elif node.op == "call_function" and profile_of(node).plain:
                 replaced.append((node, first[key]))
-        heirs = tuple((node.name, by.name) for node, by in replaced)
-        actions = [Rewrite((), heirs[0][0], heirs, tuple(name for name, _ in heirs))] if heirs else []
+        replacements = tuple((node.name, by.name) for node, by in replaced)
+        actions = (
+            [Rewrite((), replacements[0][0], replacements, tuple(name for name, _ in replacements))]
+            if replacements
+            else []
+        )
         return self.step(actions, [self._replaced(node, by) for node, by in replaced])
 
     def _replaced(self, node: Node, by: Node) -> Decision:

@@ -67,7 +67,7 @@ class FuseInt4Linears(BatchPass):
             return Refusal(Reason.DOES_NOT_SPLIT, sentence)
         return given["self"], given["qGroupSize"], values[1].shape[1], values[2].dtype, values[1].device
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         weights = draft.call("cat", [g["mat2"] for g in given], before=last)

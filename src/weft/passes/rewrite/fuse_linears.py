@@ -34,7 +34,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own, product_ns
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, product_ns, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -66,7 +66,7 @@ class FuseLinears(BatchPass):
         added = ops.value_of(bias) if bias is not None else None
         return shared, values[1].dtype, values[1].device, None if added is None else added.dtype
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         layers = [_layer(node.target, draft.bind(node)) for node in members]
         columns = [draft.value(member).shape[1] for member in members]
@@ -82,7 +82,7 @@ class FuseLinears(BatchPass):
         begin = 0
         for member, n in zip(members, columns, strict=True):
             part = draft.call("slice", product, 1, begin, begin + n, before=last)
-            parts.append(own(draft, part, member))
+            parts.append(with_own_memory(draft, part, member))
             begin += n
         return parts
 

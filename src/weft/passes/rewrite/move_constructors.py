@@ -79,8 +79,8 @@ class MoveConstructors(GraphwisePass):
                 continue
             args, kwargs = draft.arguments(node)
             placed: dict[str, Any] = {**kwargs, "device": torch.device(devices[0])}
-            heir = draft.call(node.target, *args, before=node, **placed)
-            draft.replace({node: heir}, [node])
+            replacement = draft.call(node.target, *args, before=node, **placed)
+            draft.replace({node: replacement}, [node])
             sentence = f"{node.name} is made on {devices[0]}"
             decisions.append(self.decision(Reason.APPLIED, sentence, node.name))
         return self.step(draft.actions, decisions)

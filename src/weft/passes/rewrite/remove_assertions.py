@@ -29,7 +29,7 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 ASSERTION = "_assert_tensor_metadata"
 
@@ -44,7 +44,7 @@ class RemoveAssertions(GraphwisePass):
         target = ops.op_of(f"{ASSERTION}.default")
         found = [node for node in graph.nodes if node.target is target]
         holds = [node for node in found if not node.users and _holds(node)]
-        return self.step(taken_out(holds), [self._decide(node, node in holds) for node in found])
+        return self.step(removal_of(holds), [self._decide(node, node in holds) for node in found])
 
     def _decide(self, node: Node, holds: bool) -> Decision:
         if holds:

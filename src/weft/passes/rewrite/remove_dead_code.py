@@ -38,7 +38,7 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RemoveDeadCode(GraphwisePass):
         alive, kept_dead = _alive(dag)
         dead = [node for i, node in enumerate(dag.nodes) if i not in alive]
         decisions = [self._removed(node) for node in dead] + [self._kept(node) for node in kept_dead]
-        return self.step(taken_out(dead), decisions)
+        return self.step(removal_of(dead), decisions)
 
     def _removed(self, node: Node) -> Decision:
         collective = ops.is_communication(node.target)

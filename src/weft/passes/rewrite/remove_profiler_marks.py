@@ -28,7 +28,7 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
 ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")
@@ -46,7 +46,7 @@ class RemoveProfilerMarks(GraphwisePass):
         kept = {n for n in marks if n.target in begins and any(user.target not in ends for user in n.users)}
         kept |= {n for n in marks if n.target in ends and (n.users or kept.intersection(n.all_input_nodes))}
         gone = [node for node in marks if node not in kept]
-        return self.step(taken_out(gone), [self._decide(node, node in kept) for node in marks])
+        return self.step(removal_of(gone), [self._decide(node, node in kept) for node in marks])
 
     def _decide(self, node: Node, is_kept: bool) -> Decision:
         if is_kept:

@@ -43,7 +43,7 @@ from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import Draft
 from weft.rewriting.last_uses import LastUses, copied_back
-from weft.rewriting.uses import is_pointwise
+from weft.rewriting.uses import has_pointwise_tag
 
 SCATTERS = frozenset(
     (
@@ -92,7 +92,7 @@ class ReuseBuffers(GraphwisePass):
         """The argument that a node could be written into."""
         name = _base(node.target)
         known = name in VIEW_SCATTERS or (in_place(node.target) and (name in SCATTERS or self.pointwise))
-        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node)):
+        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not has_pointwise_tag(node)):
             return None
         source = ops.bind(node).get("self")
         value = ops.value_of(source) if isinstance(source, Node) else None
@@ -123,7 +123,7 @@ def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Ref
     if uses.held(source) & uses.given and back is None:
         return Refusal(Reason.ESCAPES, f"{name} stays: {source.name} is the caller's, and not copied back", source.name)
     others = [n for n in input_nodes(node) if n is not source and uses.held(n) & uses.held(source)]
-    twice = _occurrences(node, source) > 1 and not is_pointwise(node)
+    twice = _occurrences(node, source) > 1 and not has_pointwise_tag(node)
     if others or twice:
         overlaps = (others or [source])[0].name
         return Refusal(Reason.MUTATED, f"{name} stays: {overlaps} overlaps with what would be written", overlaps)
@@ -151,10 +151,10 @@ def _write(draft: Draft, node: Node, back: Node | None) -> None:
         rest = [value for name, value in given.items() if name not in ("self", "src")]
         part = draft.call(view, source, *rest, before=node)
         draft.call("copy_", part, given["src"], before=node)
-        heir = source
+        replacement = source
     else:
         args, kwargs = draft.arguments(node)
-        heir = draft.call(in_place(node.target), *args, before=node, **kwargs)
-    draft.replace({node: heir}, [node])
+        replacement = draft.call(in_place(node.target), *args, before=node, **kwargs)
+    draft.replace({node: replacement}, [node])
     if back is not None:
-        draft.replace({back: heir}, [back])
+        draft.replace({back: replacement}, [back])

@@ -59,8 +59,8 @@ class SinkViews(GraphwisePass):
             refusal = _why_not(draft, node, parts)
             if refusal is None:
                 whole = draft.call("cat", [draft.bind(part)["self"] for part in parts], before=node)
-                heir = draft.call("view", whole, list(draft.value(node).shape), before=node)
-                refusal = draft.why_not_replace(node, heir) or draft.replace({node: heir}, [node, *parts])
+                replacement = draft.call("view", whole, list(draft.value(node).shape), before=node)
+                refusal = draft.why_not_replace(node, replacement) or draft.replace({node: replacement}, [node, *parts])
             if refusal is not None:
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))

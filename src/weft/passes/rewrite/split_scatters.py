@@ -66,8 +66,8 @@ class SplitScatters(GraphwisePass):
             if isinstance(parts, Refusal):
                 decisions.append(self.decision(parts.reason, parts.sentence, node.name))
                 continue
-            heir = _spread(draft, node, given, parts)
-            refusal = draft.why_not_replace(node, heir) or draft.replace({node: heir}, [node])
+            replacement = _spread(draft, node, given, parts)
+            refusal = draft.why_not_replace(node, replacement) or draft.replace({node: replacement}, [node])
             if refusal is not None:
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
