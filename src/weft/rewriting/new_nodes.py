@@ -1,4 +1,4 @@
-"""Calls that are planned, and arguments that name them beside nodes of the graph."""
+"""Planned calls, and arguments that may refer to planned calls and to nodes of the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.graph import ops
 
 @dataclass(eq=False, slots=True)
 class New:
-    """A call that is planned. It can be asked for what a node can be asked for."""
+    """A planned call, with the same attributes as a node."""
 
     name: str
     target: Any
@@ -31,12 +31,15 @@ AnyNode = Node | New
 
 
 def op_word(op: Any) -> str:
-    """A word for an operator that can be part of a name."""
+    """The operator's name as part of an identifier."""
     return str(ops.name_of(op)).rpartition("::")[2].split(".")[0].strip("_")
 
 
 def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
-    """The nodes among arguments, in order, each once. A launch that only names a group is none: it may go."""
+    """The nodes among arguments, in order, each once.
+
+    The launch in a `GroupOf` is not one of them: it only names the group, and may be removed.
+    """
     found: dict[AnyNode, None] = {}
     stack: list[Any] = [kwargs, args]
     while stack:
@@ -51,7 +54,7 @@ def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
 
 
 def swapped(item: Any, replacements: Mapping[AnyNode, AnyNode]) -> Any:
-    """Arguments with replacements in place of nodes; replacements of replacements are followed."""
+    """Arguments with nodes replaced; a replacement that is itself replaced is followed to the last one."""
     if isinstance(item, New | Node):
         while item in replacements:
             item = replacements[item]

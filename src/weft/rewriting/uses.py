@@ -1,4 +1,4 @@
-"""What becomes of a result: questions that several rewrites ask."""
+"""Questions about the users and the device of a result, for rewrites that depend on a compiler fusing them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.rewriting.draft import AnyNode, Draft
 
 
 def has_pointwise_tag(node: AnyNode) -> bool:
-    """Whether each element of the result is made of the elements at its place."""
+    """Whether torch tags the operator as pointwise: each element of the result depends on the elements at its index."""
     return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
-    """Whether only pointwise operators take the node, directly or through views; something must."""
+    """Whether all users of the node are pointwise, directly or through views, and there is at least one."""
     stack = [node]
     while stack:
         users = draft.users(stack.pop())
@@ -28,5 +28,5 @@ def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
 
 
 def is_on_gpu(value: object, context: Context) -> bool:
-    """Whether a tensor is computed where a compiler fuses pointwise operators: a GPU, or a cluster that is given."""
+    """Whether to assume that a compiler fuses pointwise operators: the tensor is on a GPU, or a cluster is given."""
     return isinstance(value, Tensor) and (value.device.type not in ("cpu", "meta") or context.cluster is not None)

@@ -41,7 +41,7 @@ def test_one_collective_is_told_by_its_launch_or_its_wait(weft: Weft, two: Path,
     assert done.stdout.splitlines() == [
         "ag1: all_gather of 64 bytes over dp (2 ranks)",
         "  + bucket-all-gathers: merged 2 all-gathers of group 'dp' into one of 128 B: ag0 to ag1",
-        "  + hoist-launches: ag0_bucket is launched behind p",
+        "  + hoist-launches: moved ag0_bucket up to just after p",
     ]
 
 

@@ -1,7 +1,7 @@
-"""Compute each symbolic number once.
+"""Compute each symbolic size once.
 
-Why: tracing with dynamic shapes asks every tensor for its sizes and multiplies them again and again; each is work on
-the host before a kernel can be launched.
+Why: tracing with dynamic shapes queries the sizes of every tensor and recomputes the same products. Each costs host
+time before a kernel can be launched.
 
 Before::
 
@@ -15,7 +15,7 @@ After::
     n: int[s0] = sym_size.int(x, 0)
     a: int[4*s0] = operator.mul(n, 4)
 
-Two numbers are one if their expressions in the symbols of the graph are: `s0` is the size of whatever has it.
+Two sizes are equal if their symbolic expressions are: here both inputs have size `s0`.
 
 Declines: nothing.
 Numerics: exact.
@@ -43,7 +43,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class DedupeSizes(GraphwisePass):
-    """Compute each symbolic number once."""
+    """Compute each symbolic size once."""
 
     numerics = Numerics.EXACT
 
@@ -68,4 +68,6 @@ class DedupeSizes(GraphwisePass):
         return self.step(actions, [self._replaced(node, by) for node, by in replaced])
 
     def _replaced(self, node: Node, by: Node) -> Decision:
-        return self.decision(Reason.APPLIED, f"{node.name} is the number {by.name}", node.name, by.name)
+        return self.decision(
+            Reason.APPLIED, f"replaced {node.name} with {by.name}, the same number", node.name, by.name
+        )

@@ -1,6 +1,6 @@
 """Remove the marks that `record_function` leaves for a profiler.
 
-Why: a mark is a call on the host between kernels, and one that no other rewrite may cross.
+Why: each mark is a host call between kernels, and a barrier for other rewrites.
 
 Before::
 
@@ -12,8 +12,8 @@ After::
 
     r: f32[4] = relu(x)
 
-Declines: a mark that something other than its end takes.
-Numerics: exact; a profile of the graph lacks the marks.
+Declines: a mark whose result is used by anything but its end.
+Numerics: exact; profiles of the graph no longer show the marks.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ class RemoveProfilerMarks(GraphwisePass):
     def _decide(self, node: Node, is_kept: bool) -> Decision:
         if is_kept:
             return self.decision(Reason.HAS_EFFECT, f"{node.name} stays: its result is used", node.name)
-        return self.decision(Reason.APPLIED, f"{node.name} is removed: it only marks a place", node.name)
+        return self.decision(Reason.APPLIED, f"removed {node.name}: it only marks a region for a profiler", node.name)
