@@ -28,12 +28,12 @@ from weft.bounds.lower_bound import lower_bound
 from weft.bounds.problem import Merging
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
+from weft.quantities import MILLION
 from weft.scheduling.search import Effort, search
 from weft.simulation.build import program_of
 from weft.simulation.program import Program, Sort
 from weft.simulation.simulator import run
 
-MILLION = 1_000_000
 GRAIN_NS = 100
 """The solver's unit of time; what takes time is rounded down."""
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from weft.errors import VerificationError, compose
+from weft.quantities import MILLION
 from weft.simulation.program import Program, Sort
 
-MILLION = 1_000_000
 CLOCKS = ("wall", "work", "wire")
 """By which a bound may be. The step is no shorter by any."""
 

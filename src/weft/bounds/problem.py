@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import WeftError, compose
+from weft.quantities import MILLION
 from weft.simulation.program import Program, Sort
 
 NO_RESOURCE = -1
@@ -93,9 +94,6 @@ class Tasks:
     def on(self, resource: int) -> list[int]:
         """The nodes that take time on a resource, in order."""
         return [node for node in self.order if self.resource[node] == resource and self.duration[node]]
-
-
-MILLION = 1_000_000
 
 
 def tasks_of(program: Program, merging: Merging, clock: Clock = Clock.WALL) -> Tasks:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
+from weft.quantities import MILLION
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.room import NO_LIMIT, Room
 from weft.scheduling.shape import Shape
 
-MILLION = 1_000_000
 NEVER = 1 << 62
 UNSURE = 8
 """Times may be wrong: launches go earlier by one of so many parts of the time since a collective of their queue was

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Sequence
 
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import bucket_names
+from weft.quantities import MILLION
 from weft.scheduling.search import Outcome
 from weft.simulation.program import Program, Sort
-from weft.simulation.simulator import MILLION, compute_spans
+from weft.simulation.simulator import compute_spans
 from weft.simulation.timeline import Coverage
 
 NS_PER_US = 1000

@@ -23,11 +23,11 @@ from math import lcm
 
 from weft.errors import GraphError, compose
 from weft.graph.dag import collector_paused
+from weft.quantities import MILLION
 from weft.simulation.memory import memory_of
 from weft.simulation.program import Program, Sort
 from weft.simulation.timeline import CollectiveSpan, Coverage, Span, Timeline
 
-MILLION = 1_000_000
 NONE = -1
 
 
