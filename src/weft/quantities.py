@@ -4,8 +4,6 @@ from __future__ import annotations
 
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-MILLION = 1_000_000
-"""Denominator of ratios in parts per million, such as the slowdown of overlapping work."""
 
 
 def duration_text(microseconds: float) -> str:

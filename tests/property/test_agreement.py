@@ -17,7 +17,7 @@ from tests.unit.verification.pipelines import NUM_RANKS, Program, drop, listing,
 from weft.errors import VerificationError
 from weft.graph import ops
 from weft.graph.groups import read_groups
-from weft.verification.agreement.agreement import Agreement, Fault, check, read_orders
+from weft.verification.agreement.agreement import Agreement, AgreementFault, check, read_orders
 from weft.verification.agreement.world import World
 from weft.verification.comparison import example_inputs
 from weft.verification.virtual.cluster import VirtualCluster
@@ -57,7 +57,7 @@ def test_a_rank_that_exchanges_two_launches_of_a_group_is_found(seed: int, rank:
     programs[rank] = [exchanged.get(op, op) for op in programs[rank] if op.kind != "wait"]
     found = check_programs(programs)
     # Ranks of a pair that exchange the same would agree; here one rank alone does.
-    assert Fault.ORDER in {finding.fault for finding in found.findings}, found
+    assert AgreementFault.ORDER in {finding.fault for finding in found.findings}, found
     assert any(rank in {at.rank for at in f.where} and f.group == first.group for f in found.findings), found
 
 
@@ -69,7 +69,7 @@ def test_a_launch_that_one_rank_drops_is_found(seed: int, rank: int, choice: int
         return
     programs[rank] = drop(programs[rank], random.Random(choice).choice(programs[rank]).name)
     faults = {finding.fault for finding in check_programs(programs).findings}
-    assert faults & {Fault.ORDER, Fault.MISSING, Fault.TRANSFER}
+    assert faults & {AgreementFault.ORDER, AgreementFault.MISSING, AgreementFault.TRANSFER}
 
 
 @settings(deadline=None, max_examples=NUM_EXAMPLES)
@@ -87,7 +87,7 @@ def test_what_is_found_is_what_the_virtual_cluster_stumbles_over(seed: int, muta
     except VerificationError as raised:
         error = str(raised)
     assert found.holds == (not error), f"{found}\n{error}"
-    assert {finding.fault for finding in found.findings} != {Fault.CYCLE} or "deadlock" in error
+    assert {finding.fault for finding in found.findings} != {AgreementFault.CYCLE} or "deadlock" in error
 
 
 @settings(deadline=None, max_examples=NUM_EXAMPLES)
@@ -101,5 +101,5 @@ def test_one_rank_of_a_kind_stands_for_all(seed: int, mutations: list[int]):
     once, twice = check(texts), check([*texts, *texts])
     kinds = World.of(read_orders([*texts, *texts])).kinds()
     assert kinds[:NUM_RANKS] == kinds[NUM_RANKS:]
-    circles = (Fault.CYCLE, Fault.INTERLEAVING)
+    circles = (AgreementFault.CYCLE, AgreementFault.INTERLEAVING)
     assert [f for f in once.findings if f.fault in circles] == [f for f in twice.findings if f.fault in circles]

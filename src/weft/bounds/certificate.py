@@ -31,7 +31,7 @@ A certificate holds no number that is believed. Sets and thresholds only say whe
 from __future__ import annotations
 
 from weft.bounds.earliest_starts import Heads, arguments_for
-from weft.bounds.problem import Clock, Merging, Tasks
+from weft.bounds.problem import Clock, MergingAssumption, Tasks
 
 Certificate = dict[str, object]
 
@@ -68,7 +68,7 @@ def proof_of(claim: dict[str, object], heads: Rests, tails: Rests) -> dict[str, 
 
 def certificate_of(
     bound_ns: int,
-    merging: Merging,
+    merging: MergingAssumption,
     chains: list[list[int]],
     clock: Clock,
     proof: dict[str, object],

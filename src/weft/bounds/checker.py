@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from weft.errors import VerificationError, compose
-from weft.quantities import MILLION
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import MILLION, OpKind, Program
 
 CLOCKS = ("wall", "work", "wire")
 """By which a bound may be. The step is no shorter by any."""
@@ -29,12 +28,12 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
         clock, overlap = str(certificate["clock"]), certificate["overlap"]
         if clock not in CLOCKS:
             raise ValueError(f"no clock is called {clock!r}")
-        value = Proof(program, chains, clock).proved(certificate)
+        value = CheckedProblem(program, chains, clock).proved(certificate)
         if clock == "work" and overlap is not None:
-            busy = Proof(program, chains, "busy").proved(overlap)
+            busy = CheckedProblem(program, chains, "busy").proved(overlap)
             value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
         elif clock == "wire":
-            compute = sum(program.duration_ns[op] for op, sort in enumerate(program.sorts) if sort is Sort.COMPUTE)
+            compute = sum(program.duration_ns[op] for op, kind in enumerate(program.kinds) if kind is OpKind.COMPUTE)
             value += compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
         value = max(0, value - program.launch_gap_ns)
         claimed = int(certificate["bound_ns"])
@@ -46,25 +45,25 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
     return value
 
 
-class Proof:
+class CheckedProblem:
     """Nodes and edges in one direction of time: all that a bound may use."""
 
     def __init__(self, program: Program, chains: list[list[int]] | None, clock: str) -> None:
-        self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.sorts)
+        self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.kinds)
         self.gap = self.lasting(program.launch_gap_ns) if clock != "busy" else 0
         self.order, self.preds = list[int](), dict[int, list[int]]()
         kernels = Counter(program.kernel)
         self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
         self.duration, self.resource, self.latency = dict[int, int](), dict[int, int](), dict[int, int]()
-        for op, sort in enumerate(program.sorts):
+        for op, kind in enumerate(program.kinds):
             self.preds[op] = [*program.preds[op], *(launch + num for launch in program.waits_for[op])]
             self.order.append(op)
             if any(pred not in self.preds for pred in self.preds[op]):
                 raise ValueError(f"operation {op} needs a later one")
-            if sort is Sort.COMPUTE and program.duration_ns[op] and clock != "busy":
+            if kind is OpKind.COMPUTE and program.duration_ns[op] and clock != "busy":
                 own = self.computing(program.duration_ns[op])
                 self.resource[op], self.duration[op] = 0, own + self.gap * (op not in self.part_of)
-            elif sort is Sort.LAUNCH:
+            elif kind is OpKind.LAUNCH:
                 self.preds[op + num] = self.preds[op]
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
@@ -96,8 +95,8 @@ class Proof:
 
     def launches_with_gaps(self) -> list[int]:
         """Each launch, but not parts of kernels; merged, members of chains, for each of these is a launch."""
-        num, queue = len(self.program.sorts), self.program.queue
-        parts = {queue[op] for op in self.part_of if self.program.sorts[op] is Sort.LAUNCH}
+        num, queue = len(self.program.kinds), self.program.queue
+        parts = {queue[op] for op in self.part_of if self.program.kinds[op] is OpKind.LAUNCH}
         if self.is_merging:
             return [node - num for node in self.chained if queue[node - num] not in parts]
         return [node - num for node in self.latency if node - num not in self.part_of]
@@ -116,7 +115,7 @@ class Proof:
             raise ValueError("memory says nothing of this clock")
         return self.claim(proof["claim"], self.earliest(proof["heads"]), self.reversed().earliest(proof["tails"]))
 
-    def reversed(self) -> Proof:
+    def reversed(self) -> CheckedProblem:
         proof = copy.copy(self)
         proof.order, proof.preds = self.order[::-1], {node: [] for node in self.order}
         for node, preds in self.preds.items():
@@ -158,7 +157,7 @@ class Proof:
         return work + sum(max(latency, each[queue]) for queue, latency in once.items()) + gaps * self.gap
 
     def queue(self, node: int) -> int:
-        return self.program.queue[node - len(self.program.sorts)] if node in self.latency else -1
+        return self.program.queue[node - len(self.program.kinds)] if node in self.latency else -1
 
     def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         if claim["kind"] == "memory":
@@ -256,15 +255,15 @@ class Proof:
 
     def lifetime(self, maker: int, is_kept: bool, users: set[int], behind: dict[int, int]) -> tuple[int, int]:
         """How long a storage is held at least, and what is behind that. Merged: only while it is received."""
-        num, sorts = len(self.program.sorts), self.program.sorts
+        num, kinds = len(self.program.kinds), self.program.kinds
         if self.is_merging:
             received = maker + num
-            return (self.alone(received), behind[received]) if sorts[maker] is Sort.LAUNCH else (0, 0)
+            return (self.alone(received), behind[received]) if kinds[maker] is OpKind.LAUNCH else (0, 0)
         if is_kept:
             return self.alone(maker) + behind[maker], 0
         done: dict[int, int] = {}
         for op in sorted({maker, *users}):  # what an operation needs has a lower number
-            for node in (op, op + num) if sorts[op] is Sort.LAUNCH else (op,):
+            for node in (op, op + num) if kinds[op] is OpKind.LAUNCH else (op,):
                 before = (done[pred] for pred in self.preds[node] if pred in done)
                 done[node] = self.alone(node) + max(before, default=0)
         most = max(done.values())
@@ -273,8 +272,8 @@ class Proof:
     def alone(self, node: int) -> int:
         """What a node takes, without a gap."""
         if node in self.latency:
-            return self.program.duration_ns[node - len(self.program.sorts)]
-        return self.program.duration_ns[node] if self.program.sorts[node] is Sort.COMPUTE else 0
+            return self.program.duration_ns[node - len(self.program.kinds)]
+        return self.program.duration_ns[node] if self.program.kinds[node] is OpKind.COMPUTE else 0
 
     def paths(self) -> dict[int, int]:
         """The longest chain before each node, without gaps."""

@@ -39,7 +39,7 @@ MOST_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Drag:
+class DragCut:
     """A collective behind compute, or before it where time runs backwards, and how the work of late compute divides."""
 
     value: int
@@ -54,7 +54,7 @@ class Drag:
 
 
 @dataclass(frozen=True)
-class Site:
+class PromisingCollective:
     """A collective that may be worth it."""
 
     node: int
@@ -63,7 +63,7 @@ class Site:
     thresholds: list[int]
 
 
-class Rooms:
+class WorkDivision:
     """How much more work each collective of a link can take, and who can reach which."""
 
     def __init__(self, tasks: Tasks, room: dict[int, int]) -> None:
@@ -109,7 +109,7 @@ class Rooms:
         return gained, shares
 
 
-class Drags:
+class DragCutSearch:
     """The compute of a program and the collectives of its links, in one direction of time."""
 
     def __init__(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> None:
@@ -118,14 +118,14 @@ class Drags:
         self.starts = column([heads.start[node] for node in self.compute.nodes])
         self.ascending = np.argsort(self.starts, kind="stable")
 
-    def best(self, link: int, above: int) -> Drag | None:
+    def best(self, link: int, above: int) -> DragCut | None:
         """The best on a link, where it is more than what is known."""
         on_link = self.tasks.on(link)
         room = {node: self.tasks.duration[node] - self.tasks.latency[node] for node in on_link}
         is_before = self.is_before(on_link)
         ends = sorted(on_link, key=lambda node: self.heads.start[node] + self.tasks.duration[node], reverse=True)
         sites = [self.site(node, sum(room.values()), is_before) for node in ends[:MOST_LOOKED_AT]]
-        best: Drag | None = None
+        best: DragCut | None = None
         for site in sorted(sites, key=lambda site: -site.promise)[:MOST_TRIED]:
             tail = self.tails.start[site.node]
             for threshold, least in product(site.thresholds, sorted({0, tail})):
@@ -147,14 +147,14 @@ class Drags:
                     is_before[pred] = True
         return np.array([is_before[node] for node in self.compute.nodes], np.bool_)
 
-    def site(self, node: int, room: int, is_before: Mask) -> Site:
+    def site(self, node: int, room: int, is_before: Mask) -> PromisingCollective:
         """Where the work that can count is the most: all that drags something, or what is never late and all rooms."""
         own = self.own(node)
         head = self.heads.start[node]
         with_all, most = self.lead(np.where(own | is_before, self.compute.work, 0), head)
         with_own, least = self.lead(np.where(own, self.compute.work, 0), head)
         rest = self.tasks.duration[node] + self.tails.start[node]
-        return Site(node, min(most, least + room) + rest, sorted({with_all, with_own}))
+        return PromisingCollective(node, min(most, least + room) + rest, sorted({with_all, with_own}))
 
     def own(self, node: int) -> Mask:
         """The compute that is before a collective in every order."""
@@ -169,26 +169,26 @@ class Drags:
         best = int(ends.argmax())
         return int(self.starts[self.ascending[best]]), int(ends.max())
 
-    def divide(self, node: int, threshold: int, room: dict[int, int]) -> Drag:
+    def divide(self, node: int, threshold: int, room: dict[int, int]) -> DragCut:
         """The bound of one collective and one threshold."""
         counts = self.starts >= threshold
         lead = min(threshold, self.heads.start[node])
         duration, tail = self.tasks.duration[node], self.tails.start[node]
         late = np.flatnonzero(counts & ~self.own(node)).tolist()
         nodes, work = [self.compute.nodes[each] for each in late], [int(self.compute.work[each]) for each in late]
-        gained, shares = Rooms(self.tasks, room).divide(nodes, work)
+        gained, shares = WorkDivision(self.tasks, room).divide(nodes, work)
         tail = min([tail, *(self.tails.start[dragged] for _, dragged, _ in shares)])
         value = lead + int(self.compute.work[counts].sum()) - gained + duration + tail
-        return Drag(value, node, self.is_last, threshold, tail, shares)
+        return DragCut(value, node, self.is_last, threshold, tail, shares)
 
 
-def best_drag(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], above: int) -> Drag | None:
+def best_drag(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], above: int) -> DragCut | None:
     """The best found, of both directions and all links; None where there is none above what is known."""
     if not forwards[0].on(COMPUTE):
         return None
-    best: Drag | None = None
+    best: DragCut | None = None
     for (tasks, heads), (_, tails), is_last in ((forwards, backwards, True), (backwards, forwards, False)):
-        drags = Drags(tasks, heads, tails, is_last)
+        drags = DragCutSearch(tasks, heads, tails, is_last)
         for link in range(COMPUTE + 1, tasks.num_resources):
             found = drags.best(link, above)
             if found is not None:

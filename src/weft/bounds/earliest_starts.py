@@ -57,7 +57,7 @@ def path_head(tasks: Tasks, start: list[int], node: int) -> int:
 
 def find_heads(tasks: Tasks) -> Heads:
     heads = Heads([0] * len(tasks.preds), {}, {})
-    sweeps = [Sweep(tasks, resource) for resource in range(tasks.num_resources)]
+    sweeps = [AncestorSweep(tasks, resource) for resource in range(tasks.num_resources)]
     sweeps = [sweep for sweep in sweeps if sweep.machine.nodes or sweep.resource == COMPUTE]
     unseen = [len(succs) for succs in tasks.succs]
     for node in tasks.order:
@@ -79,7 +79,7 @@ def find_heads(tasks: Tasks) -> Heads:
     return heads
 
 
-class Sweep:
+class AncestorSweep:
     """One resource while heads are found: what is done before each node, and the heads of its tasks so far."""
 
     def __init__(self, tasks: Tasks, resource: int) -> None:

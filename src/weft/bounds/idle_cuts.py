@@ -31,7 +31,7 @@ MOST_PAIRED = 8
 
 
 @dataclass(frozen=True)
-class Side:
+class CutEnd:
     """One collective as the end of a cut, in the direction of time in which it is the last."""
 
     node: int
@@ -46,12 +46,12 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Cut:
+class IdleCut:
     """Compute between two collectives, or on one side of one."""
 
     value: int
-    first: Side | None
-    last: Side | None
+    first: CutEnd | None
+    last: CutEnd | None
 
     @property
     def first_drag(self) -> int:
@@ -62,7 +62,7 @@ class Cut:
         return max(0, self.value - self.last.reach) if self.last else 0
 
 
-class Cuts:
+class IdleCutSearch:
     """The compute of a program, and the collectives around it in both directions."""
 
     def __init__(self, forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> None:
@@ -74,7 +74,7 @@ class Cuts:
         self.lasts = self.sides(*forwards, backwards[1], is_last=True)
         self.firsts = self.sides(*backwards, forwards[1], is_last=False)
 
-    def best(self) -> Cut | None:
+    def best(self) -> IdleCut | None:
         """The best cut with one end, or with two of those that are best alone."""
         lasts = sorted((self.search(None, side) for side in self.lasts), key=lambda cut: -cut.value)[:MOST_PAIRED]
         firsts = sorted((self.search(side, None) for side in self.firsts), key=lambda cut: -cut.value)[:MOST_PAIRED]
@@ -86,27 +86,27 @@ class Cuts:
                 found.append(cut)
         return max(found, key=lambda cut: cut.value, default=None)
 
-    def search(self, first: Side | None, last: Side | None, above: int = 0) -> Cut:
+    def search(self, first: CutEnd | None, last: CutEnd | None, above: int = 0) -> IdleCut:
         """The largest value that all cases reach, by bisection: a larger one leaves less compute inside."""
         low, high = above, self.ends(first, last) + self.total
         if above and not self.is_reached(above + 1, first, last):
-            return Cut(above, first, last)
+            return IdleCut(above, first, last)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.is_reached(middle, first, last) else (low, middle - 1)
-        return Cut(low, first, last)
+        return IdleCut(low, first, last)
 
-    def ends(self, first: Side | None, last: Side | None) -> int:
+    def ends(self, first: CutEnd | None, last: CutEnd | None) -> int:
         return (first.rest if first else self.lead) + (last.rest if last else self.trail)
 
-    def is_reached(self, value: int, first: Side | None, last: Side | None) -> bool:
+    def is_reached(self, value: int, first: CutEnd | None, last: CutEnd | None) -> bool:
         inside = np.ones(len(self.work), np.bool_)
         for side in (first, last):
             if side is not None:
                 inside &= side.own | ((side.drag >= value - side.reach) & (side.drag != NO_DRAG))
         return bool(inside.any()) and self.ends(first, last) + int(self.work[inside].sum()) >= value
 
-    def sides(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> list[Side]:
+    def sides(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> list[CutEnd]:
         """The most promising collectives, as the ends of cuts in one direction of time."""
         drags = {queue: self.drags(tasks, tails, queue) for queue in sorted(set(tasks.queue)) if queue >= 0}
         most = {queue: int(drag.max(initial=0)) for queue, drag in drags.items()}
@@ -117,7 +117,7 @@ class Cuts:
 
         nodes = sorted((node for node in tasks.order if tasks.queue[node] >= 0), key=promise, reverse=True)
         return [
-            Side(
+            CutEnd(
                 node,
                 self.own(heads.compute_before[node], is_last),
                 drags[tasks.queue[node]],
@@ -146,8 +146,8 @@ class Cuts:
         return column([drag[node] for node in self.compute.nodes])
 
 
-def best_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> Cut | None:
+def best_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> IdleCut | None:
     """The best cut found; None where there is no compute or no collective."""
     if not compute.nodes or not any(queue >= 0 for queue in forwards[0].queue):
         return None
-    return Cuts(forwards, backwards, compute).best()
+    return IdleCutSearch(forwards, backwards, compute).best()

@@ -37,12 +37,12 @@ from weft.bounds.certificate import (
     proof_of,
     task_claim,
 )
-from weft.bounds.drag_cuts import Drag, best_drag
+from weft.bounds.drag_cuts import DragCut, best_drag
 from weft.bounds.earliest_starts import Heads, find_heads, path_heads
-from weft.bounds.idle_cuts import Cut, Side, best_cut
+from weft.bounds.idle_cuts import CutEnd, IdleCut, best_cut
 from weft.bounds.memory_limit import memory_forced
 from weft.bounds.one_machine import OneMachine, machines_of, one_machine
-from weft.bounds.problem import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, timed, wire_cost
+from weft.bounds.problem import COMPUTE, Clock, MergingAssumption, Tasks, overlap_cost, tasks_of, timed, wire_cost
 from weft.graph.dag import collector_paused
 from weft.simulation.program import Program
 
@@ -68,7 +68,7 @@ NO_MERGING = "merging collectives"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BoundCandidate:
     """One bound, before its certificate is written."""
 
     name: str
@@ -84,13 +84,15 @@ class Candidate:
     """By work or wire: with what overlap costs."""
 
 
-def lower_bound(program: Program, merging: Merging | None = None, *, memory_limit_bytes: int | None = None) -> Bound:
+def lower_bound(
+    program: Program, merging: MergingAssumption | None = None, *, memory_limit_bytes: int | None = None
+) -> Bound:
     """The largest of all bounds. Merging is allowed by default where the program knows latencies.
 
     With a memory limit it holds for the orders whose peak is at most that; refused where there can be none.
     """
     if merging is None:
-        merging = Merging.ALLOWED if program.latency_ns else Merging.EXCLUDED
+        merging = MergingAssumption.ALLOWED if program.latency_ns else MergingAssumption.EXCLUDED
     with collector_paused():
         tasks = tasks_of(program, merging)
         found = candidates(program, tasks)
@@ -116,24 +118,24 @@ def lower_bound(program: Program, merging: Merging | None = None, *, memory_limi
             best.rests_on,
             certificate,
             values,
-            LEAVES_OUT if merging is Merging.ALLOWED else (*LEAVES_OUT, NO_MERGING),
+            LEAVES_OUT if merging is MergingAssumption.ALLOWED else (*LEAVES_OUT, NO_MERGING),
         )
 
 
-def proof(program: Program, tasks: Tasks, candidate: Candidate) -> dict[str, object]:
+def proof(program: Program, tasks: Tasks, candidate: BoundCandidate) -> dict[str, object]:
     """The claim of a bound with the sets that its heads and tails rest on."""
     tasks = timed(program, tasks, candidate.clock)
     heads = (tasks, candidate.heads, candidate.head_levels)
     return proof_of(candidate.claim, heads, (tasks.reversed(), candidate.tails, candidate.tail_levels))
 
 
-def busiest(program: Program, tasks: Tasks) -> Candidate:
+def busiest(program: Program, tasks: Tasks) -> BoundCandidate:
     """How long some link is busy at least."""
     found = candidates(program, timed(program, tasks, Clock.BUSY))
     return replace(max(found, key=lambda candidate: candidate.value), clock=Clock.BUSY)
 
 
-def slowed(program: Program, tasks: Tasks, clock: Clock, cost: int) -> list[Candidate]:
+def slowed(program: Program, tasks: Tasks, clock: Clock, cost: int) -> list[BoundCandidate]:
     """The bounds in the time that compute, or collectives, take by themselves, with what overlap costs."""
     return [
         replace(each, value=each.value + cost, rests_on=f"{each.rests_on}; overlap costs {ms(cost)}", clock=clock)
@@ -141,9 +143,9 @@ def slowed(program: Program, tasks: Tasks, clock: Clock, cost: int) -> list[Cand
     ]
 
 
-def candidates(program: Program, tasks: Tasks) -> list[Candidate]:
+def candidates(program: Program, tasks: Tasks) -> list[BoundCandidate]:
     """Every bound, the simple ones first: the first of equals wins."""
-    found: list[Candidate] = []
+    found: list[BoundCandidate] = []
     backwards = tasks.reversed()
     nothing = Heads([0] * len(tasks.preds), {}, {})
     machines = machines_of(tasks)
@@ -168,38 +170,38 @@ def candidates(program: Program, tasks: Tasks) -> list[Candidate]:
     return found
 
 
-def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> Candidate:
+def of_machine(name: str, one: OneMachine, heads: Heads, tails: Heads) -> BoundCandidate:
     lead = min(heads.start[node] for node in one.nodes)
     trail = min(tails.start[node] for node in one.nodes)
     busy = one.value - lead - trail
     text = f"{len(one.nodes)} tasks take {ms(busy)} there, {ms(lead)} must be before them and {ms(trail)} behind"
     claim = machine_claim(one.resource, one.head, one.tail)
     levels = dict.fromkeys(one.nodes, one.head), dict.fromkeys(one.nodes, one.tail)
-    return Candidate(name, one.value, text, claim, heads, tails, *levels)
+    return BoundCandidate(name, one.value, text, claim, heads, tails, *levels)
 
 
-def of_task(name: str, program: Program, tasks: Tasks, heads: Heads, tails: Heads) -> Candidate:
+def of_task(name: str, program: Program, tasks: Tasks, heads: Heads, tails: Heads) -> BoundCandidate:
     def through(node: int) -> int:
         return heads.start[node] + tasks.duration[node] + tails.start[node]
 
     node = max(tasks.order, key=through, default=None)
     if node is None:
-        return Candidate(name, 0, "nothing takes time", task_claim(None), heads, tails, {}, {})
+        return BoundCandidate(name, 0, "nothing takes time", task_claim(None), heads, tails, {}, {})
     text = f"{ms(heads.start[node])} before {name_of(program, node)}, {ms(tails.start[node])} behind it"
     levels = {node: heads.start[node]}, {node: tails.start[node]}
-    return Candidate(name, through(node), text, task_claim(node), heads, tails, *levels)
+    return BoundCandidate(name, through(node), text, task_claim(node), heads, tails, *levels)
 
 
-def of_cut(program: Program, tasks: Tasks, cut: Cut, heads: Heads, tails: Heads) -> Candidate:
+def of_cut(program: Program, tasks: Tasks, cut: IdleCut, heads: Heads, tails: Heads) -> BoundCandidate:
     ends = [side.node if side else None for side in (cut.first, cut.last)]
     shown = [f"{word} {name_of(program, node)}" for word, node in zip(("after", "before"), ends, strict=True) if node]
     text = f"all compute {' and '.join(shown)}, or others beside them on their queues"
     claim = cut_claim(ends[0], cut.first_drag, ends[1], cut.last_drag)
     head_levels, tail_levels = levels_of(tasks, heads, cut, cut.first), levels_of(tasks, tails, cut, cut.last)
-    return Candidate("idle cut", cut.value, text, claim, heads, tails, head_levels, tail_levels)
+    return BoundCandidate("idle cut", cut.value, text, claim, heads, tails, head_levels, tail_levels)
 
 
-def of_drag(program: Program, tasks: Tasks, drag: Drag, heads: Heads, tails: Heads) -> Candidate:
+def of_drag(program: Program, tasks: Tasks, drag: DragCut, heads: Heads, tails: Heads) -> BoundCandidate:
     towards = heads if drag.is_last else tails
     compute = [node for node in tasks.on(COMPUTE) if towards.start[node] >= drag.head]
     before = dict.fromkeys(compute, drag.head) | {drag.node: min(drag.head, towards.start[drag.node])}
@@ -208,10 +210,10 @@ def of_drag(program: Program, tasks: Tasks, drag: Drag, heads: Heads, tails: Hea
     text = f"all compute {side} {name_of(program, drag.node)}; what is {other} drags others of its link along"
     claim = drag_claim(drag.node, drag.is_last, drag.head, drag.shares)
     levels = (before, behind) if drag.is_last else (behind, before)
-    return Candidate("drag cut", drag.value, text, claim, heads, tails, *levels)
+    return BoundCandidate("drag cut", drag.value, text, claim, heads, tails, *levels)
 
 
-def of_memory(program: Program, tasks: Tasks, merging: Merging, limit_bytes: int) -> list[Candidate]:
+def of_memory(program: Program, tasks: Tasks, merging: MergingAssumption, limit_bytes: int) -> list[BoundCandidate]:
     nothing = Heads([0] * len(tasks.preds), {}, {})
     forced = memory_forced(program, tasks, merging, limit_bytes)
     if forced is None:
@@ -219,10 +221,10 @@ def of_memory(program: Program, tasks: Tasks, merging: Merging, limit_bytes: int
     fit = "by their bytes" if forced.count is None else f"of which {forced.count} can be held at once"
     text = f"{forced.num_storages} storages {fit}, where at most {limit_bytes} bytes are in use"
     value = forced.value + program.launch_gap_ns  # it counts no gap behind the last kernel
-    return [Candidate("memory", value, text, memory_claim(limit_bytes, forced.count), nothing, nothing, {}, {})]
+    return [BoundCandidate("memory", value, text, memory_claim(limit_bytes, forced.count), nothing, nothing, {}, {})]
 
 
-def levels_of(tasks: Tasks, heads: Heads, cut: Cut, side: Side | None) -> dict[int, int]:
+def levels_of(tasks: Tasks, heads: Heads, cut: IdleCut, side: CutEnd | None) -> dict[int, int]:
     """The heads that a cut needs: of its ends, of all compute, and of what is beside its end on the queue."""
     levels = {each.node: heads.start[each.node] for each in (cut.first, cut.last) if each is not None}
     compute = [node for node, resource in enumerate(tasks.resource) if resource == COMPUTE and tasks.duration[node]]
@@ -237,7 +239,7 @@ def levels_of(tasks: Tasks, heads: Heads, cut: Cut, side: Side | None) -> dict[i
 
 
 def name_of(program: Program, node: int) -> str:
-    return program.names[node % len(program.sorts)]
+    return program.names[node % len(program.kinds)]
 
 
 def ms(time_ns: int) -> str:

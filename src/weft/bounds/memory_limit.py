@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.bounds.problem import BoundError, Merging, Tasks
+from weft.bounds.problem import BoundError, MergingAssumption, Tasks
 from weft.errors import compose
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 
 MAX_COUNT = 64
 """Up to how many storages that fit at once are tried."""
 
 
 @dataclass(frozen=True)
-class Held:
+class StorageLifetime:
     """One storage."""
 
     num_bytes: int
@@ -38,7 +38,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class MemoryForced:
+class MemoryBound:
     """The best bound that the limit forces."""
 
     value: int
@@ -47,7 +47,7 @@ class MemoryForced:
     num_storages: int
 
 
-def memory_forced(program: Program, tasks: Tasks, merging: Merging, limit_bytes: int) -> MemoryForced | None:
+def memory_forced(program: Program, tasks: Tasks, merging: MergingAssumption, limit_bytes: int) -> MemoryBound | None:
     """The best bound of any order that keeps to the limit; None where no storage is held for any time."""
     room = limit_bytes - sum(
         num_bytes for made in program.allocates for storage, num_bytes in made if storage in program.given
@@ -61,25 +61,25 @@ def memory_forced(program: Program, tasks: Tasks, merging: Merging, limit_bytes:
     if not held:
         return None
     area = -(-sum(each.num_bytes * each.time for each in held) // room)
-    found = [MemoryForced(area + lead(held), None, len(held))]
+    found = [MemoryBound(area + lead(held), None, len(held))]
     for count in range(1, MAX_COUNT + 1):
         large = [each for each in held if each.num_bytes * (count + 1) > room]
         if large:
             value = lead(large) - (-sum(each.time for each in large) // count)
-            found.append(MemoryForced(value, count, len(large)))
+            found.append(MemoryBound(value, count, len(large)))
     return max(found, key=lambda each: each.value)
 
 
-def lead(held: list[Held]) -> int:
+def lead(held: list[StorageLifetime]) -> int:
     """What must be done before and behind all of them."""
     return min(each.head for each in held) + min(each.tail for each in held)
 
 
-def held_of(program: Program, tasks: Tasks, merging: Merging) -> Iterator[Held]:
+def held_of(program: Program, tasks: Tasks, merging: MergingAssumption) -> Iterator[StorageLifetime]:
     """The storages that come and go, each with how long it is held at least."""
-    num_ops = len(program.sorts)
-    takes = [program.duration_ns[op] if sort is Sort.COMPUTE else 0 for op, sort in enumerate(program.sorts)]
-    takes += [program.duration_ns[op] if sort is Sort.LAUNCH else 0 for op, sort in enumerate(program.sorts)]
+    num_ops = len(program.kinds)
+    takes = [program.duration_ns[op] if kind is OpKind.COMPUTE else 0 for op, kind in enumerate(program.kinds)]
+    takes += [program.duration_ns[op] if kind is OpKind.LAUNCH else 0 for op, kind in enumerate(program.kinds)]
     heads, tails = longest(tasks, takes), longest(tasks.reversed(), takes)
     makers = Counter(storage for made in program.allocates for storage, _ in made)
     users: dict[int, list[int]] = {}
@@ -90,18 +90,18 @@ def held_of(program: Program, tasks: Tasks, merging: Merging) -> Iterator[Held]:
         for storage, num_bytes in made:
             if storage in program.given or makers[storage] > 1:
                 continue
-            if merging is Merging.ALLOWED:
-                needing = {maker + num_ops} if program.sorts[maker] is Sort.LAUNCH else set[int]()
+            if merging is MergingAssumption.ALLOWED:
+                needing = {maker + num_ops} if program.kinds[maker] is OpKind.LAUNCH else set[int]()
             else:
                 needing = {maker, *users.get(storage, ())}
-                needing |= {op + num_ops for op in needing if program.sorts[op] is Sort.LAUNCH}
+                needing |= {op + num_ops for op in needing if program.kinds[op] is OpKind.LAUNCH}
             if not needing:
                 continue
             time, last = chain(tasks, takes, needing)
-            if storage in program.kept and merging is Merging.EXCLUDED:
-                yield Held(num_bytes, takes[maker] + tails[maker], heads[maker], 0)
+            if storage in program.kept and merging is MergingAssumption.EXCLUDED:
+                yield StorageLifetime(num_bytes, takes[maker] + tails[maker], heads[maker], 0)
             else:
-                yield Held(num_bytes, time, heads[maker], tails[last])
+                yield StorageLifetime(num_bytes, time, heads[maker], tails[last])
 
 
 def longest(tasks: Tasks, takes: list[int]) -> list[int]:

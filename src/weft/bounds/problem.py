@@ -32,8 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import WeftError, compose
-from weft.quantities import MILLION
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import MILLION, OpKind, Program
 
 NO_RESOURCE = -1
 NO_KERNEL = -1
@@ -46,7 +45,7 @@ class BoundError(WeftError):
     """A program that no bound can be found for, or a certificate that proves nothing."""
 
 
-class Merging(StrEnum):
+class MergingAssumption(StrEnum):
     """Whether collectives of one queue may become one."""
 
     ALLOWED = "allowed"
@@ -96,9 +95,9 @@ class Tasks:
         return [node for node in self.order if self.resource[node] == resource and self.duration[node]]
 
 
-def tasks_of(program: Program, merging: Merging, clock: Clock = Clock.WALL) -> Tasks:
+def tasks_of(program: Program, merging: MergingAssumption, clock: Clock = Clock.WALL) -> Tasks:
     check_program(program, merging)
-    num_ops = len(program.sorts)
+    num_ops = len(program.kinds)
     tasks = Tasks(
         order=[],
         preds=[[] for _ in range(2 * num_ops)],
@@ -113,20 +112,20 @@ def tasks_of(program: Program, merging: Merging, clock: Clock = Clock.WALL) -> T
         chains=[],
     )
     kernels = Counter(program.kernel)
-    for op, sort in enumerate(program.sorts):
+    for op, kind in enumerate(program.kinds):
         preds = [*dict.fromkeys([*program.preds[op], *(launch + num_ops for launch in program.waits_for[op])])]
         link(tasks, op, preds)
-        if sort in (Sort.COMPUTE, Sort.LAUNCH):
+        if kind in (OpKind.COMPUTE, OpKind.LAUNCH):
             kernel = program.kernel[op] if program.kernel else NO_KERNEL
             tasks.kernel[op] = NO_KERNEL if kernels[kernel] == 1 else kernel
             tasks.resource[op] = COMPUTE
-        if sort is Sort.LAUNCH:
+        if kind is OpKind.LAUNCH:
             node = op + num_ops
             link(tasks, node, preds)
-            tasks.latency[node] = program.latency_ns[op] if merging is Merging.ALLOWED else 0
+            tasks.latency[node] = program.latency_ns[op] if merging is MergingAssumption.ALLOWED else 0
             tasks.queue[node] = program.queue[op]
             tasks.resource[node] = 1 + program.queues[program.queue[op]].link
-    if merging is Merging.ALLOWED:
+    if merging is MergingAssumption.ALLOWED:
         tasks.chains.extend(chain_of(tasks, queue) for queue in range(len(program.queues)))
     return timed(program, tasks, clock)
 
@@ -136,13 +135,13 @@ def timed(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
     slowdown_ppm = program.slowdown_ppm if clock is Clock.WORK else 0
     wire_ppm = program.collective_slowdown_ppm if clock is Clock.WIRE else 0
     gap = 0 if clock is Clock.BUSY else shrunk(program.launch_gap_ns, slowdown_ppm)
-    num_ops = len(program.sorts)
+    num_ops = len(program.kinds)
     duration, latency = [0] * (2 * num_ops), [0] * (2 * num_ops)
     gaps = gaps_behind_launches(program, tasks)
-    for op, sort in enumerate(program.sorts):
-        if sort is Sort.COMPUTE and program.duration_ns[op] and clock is not Clock.BUSY:
+    for op, kind in enumerate(program.kinds):
+        if kind is OpKind.COMPUTE and program.duration_ns[op] and clock is not Clock.BUSY:
             duration[op] = shrunk(program.duration_ns[op], wire_ppm) + (gap if tasks.kernel[op] == NO_KERNEL else 0)
-        elif sort is Sort.LAUNCH:
+        elif kind is OpKind.LAUNCH:
             saved = program.latency_ns[op] if tasks.chains else 0
             latency[op + num_ops] = shrunk(saved, slowdown_ppm)
             duration[op + num_ops] = latency[op + num_ops] + shrunk(program.duration_ns[op] - saved, slowdown_ppm)
@@ -152,11 +151,11 @@ def timed(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
 
 def gaps_behind_launches(program: Program, tasks: Tasks) -> set[int]:
     """The launches that have a gap behind them: those of no kernel; with merging, only of chains in queues of such."""
-    launches = [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
     if not tasks.chains:
         return {op for op in launches if tasks.kernel[op] == NO_KERNEL}
     others = {program.queue[op] for op in launches if tasks.kernel[op] != NO_KERNEL}
-    chained = [node - len(program.sorts) for chain in tasks.chains for node in chain]
+    chained = [node - len(program.kinds) for chain in tasks.chains for node in chain]
     return {op for op in chained if program.queue[op] not in others}
 
 
@@ -194,7 +193,7 @@ def overlap_cost(program: Program, busy: int) -> int:
 
 def wire_cost(program: Program) -> int:
     """What a step takes beyond the time of its wires: collectives are slowed while all of its compute runs."""
-    compute = sum(ns for ns, sort in zip(program.duration_ns, program.sorts, strict=True) if sort is Sort.COMPUTE)
+    compute = sum(ns for ns, kind in zip(program.duration_ns, program.kinds, strict=True) if kind is OpKind.COMPUTE)
     return compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
 
 
@@ -205,16 +204,16 @@ def link(tasks: Tasks, node: int, preds: list[int]) -> None:
         tasks.succs[pred].append(node)
 
 
-def check_program(program: Program, merging: Merging) -> None:
+def check_program(program: Program, merging: MergingAssumption) -> None:
     for op, preds in enumerate(program.preds):
         late = next((pred for pred in (*preds, *program.waits_for[op]) if pred >= op), None)
         if late is not None:
             what = f"operation {op} ({program.names[op]}) needs operation {late}, which is not before it"
             raise BoundError(compose("bounds", what, do="give operations in an order that is legal"))
-    if merging is Merging.EXCLUDED:
+    if merging is MergingAssumption.EXCLUDED:
         return
-    if len(program.latency_ns) != len(program.sorts):
-        what = f"{len(program.latency_ns)} latencies for {len(program.sorts)} operations"
+    if len(program.latency_ns) != len(program.kinds):
+        what = f"{len(program.latency_ns)} latencies for {len(program.kinds)} operations"
         raise BoundError(compose("bounds", what, do="give latency_ns, or leave merging out"))
     pairs = zip(program.latency_ns, program.duration_ns, strict=True)
     wrong = next((op for op, (latency, duration) in enumerate(pairs) if not 0 <= latency <= duration), None)

@@ -221,7 +221,7 @@ class Cluster:
 
 
 ASSUMED_NODES = 8
-"""Nodes of eight H100 that `weft.simulate` and streaming assume if no cluster is given."""
+"""Nodes of eight H100 that `weft.simulate` assumes if no cluster is given."""
 
 
 def assumed_cluster(groups: Iterable[Group], num_nodes: int = 1) -> Cluster:

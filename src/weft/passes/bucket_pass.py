@@ -62,7 +62,7 @@ class BucketPass(Pass):
     def policy(self, context: Context) -> Policy:
         """The options as a policy; a pass with more of them replaces what differs."""
         return Policy(
-            cap_from(self.max_bytes, context.cluster, context.groups, self.first_bytes),
+            cap_from(self.max_bytes, context.target_cluster, context.groups, self.first_bytes),
             self.may_overshoot,
             modules=self.modules,
             pinned=tuple(tuple(names.split("+")) for names in self.pinned),

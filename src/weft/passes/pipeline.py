@@ -21,7 +21,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from weft.compat import refresh_names
-from weft.cost.cluster import Cluster, assumed_cluster
+from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
 from weft.graph.dag import Dag, collector_paused
@@ -229,8 +229,7 @@ def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step)
 
 def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
     """Hold the outcome against the limit, whatever the last passes were."""
-    cluster = context.cluster or assumed_cluster(context.groups)
-    peak = simulate(program_of(run.module, context.groups, cluster)).peak_bytes
+    peak = simulate(program_of(run.module, context.groups, context.target_cluster)).peak_bytes
     if peak > limit_bytes:
         what = f"the graph needs {peak} bytes, {limit_bytes} are allowed"
         raise RefusedError(compose("pipeline", what, do="put schedule-overlap last, or allow more"))

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
-from weft.cost.cluster import ASSUMED_NODES, assumed_cluster
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
@@ -127,8 +126,7 @@ class StreamPass(Pass):
             cuts = [site.cut(self.chunks) for site in sites]
             costs = Costs(context.cluster, context.groups) if context.cluster is not None else None
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
-        cluster = context.cluster or assumed_cluster(context.groups, ASSUMED_NODES)
-        return choose(sites, dag, context.groups, cluster, context.effort)
+        return choose(sites, dag, context.groups, context.target_cluster, context.effort)
 
     def _kernel(self, cut: Chunking) -> Kernel | Refusal:
         """The first kernel that can run a site, of those that are wanted."""

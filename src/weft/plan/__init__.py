@@ -1,1 +1,1 @@
-"""Plans, steps and decisions as data: the only home of reasons and refusals."""
+"""Plans as data: the actions of each pass, and the decisions with their reasons."""

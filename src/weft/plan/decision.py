@@ -1,4 +1,8 @@
-"""Reasons, decisions and refusals: why each opportunity that a pass considered ended as it did."""
+"""Decisions: what became of each opportunity that a pass considered, and why.
+
+This is the only home of reasons. A pass that declines returns or records a `Refusal`; every opportunity ends as a
+`Decision` in the plan, so a report can explain the passes without running them again.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +11,69 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why an opportunity ended as it did. One list for all passes."""
+    """Why an opportunity ended as it did. All passes share this list."""
 
     APPLIED = "applied"
+    """The pass made the rewrite."""
     ALREADY_DONE = "already-done"
+    """The graph already has the form that the pass would give it."""
     DEPENDENCY = "dependency"
+    """A node in between needs the old result or the old order."""
     IN_FLIGHT_LIMIT = "in-flight-limit"
+    """More collectives would be in flight at once than the pass allows."""
     UNKNOWN_SIZE = "unknown-size"
+    """A size or a duration that the rewrite depends on is not known when the graph is planned."""
     HOLDS_MEMORY = "holds-memory"
+    """A tensor would stay alive longer, or take more memory, than the pass allows."""
     MUTATED = "mutated"
+    """Something writes to a tensor that the rewrite would read later, share or drop."""
     ESCAPES = "escapes"
+    """The graph returns a tensor whose identity or storage the rewrite would change."""
     UNSUPPORTED_FORM = "unsupported-form"
+    """The operator, its arguments or its layout are outside what the pass handles."""
     HAS_EFFECT = "has-effect"
+    """A node has an effect besides its result, or Weft does not know its effects."""
     ALONE = "alone"
+    """Nothing else in the graph can share the rewrite with it."""
     FULL = "full"
+    """The bucket has reached its size limit."""
     OTHER_ROLE = "other-role"
+    """The collective carries something else than the pass is for, such as activations instead of parameters."""
     FORBIDDEN = "forbidden"
+    """The user asked to leave it as it is."""
     EXPOSED_BY_DEPENDENCY = "exposed-by-dependency"
+    """The collective is exposed: its inputs come too late or its result is needed too soon."""
     EXPOSED_BY_QUEUE = "exposed-by-queue"
+    """The collective is exposed: another collective runs before it in the same queue."""
     EXPOSED_BY_LINK = "exposed-by-link"
+    """The collective is exposed: it shares the bandwidth of a link with others."""
     EXPOSED_BY_MEMORY = "exposed-by-memory"
+    """The collective is exposed: launching it earlier would exceed the memory limit."""
     EXPOSED_BY_ORDER = "exposed-by-order"
+    """The collective is exposed: an earlier launch is legal, but the search found no better order with it."""
     NO_PRODUCT = "no-product"
+    """No matrix product consumes or produces the tensor that the collective moves."""
     OTHER_ORDER = "other-order"
+    """Views reorder, repeat or drop elements between the collective and the product."""
     NOT_BY_ROWS = "not-by-rows"
+    """A call between the collective and the product cannot be computed one chunk at a time."""
     DOES_NOT_SPLIT = "does-not-split"
+    """A size is not divisible by the number of chunks or ranks."""
     NO_KERNEL = "no-kernel"
+    """No kernel that runs the rewritten form is available for this device, group or operator."""
     NO_GAIN = "no-gain"
+    """The rewrite would not make the step shorter, or nothing says that it would."""
     OTHER_RANKS = "other-ranks"
+    """Other ranks hold graphs or positions that would make the rewrite differ from rank to rank."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether a rewrite was possible in kind and was not made."""
+        """Whether the pass declined a rewrite of the kind it makes."""
         return self not in NO_REFUSALS
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether something in the graph forbids a rewrite that would fit; `strict` makes an error of it."""
+        """Whether the graph prevents a rewrite that the pass wanted to make; `strict` raises on it."""
         return self in OBSTACLES
 
 
@@ -62,6 +92,7 @@ NO_REFUSALS = (
     Reason.NO_PRODUCT,
     Reason.NO_GAIN,
 )
+"""Reasons under which nothing was declined: done, nothing to do, asked for, not worth it, or merely a diagnosis."""
 
 OBSTACLES = (
     Reason.DEPENDENCY,
@@ -73,22 +104,23 @@ OBSTACLES = (
     Reason.HAS_EFFECT,
     Reason.OTHER_RANKS,
 )
+"""Refusals that a change of the user's graph or of a limit could lift. The others are limits of the pass itself."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One opportunity that a pass considered."""
+    """The outcome of one opportunity that a pass considered."""
 
     pass_name: str
     reason: Reason
     sentence: str
     nodes: tuple[str, ...]
     blocking: str | None = None
-    """The node that stands in the way, where there is one."""
+    """The node that prevents the rewrite, if a single node does."""
     exposed_us: float = 0.0
-    """For how long the stream stands still for what is told of."""
+    """Exposed time of the collectives that the decision is about."""
     gain_us: float = 0.0
-    """What lifting the block would make the step shorter, at most."""
+    """Upper bound on the time that the step would save without this obstacle."""
 
     @property
     def applied(self) -> bool:
@@ -97,9 +129,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a rewrite that looked possible is not made."""
+    """Why a pass does not make a rewrite that looked possible; the pass turns it into a `Decision`."""
 
     reason: Reason
     sentence: str
     blocking: str | None = None
-    """The node that stands in the way, where there is one."""
+    """The node that prevents the rewrite, if a single node does."""

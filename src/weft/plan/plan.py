@@ -1,9 +1,9 @@
-"""Plan, Step, Decision: what was decided, as data that can be read, compared, saved and applied again.
+"""Plans: everything the passes decided, as data that can be read, compared, saved and applied again.
 
-Contract: a plan names nodes by name and groups by canonical name, so it means the same on every rank. Each step
-carries the digest of the listing it was made for, and the plan the digest of the listing that its last step leads to:
-applying it to any other graph, or with any other outcome, is refused. A file carries the digest of all its contents; a
-file that was edited is refused.
+Contract: a plan refers to nodes by name and to groups by canonical name, so it means the same on every rank. Each step
+records the digest of the listing it was made for, and the plan records the digest of the final listing. Weft refuses
+to apply a plan to any other graph, or to accept any other result. A plan file also holds a digest of its contents, and
+Weft refuses a file that was edited.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weft.files import write_whole
 from weft.plan.decision import Decision
 
 FORMAT = 2
-"""Since 2, plans hold the digests of their outcome and of their contents."""
+"""Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Put nodes right before or right after another, in the order given."""
+    """Move nodes directly before or after an anchor, in the given order."""
 
     nodes: tuple[str, ...]
     anchor: str
@@ -36,7 +36,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Replace:
-    """Let the users of one node use another."""
+    """Make the users of one node use another node instead."""
 
     node: str
     by: str
@@ -45,123 +45,123 @@ class Replace:
 
 @dataclass(frozen=True)
 class Erase:
-    """Take nodes out."""
+    """Remove nodes."""
 
     nodes: tuple[str, ...]
     kind: Literal["erase"] = "erase"
 
 
 def bucket_names(first: str) -> tuple[str, str]:
-    """The names of the launch and of the wait of a bucket, by the name of its first launch."""
+    """The names of a bucket's launch and wait, derived from its first member."""
     return f"{first}_bucket", f"{first}_done"
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Launch collectives as one, and wait for them as one."""
+    """Merge collectives into one bucket: one launch and, unless `keeps_waits`, one wait."""
 
     launches: tuple[str, ...]
     strategy: Literal["concat", "coalesced", "pack"]
     owned: tuple[int, ...] = ()
-    """Which tensors, counted over the launches, are given as copies of their own instead of views of the buffer."""
+    """Indices, counted over the launches, of tensors that get memory of their own instead of a view of the buffer."""
     folded: tuple[str, ...] = ()
-    """Casts and scalings in front of the launches that happen once, while or after packing."""
+    """Casts and scalings before the launches that the bucket applies once, while packing or after it."""
     carried: tuple[str, ...] = ()
-    """Cheap nodes that go along to where the launch is put."""
+    """Cheap nodes that move up together with the launch because it needs them."""
     launch_before: str | None = None
-    """The node that the launch is put before; None: where the last of the launches stood."""
+    """Place the launch before this node; None: where the last member was launched."""
     wait_before: str | None = None
-    """The node that the wait is put before; None: right behind the launch."""
+    """Place the wait before this node; None: directly after the launch."""
     together: bool = False
-    """Whether the launches must first be brought together, since something between them writes to what they hold."""
+    """Whether to move the launches next to each other first, because a node between them writes to memory they hold."""
     keeps_waits: bool = False
-    """Whether the waits stay what and where they are, each for its own tensor: only for `coalesced`."""
+    """Whether each member keeps its own wait in its place. Only `coalesced` buckets can."""
     kind: Literal["merge"] = "merge"
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Carry out all that stands before this: what stands after it names the nodes of the graph as it is then."""
+    """Apply all earlier actions now. Later actions name the nodes of the resulting graph."""
 
     kind: Literal["settle"] = "settle"
 
 
 @dataclass(frozen=True)
 class Arrange:
-    """Put all nodes into another order, before anything else is done, or right after a `Settle`."""
+    """Reorder all nodes. Only allowed as the first action or directly after a `Settle`."""
 
     runs: tuple[tuple[str, str], ...]
-    """Stretches of the graph as it is, each by its first and its last node, in the order that they are put into."""
+    """Runs of consecutive nodes in the current order, each as (first, last), listed in the new order."""
     kind: Literal["arrange"] = "arrange"
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Reduce a sum instead of summing what was reduced."""
+    """Sum first and reduce once, instead of summing several reduced tensors."""
 
     additions: tuple[str, ...]
-    """The additions of one tree, the root last."""
+    """The additions of one tree, its root last."""
     kind: Literal["fold"] = "fold"
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Make calls, let them stand for others, and take out what is not needed any more."""
+    """Insert calls, redirect the users of old nodes to them, and remove nodes that are no longer needed."""
 
     calls: tuple[str, ...]
-    """Lines of a listing, `sum_addmm = addmm(bias, x, w)`; they name nodes of the graph and of earlier lines."""
+    """Lines of a listing, such as `sum_addmm = addmm(bias, x, w)`. They use nodes of the graph and earlier lines."""
     before: str
-    """The node that the calls are put before."""
+    """Insert the calls before this node."""
     heirs: tuple[tuple[str, str], ...]
-    """Pairs: the users of the first use the second."""
+    """Pairs (old, new): the users of the old node use the new one."""
     erased: tuple[str, ...] = ()
     kind: Literal["rewrite"] = "rewrite"
 
 
 @dataclass(frozen=True)
 class Inside:
-    """Rewrite a graph that a call runs."""
+    """Rewrite a nested graph, such as the body of a scan."""
 
     path: tuple[str, ...]
-    """The names of the attributes that lead to it."""
+    """Attribute names that lead to the nested graph, outermost first."""
     rewrites: tuple[Rewrite, ...]
     kind: Literal["inside"] = "inside"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Cut a collective into chunks, and the products beside it too, so that each runs while the other does."""
+    """Split a collective and its matrix products into chunks, so that one chunk is sent while another is multiplied."""
 
     launch: str
     products: tuple[str, ...]
     chunks: int
     kernel: Literal["portable", "symmetric-memory", "low-contention", "ring"] = "portable"
     own: int | None = None
-    """Of a ring: the place of this rank in the group."""
+    """For `ring`: this rank's index in the group."""
     apart: int = 0
-    """Of a sum over ranks whose chunks are scattered and gathered: the size of the group."""
+    """Size of the group, for an all-reduce whose chunks run as reduce-scatter and all-gather; otherwise 0."""
     kind: Literal["stream"] = "stream"
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Run the nested graph of a scan or a map in a loop, round by round, into results that are there from the start."""
+    """Run the body of a scan or a map in a loop that writes each round into results allocated beforehand."""
 
     call: str
     path: tuple[str, ...] = ()
-    """The names of the attributes that lead to the graph with the call, where it is nested itself."""
+    """Attribute names that lead to the graph with the call; empty for the outermost graph."""
     kind: Literal["loop"] = "loop"
 
 
 @dataclass(frozen=True)
 class Unwrap:
-    """Call the kernel of a functional wrapper as it is: it writes what it is given, or copies of that."""
+    """Call the mutating operator inside a functional wrapper directly, on its arguments or on copies of them."""
 
     call: str
     copied: tuple[str, ...] = ()
-    """The arguments of the kernel that are copied for it."""
+    """Arguments that are copied first, because others still need their old contents."""
     erased: tuple[str, ...] = ()
-    """Copies of results back into the inputs that are now written at once."""
+    """Copies of results back into inputs; the operator now writes these inputs itself."""
     kind: Literal["unwrap"] = "unwrap"
 
 
@@ -170,18 +170,18 @@ Action = Arrange | Settle | Move | Replace | Erase | Merge | Fold | Rewrite | In
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass decided for one graph."""
+    """The actions and decisions of one pass for one graph."""
 
     spec: str
     """The pass with its options, as in a pipeline string."""
     actions: tuple[Action, ...] = ()
     decisions: tuple[Decision, ...] = ()
     digest: str = ""
-    """The digest of the listing this step was made for."""
+    """Digest of the listing that this step was made for."""
 
     @property
     def stages(self) -> tuple[Self, ...]:
-        """The step cut where it settles: each stage is planned for the graph that the one before it leaves."""
+        """The step split at each `Settle`. Each stage applies to the graph that the previous stage produced."""
         stages: list[list[Action]] = [[]]
         for action in self.actions:
             if isinstance(action, Settle):
@@ -201,57 +201,57 @@ class Step:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How good a plan is on a cluster, and what proves that nothing is much better."""
+    """The simulated step of a plan on a cluster, and a proven lower bound to compare it with."""
 
     cluster: str
     step_ns: int
-    """Simulated, of the graph that the plan leads to."""
+    """Simulated step of the resulting graph."""
     peak_bytes: int
     bound_ns: int
-    """No order and no merging of the collectives of one graph takes less; `bound_of` says of which."""
+    """No order and no merging of the collectives makes the step shorter; `bound_of` says for which graph."""
     bound: str
-    """What the bound is called, and what it rests on."""
+    """Name of the bound and the argument that proves it."""
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`weft.bounds.checker` recomputes the bound from this and the graph alone."""
     bound_of: Literal["before", "after"] = "before"
-    """`before`: the graph that the plan was made for. `after`: the one that it leads to, where a pass removed work."""
+    """`before`: the bound holds for the input graph. `after`: for the resulting graph, because a pass removed work."""
 
     @property
     def gap(self) -> float:
-        """How far the step is above the bound."""
+        """How far the step is above the bound, as a share of the bound."""
         return self.step_ns / self.bound_ns - 1 if self.bound_ns else 0.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Ordered steps, and the facts about the graph that they were made for."""
+    """The steps of all passes in order, and facts about the graph that they were made for."""
 
     steps: tuple[Step, ...]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What to compare when a digest differs: versions, groups, inputs, number of nodes."""
+    """Versions, groups, inputs and number of nodes: used to explain why a digest differs."""
     evidence: Evidence | None = None
-    """Where it was made for a cluster."""
+    """None if the plan was made without a cluster."""
     result: str = ""
-    """The digest of the listing after the last step."""
+    """Digest of the listing after the last step."""
     format: int = FORMAT
 
     @property
     def digest(self) -> str:
-        """Equal exactly for equal plans, on every rank."""
+        """Two plans have the same digest exactly if they are equal, on every rank."""
         return _digest_of(asdict(self))
 
     def to_json(self) -> str:
-        """The plan as JSON with its digest, the same text for the same plan."""
+        """The plan as JSON, with its digest. Equal plans give equal text."""
         contents = asdict(self)
         return json.dumps({**contents, "digest": _digest_of(contents)}, indent=1, sort_keys=True)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file, in a folder that exists."""
+        """Write the plan to a file. Its folder must exist."""
         save_text(path, self.to_json() + "\n", PlanError)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a plan. The error names faults with their paths; a plan that was edited is refused."""
+        """Read a plan. The error lists every fault with its path; a plan that was edited is refused."""
         from pydantic import ValidationError
 
         sealed = _sealed(text)
@@ -260,12 +260,12 @@ class Plan:
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
             raise PlanError(
-                compose("plan", "it is no plan", where=faults, do="make it again with weft.optimize")
+                compose("plan", "this is not a valid plan", where=faults, do="create it again with weft.optimize")
             ) from None
         if sealed != plan.digest:
-            found = f"its digest is {sealed!r}, its contents have {plan.digest!r}"
-            what = f"it was edited after it was made: {found}" if sealed else "it has no digest of its contents"
-            do = "give the file as plan.save wrote it, or make it again with weft.optimize"
+            found = f"the file says digest {sealed!r}, its contents give {plan.digest!r}"
+            what = f"it was edited after it was saved: {found}" if sealed else "it has no digest of its contents"
+            do = "pass the file as plan.save wrote it, or create it again with weft.optimize"
             raise PlanError(compose("plan", what, do=do))
         return plan
 
@@ -275,8 +275,8 @@ class Plan:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # not UTF-8, or a NUL in the path
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            do = "give a file that plan.save wrote"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            do = "pass a file that plan.save wrote"
             raise PlanError(compose("plan", f"{path} cannot be read: {why}", do=do)) from None
         return cls.from_json(text)
 
@@ -286,38 +286,39 @@ def _digest_of(contents: Mapping[str, Any]) -> str:
 
 
 def _sealed(text: str) -> Any:
-    """The digest that stands in the text of a plan; refuses plans of other formats."""
+    """The digest written in the text of a plan. Refuses plans of other formats."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return None
     held: dict[str, Any] = data if isinstance(data, dict) else {}
     if held.get("format", FORMAT) != FORMAT:
-        do = "make it again with weft.optimize"
-        raise PlanError(compose("plan", f"its format is {held['format']!r}, this version reads {FORMAT}", do=do))
+        do = "create it again with weft.optimize"
+        what = f"its format is {held['format']!r}, but this version of Weft reads {FORMAT}"
+        raise PlanError(compose("plan", what, do=do))
     return held.get("digest")
 
 
 def save_text(path: str | Path, text: str, fault: type[WeftError]) -> None:
-    """Write a file of a caller, whole or not at all."""
+    """Write a file completely or not at all."""
     try:
         write_whole(path, text)
     except OSError as error:
         folder = Path(path).parent
-        do = "give the path of a file that can be written" if folder.is_dir() else f"make the folder {folder} first"
+        do = "choose a path that can be written" if folder.is_dir() else f"create the folder {folder} first"
         raise fault(compose(str(path), f"it cannot be written: {error.strerror or error}", do=do)) from error
 
 
 @functools.cache
 def _reader_of(cls: type[Plan]) -> Any:
-    """What reads JSON as such a plan: to make it takes longer than most plans take to read."""
+    """The pydantic reader. It is cached because building it takes longer than reading most plans."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
 
 
 def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any], only: Iterable[str] = ()) -> list[str]:
-    """The facts in which two graphs differ, one line each."""
+    """One line for each fact in which two graphs differ."""
     return [
         f"{key}: {found.get(key)!r} here, {expected.get(key)!r} in the plan"
         for key in sorted(only or {*expected, *found})

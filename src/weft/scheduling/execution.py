@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
-from weft.quantities import MILLION
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.room import NO_LIMIT, Room
 from weft.scheduling.shape import Shape
+from weft.simulation.program import MILLION
 
 NEVER = 1 << 62
 UNSURE = 8

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.simulation.programs import compute, launch, program, wait
 from weft.bounds.checker import check
 from weft.bounds.lower_bound import Bound, lower_bound
-from weft.bounds.problem import Merging
+from weft.bounds.problem import MergingAssumption
 from weft.errors import VerificationError
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
@@ -34,7 +34,7 @@ def in_order(given: Program, names: str) -> int:
     return simulate(given, [given.names.index(name) for name in names.split()]).step_ns
 
 
-def proved(given: Program, merging: Merging | None = None) -> Bound:
+def proved(given: Program, merging: MergingAssumption | None = None) -> Bound:
     bound = lower_bound(given, merging)
     assert check(given, bound.certificate) == bound.bound_ns
     return bound
@@ -105,7 +105,7 @@ def test_merging_saves_latencies_of_what_is_dragged():
     """In a bucket `g` and `h` add 9 each to what it takes: 10 - 9 is saved by each."""
     given = replace(backward(), latency_ns=(0, 0, 3, 0, 3, 0, 3))
     assert proved(given).bound_ns == 80 + 20 - 2 * (10 - 9)
-    assert proved(given, Merging.EXCLUDED).bound_ns == 80 + 20
+    assert proved(given, MergingAssumption.EXCLUDED).bound_ns == 80 + 20
 
 
 def test_what_is_dragged_slows_no_compute():

@@ -12,35 +12,35 @@ import pytest
 from weft.bounds import lower_bound as bounds
 from weft.bounds.checker import check
 from weft.bounds.lower_bound import NO_MERGING, lower_bound
-from weft.bounds.problem import BoundError, Merging
+from weft.bounds.problem import BoundError, MergingAssumption
 from weft.errors import VerificationError
-from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.program import OpKind, Program, Queue
 from weft.simulation.simulator import simulate
 
 
 def program(text: str, links: tuple[int, ...] = (0, 1), **fields: Any) -> Program:
     """A program from lines such as `a: compute 5 x y`, `g: launch 10/3 on 0 a`, `w: wait g`; 3 is g's latency."""
     names: list[str] = []
-    rows: list[tuple[Sort, int, int, int, list[str]]] = []
+    rows: list[tuple[OpKind, int, int, int, list[str]]] = []
     for line in text.strip().splitlines():
-        name, sort, *words = line.replace(":", "").split()
+        name, kind, *words = line.replace(":", "").split()
         names.append(name)
-        if sort == "compute":
-            rows.append((Sort.COMPUTE, int(words[0]), 0, -1, words[1:]))
-        elif sort == "launch":
+        if kind == "compute":
+            rows.append((OpKind.COMPUTE, int(words[0]), 0, -1, words[1:]))
+        elif kind == "launch":
             duration, _, latency = words[0].partition("/")
-            rows.append((Sort.LAUNCH, int(duration), int(latency or 0), int(words[2]), words[3:]))
+            rows.append((OpKind.LAUNCH, int(duration), int(latency or 0), int(words[2]), words[3:]))
         else:
-            rows.append((Sort.WAIT if sort == "wait" else Sort.NOTHING, 0, 0, -1, words))
+            rows.append((OpKind.WAIT if kind == "wait" else OpKind.NOTHING, 0, 0, -1, words))
     needs = [tuple(names.index(word) for word in words) for *_, words in rows]
     is_merging = "/" in text
     return Program(
         names=tuple(names),
-        sorts=tuple(sort for sort, *_ in rows),
+        kinds=tuple(kind for kind, *_ in rows),
         duration_ns=tuple(duration for _, duration, *_ in rows),
         preds=tuple(needs),
         queue=tuple(queue for _, _, _, queue, _ in rows),
-        waits_for=tuple(need if row[0] is Sort.WAIT else () for need, row in zip(needs, rows, strict=True)),
+        waits_for=tuple(need if row[0] is OpKind.WAIT else () for need, row in zip(needs, rows, strict=True)),
         queues=tuple(Queue(f"g{number}", link) for number, link in enumerate(links)),
         links=tuple(f"link{link}" for link in sorted(set(links))),
         drains=(False,) * len(rows),
@@ -104,7 +104,7 @@ def test_heads_rest_on_heads():
 def test_merging_saves_latencies_but_one():
     given = program("g: launch 10/4 on 0\nh: launch 9/4 on 0\nv: wait g\nw: wait h\na: compute 7 v w")
     assert lower_bound(given).bound_ns == 26 - 4
-    assert lower_bound(given, Merging.EXCLUDED).bound_ns == 26
+    assert lower_bound(given, MergingAssumption.EXCLUDED).bound_ns == 26
 
 
 def test_a_member_of_a_bucket_takes_no_less_than_alone():
@@ -177,7 +177,7 @@ def test_collectives_that_depend_on_each_other_keep_their_latencies():
     given = program(f"{chain}\nx: launch 10/4 on 0\ny: launch 10/4 on 0")
     bound = lower_bound(given)
     assert bound.candidates["communication: link0"] == 4 * 6 + 2 * 4
-    assert lower_bound(given, Merging.EXCLUDED).candidates["communication: link0"] == 4 * 10
+    assert lower_bound(given, MergingAssumption.EXCLUDED).candidates["communication: link0"] == 4 * 10
     assert bound.certificate["chains"] == [[8, 11], []]
     assert check(given, bound.certificate) == bound.bound_ns
 
@@ -215,7 +215,7 @@ def test_a_launch_has_a_gap_behind_it_but_its_collective_does_not_wait():
 
 def test_gaps_behind_launches_that_may_be_merged_are_left_out():
     given = program("g: launch 10/1 on 0\nh: launch 10/1 on 0\na: compute 50", launch_gap_ns=3)
-    assert lower_bound(given, Merging.EXCLUDED).bound_ns == 3 + 3 + 50 == simulate(given).step_ns
+    assert lower_bound(given, MergingAssumption.EXCLUDED).bound_ns == 3 + 3 + 50 == simulate(given).step_ns
     assert lower_bound(given).bound_ns == 3 + 50
 
 

@@ -6,15 +6,17 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.plan.listings import buckets, gathers, graph, node, reasons, run
+from tests.unit.plan.listings import buckets, decisions, gathers, graph, node, run
 from weft.bucketing.eligibility import Key
 from weft.bucketing.policy import SHARE, Policy, cap_from, module_paths
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
+from weft.plan.decision import Reason
 
 MIB = 1 << 20
+NODE = Cluster.load("h100-8")
 
 
 def key(kind: Kind = Kind.ALL_GATHER, group: str = "dp", size: int = 8) -> Key:
@@ -29,7 +31,7 @@ def table(**sizes: int) -> GroupTable:
 
 
 def test_the_last_cap_holds_for_all_further_buckets():
-    cap = cap_from((1, 2, 3), None, table(dp=8))
+    cap = cap_from((1, 2, 3), NODE, table(dp=8))
     assert [cap(key(), number) for number in range(5)] == [1, 2, 3, 3, 3]
 
 
@@ -44,11 +46,6 @@ def test_without_caps_the_cluster_says_where_bandwidth_is_reached(name: str, kin
     assert MIB < cap < 1000 * MIB
 
 
-def test_without_a_cluster_as_many_nodes_are_assumed_as_the_group_needs():
-    cap = cap_from((), None, table(dp=64))
-    assert cap(key(size=64), 0) == Cluster.load("h100-8x8").saturating_bytes(Kind.ALL_GATHER, Group("dp", 64), SHARE)
-
-
 def test_a_group_that_spans_nodes_has_another_cap_than_one_that_does_not():
     groups = GroupTable({"dp": Group("dp", 8, stride=8), "tp": Group("tp", 8)})
     cap = cap_from((), Cluster.load("h100-8x8"), groups)
@@ -56,8 +53,8 @@ def test_a_group_that_spans_nodes_has_another_cap_than_one_that_does_not():
 
 
 def test_a_first_cap_is_used_only_where_the_cluster_gives_the_others():
-    given = cap_from((5,), None, table(dp=8), first=MIB)
-    derived = cap_from((), None, table(dp=8), first=MIB)
+    given = cap_from((5,), NODE, table(dp=8), first=MIB)
+    derived = cap_from((), NODE, table(dp=8), first=MIB)
     assert given(key(), 0) == 5
     assert derived(key(), 0) == MIB < derived(key(), 1)
 
@@ -153,8 +150,6 @@ def test_names_of_launches_that_a_bucket_took_are_known_in_a_second_run():
     assert not entry.changed
 
 
-def test_a_ban_is_told():
-    assert reasons(gathers(2), "bucket-all-gathers{forbidden=ag1}") == [
-        "alone: ag0 stays alone: no other all_gather in 'dp' is of its sort",
-        "forbidden: ag1 stays: that was asked for",
-    ]
+def test_a_forbidden_gather_stays_alone():
+    found = [(d.reason, d.nodes) for d in decisions(gathers(2), "bucket-all-gathers{forbidden=ag1}")]
+    assert found == [(Reason.ALONE, ("ag0",)), (Reason.FORBIDDEN, ("ag1",))]

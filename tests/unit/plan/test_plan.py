@@ -106,46 +106,46 @@ def test_reasons_are_words_with_dashes():
     [
         (
             "",
-            "plan: it is no plan\n"
+            "plan: this is not a valid plan\n"
             "    file: Invalid JSON: EOF while parsing a value at line 1 column 0\n"
-            "make it again with weft.optimize",
+            "create it again with weft.optimize",
         ),
         (
             "[]",
-            "plan: it is no plan\n    file: Input should be an object\nmake it again with weft.optimize",
+            "plan: this is not a valid plan\n    file: Input should be an object\ncreate it again with weft.optimize",
         ),
         (
             "{}",
-            "plan: it is no plan\n    steps: Field required\nmake it again with weft.optimize",
+            "plan: this is not a valid plan\n    steps: Field required\ncreate it again with weft.optimize",
         ),
         (
             '{"steps": [{}, {"spec": 3}], "format": 2}',
-            "plan: it is no plan\n"
+            "plan: this is not a valid plan\n"
             "    steps.0.spec: Field required\n"
             "    steps.1.spec: Input should be a valid string\n"
-            "make it again with weft.optimize",
+            "create it again with weft.optimize",
         ),
         (
             '{"steps": [{"spec": "sink-waits", "decisions": [{"pass_name": "a", "reason": "bored", "sentence": "", '
             '"nodes": []}]}]}',
-            "plan: it is no plan\n"
+            "plan: this is not a valid plan\n"
             "    steps.0.decisions.0.reason: Input should be "
             + ", ".join(f"'{reason.value}'" for reason in list(Reason)[:-1])
             + f" or '{list(Reason)[-1].value}'\n"
-            "make it again with weft.optimize",
+            "create it again with weft.optimize",
         ),
         (
             '{"steps": [], "format": 1}',
-            "plan: its format is 1, this version reads 2\nmake it again with weft.optimize",
+            "plan: its format is 1, but this version of Weft reads 2\ncreate it again with weft.optimize",
         ),
         (
             '{"steps": []}',
             "plan: it has no digest of its contents\n"
-            "give the file as plan.save wrote it, or make it again with weft.optimize",
+            "pass the file as plan.save wrote it, or create it again with weft.optimize",
         ),
     ],
 )
-def test_a_file_that_is_no_plan_is_told_all_its_faults(text: str, message: str):
+def test_an_invalid_plan_lists_all_its_faults(text: str, message: str):
     with pytest.raises(PlanError) as error:
         Plan.from_json(text)
     assert str(error.value) == message
@@ -156,7 +156,7 @@ def test_a_file_in_which_anything_was_edited_is_refused():
     edits = [("2.", "3."), ('"applied"', '"alone"'), ("sink-waits", "hoist-launches"), ('"stride": 1', '"stride": 2')]
     for old, new in edits:
         assert old in text
-        with pytest.raises(PlanError, match=r"it was edited after it was made: its digest is '[0-9a-f]{32}'"):
+        with pytest.raises(PlanError, match=r"it was edited after it was saved: the file says digest '[0-9a-f]{32}'"):
             Plan.from_json(text.replace(old, new, 1))
     assert Plan.from_json(json.dumps(json.loads(text)))  # the layout of the text does not count
 
@@ -177,7 +177,7 @@ def test_each_action_is_read_as_its_kind():
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("missing", "No such file or directory"), ("folder", "Is a directory"), ("binary", "it is no text")],
+    [("missing", "No such file or directory"), ("folder", "Is a directory"), ("binary", "it is not UTF-8 text")],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path, name: str, why: str):
     (tmp_path / "folder").mkdir()
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path, nam
     path = tmp_path / name
     with pytest.raises(PlanError) as error:
         Plan.load(path)
-    assert str(error.value) == f"plan: {path} cannot be read: {why}\ngive a file that plan.save wrote"
+    assert str(error.value) == f"plan: {path} cannot be read: {why}\npass a file that plan.save wrote"
 
 
 def test_a_plan_is_not_saved_where_there_is_no_folder(tmp_path: Path):
@@ -193,16 +193,14 @@ def test_a_plan_is_not_saved_where_there_is_no_folder(tmp_path: Path):
     with pytest.raises(PlanError) as error:
         every_kind_of_action().save(path)
     assert str(error.value) == (
-        f"{path}: it cannot be written: No such file or directory\nmake the folder {path.parent} first"
+        f"{path}: it cannot be written: No such file or directory\ncreate the folder {path.parent} first"
     )
 
 
 def test_a_plan_is_not_saved_as_a_folder(tmp_path: Path):
     with pytest.raises(PlanError) as error:
         every_kind_of_action().save(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path}: it cannot be written: Is a directory\ngive the path of a file that can be written"
-    )
+    assert str(error.value) == f"{tmp_path}: it cannot be written: Is a directory\nchoose a path that can be written"
 
 
 # Other graphs.

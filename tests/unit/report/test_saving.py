@@ -19,5 +19,5 @@ def test_a_file_is_not_saved_where_there_is_no_folder(save: object, tmp_path: Pa
     with pytest.raises(ReportError) as error:
         save(report, path)  # type: ignore[operator]
     assert str(error.value) == (
-        f"{path}: it cannot be written: No such file or directory\nmake the folder {path.parent} first"
+        f"{path}: it cannot be written: No such file or directory\ncreate the folder {path.parent} first"
     )

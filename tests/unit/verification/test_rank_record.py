@@ -17,7 +17,7 @@ from tests.unit.verification.pipelines import pipeline
 from weft.errors import VerificationError
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
-from weft.verification.agreement.agreement import Fault
+from weft.verification.agreement.agreement import AgreementFault
 from weft.verification.agreement.issue_order import read_order
 from weft.verification.agreement.rank_record import (
     Board,
@@ -93,8 +93,8 @@ def test_another_plan_for_the_same_graph_is_named_with_its_first_decision_and_la
     lines = str(conflict).splitlines()
     assert lines[0] == "agreement: rank 0 and rank 2 disagree on graph 'forward 0/0'"
     assert lines[1] == (
-        "    decision 1: \"2 launches of all_gather in 'dp' become one of 96 bytes: a to b\" on rank 0, "
-        "'a stays alone: its 32 bytes fill a bucket of 8' on rank 2"
+        "    decision 1: \"merged 2 all-gathers of group 'dp' into one of 96 B: a to b\" on rank 0, "
+        "'a stays alone: its 32 B fill a bucket of at most 8 B' on rank 2"
     )
     assert lines[2] == (
         "    launch 1 in group 'dp': a_bucket (all_gather of 12 f32) on rank 0, a (all_gather of 4 f32) on rank 2"
@@ -117,7 +117,10 @@ def test_ranks_that_hold_different_graphs_need_agree_on_the_groups_they_share(bo
     assert publish(board, 2, 4, other) == []  # 'dp' is shared, and the same is launched in it
     fewer = state(LISTING.replace("all_reduce(y, 'sum', 'tp')", "all_reduce(y, 'max', 'tp')"))
     assert publish(board, 3, 4, fewer)[0].ranks == (2, 3)  # 'tp' is shared with rank 2 alone
-    assert [finding.fault for finding in _with_all(board, fewer).findings] == [Fault.ORDER, Fault.ORDER]
+    assert [finding.fault for finding in _with_all(board, fewer).findings] == [
+        AgreementFault.ORDER,
+        AgreementFault.ORDER,
+    ]
 
 
 def _with_all(board: Board, first: Statement) -> Any:

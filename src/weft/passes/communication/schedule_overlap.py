@@ -45,7 +45,6 @@ from torch.fx import Graph
 
 from weft.bucketing.eligibility import COALESCED
 from weft.bucketing.prices import BucketPrices
-from weft.cost.cluster import assumed_cluster
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
@@ -60,7 +59,7 @@ from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import Outcome, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
@@ -134,7 +133,7 @@ class Planner:
 
     def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
         self.rewrite, self.graph, self.context = rewrite, graph, context
-        self.cluster = context.cluster or assumed_cluster(context.groups)
+        self.cluster = context.target_cluster
         self.kinds = KINDS[rewrite.merge]
         self.exposed_ns: dict[str, int] = {}
         """How long each launch was exposed in the graph as it is."""
@@ -194,4 +193,4 @@ def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, i
 
 
 def _launches(program: Program) -> list[int]:
-    return [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    return [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]

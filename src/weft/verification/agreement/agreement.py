@@ -27,10 +27,10 @@ from weft.graph.listings.text import parse, render
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import place_in
 from weft.rewriting.slices import Piece, part_of
-from weft.verification.agreement.deadlock import Stand, cycles
-from weft.verification.agreement.issue_order import LABELS, IssueOrder, Launch, Transfer, read_order
+from weft.verification.agreement.deadlock import BlockedRank, cycles
+from weft.verification.agreement.issue_order import LABELS, IssuedLaunch, IssuedTransfer, IssueOrder, read_order
 from weft.verification.agreement.world import World
-from weft.verification.rendezvous import Place
+from weft.verification.rendezvous import MeetingPlace
 
 Graph = GraphModule | str | IssueOrder
 """A module, a listing, or an issue order."""
@@ -38,7 +38,7 @@ Graphs = Sequence[Graph | Sequence[Graph]]
 """By rank: a graph, or several that run one after the other."""
 
 
-class Fault(StrEnum):
+class AgreementFault(StrEnum):
     """What is wrong."""
 
     ORDER = "order"
@@ -56,12 +56,12 @@ class Fault(StrEnum):
 
 
 DO = {
-    Fault.ORDER: "launch the collectives of a group in one order on every rank",
-    Fault.MISSING: "launch the collectives of a group on every rank of it",
-    Fault.TRANSFER: "give each send its receive on the other rank, of the same size and dtype",
-    Fault.CYCLE: "launch what others wait for before the wait that blocks",
-    Fault.INTERLEAVING: "launch in one order on both ranks; put transfers that cross into one batch",
-    Fault.TAGS: "launch the transfers between two ranks in one order on both",
+    AgreementFault.ORDER: "launch the collectives of a group in one order on every rank",
+    AgreementFault.MISSING: "launch the collectives of a group on every rank of it",
+    AgreementFault.TRANSFER: "give each send its receive on the other rank, of the same size and dtype",
+    AgreementFault.CYCLE: "launch what others wait for before the wait that blocks",
+    AgreementFault.INTERLEAVING: "launch in one order on both ranks; put transfers that cross into one batch",
+    AgreementFault.TAGS: "launch the transfers between two ranks in one order on both",
 }
 
 
@@ -76,7 +76,7 @@ class At(NamedTuple):
 class Finding:
     """One disagreement."""
 
-    fault: Fault
+    fault: AgreementFault
     group: str
     where: tuple[At, ...]
     """The nodes that it is about; the first one is that of the rank which stands alone, if one does."""
@@ -283,10 +283,10 @@ def _shown(order: IssueOrder) -> dict[str, tuple[object, ...]]:
     found: dict[str, list[object]] = {name: [] for name in order.groups}
     numbers: list[tuple[str, int]] = []
     for event in order.events:
-        if isinstance(event, Launch):
+        if isinstance(event, IssuedLaunch):
             seen = found[event.group]
             numbers.append((event.group, len(seen)))
-            seen.append((event.sort, event.splits, event.transfers))
+            seen.append((event.signature, event.splits, event.transfers))
             continue
         for number, part in event.parts:
             group, position = numbers[number]
@@ -297,10 +297,10 @@ def _shown(order: IssueOrder) -> dict[str, tuple[object, ...]]:
 # Collectives.
 
 
-def _compare(world: World, place: Place) -> Iterator[Finding]:
+def _compare(world: World, place: MeetingPlace) -> Iterator[Finding]:
     """The first launch on which the ranks of a place disagree."""
     names = world.name_at[place]
-    none: tuple[Launch, ...] = ()
+    none: tuple[IssuedLaunch, ...] = ()
     sequences = [world.order(r).sequences[names[r]] if r in names else none for r in place.members]
     if all(sequence is sequences[0] for sequence in sequences) and _are_even(sequences[0]):
         return
@@ -310,7 +310,7 @@ def _compare(world: World, place: Place) -> Iterator[Finding]:
             what, positions = difference
             where = tuple(At(place.members[p], launches[p].node) for p in positions)
             sentence = f"the ranks of {place} disagree on launch {number}: {what}"
-            yield Finding(Fault.ORDER, place.group, where, sentence)
+            yield Finding(AgreementFault.ORDER, place.group, where, sentence)
             return
     shortest = min(range(len(sequences)), key=lambda p: len(sequences[p]))
     longest = max(range(len(sequences)), key=lambda p: len(sequences[p]))
@@ -319,18 +319,20 @@ def _compare(world: World, place: Place) -> Iterator[Finding]:
         extra = sequences[longest][len(sequences[shortest])].node
         last = next((launch.node for launch in reversed(sequences[shortest])), "no launch")
         what = f"rank {less} launches {len(sequences[shortest])} in {place}, rank {more} {len(sequences[longest])}"
-        yield Finding(Fault.MISSING, place.group, (At(less, last), At(more, extra)), f"{what}: {extra} has no partner")
+        yield Finding(
+            AgreementFault.MISSING, place.group, (At(less, last), At(more, extra)), f"{what}: {extra} has no partner"
+        )
 
 
-def _are_even(sequence: Iterable[Launch]) -> bool:
+def _are_even(sequence: Iterable[IssuedLaunch]) -> bool:
     return all(launch.splits is None or launch.splits.are_even for launch in sequence)
 
 
-def _difference(launches: Sequence[Launch], place: Place) -> tuple[str, list[int]] | None:
+def _difference(launches: Sequence[IssuedLaunch], place: MeetingPlace) -> tuple[str, list[int]] | None:
     """How launches that meet differ, and the positions of the odd one and of another."""
-    if all(launch.sort == launches[0].sort for launch in launches):
+    if all(launch.signature == launches[0].signature for launch in launches):
         return None
-    for label, values in zip(LABELS, zip(*(launch.sort for launch in launches), strict=True), strict=True):
+    for label, values in zip(LABELS, zip(*(launch.signature for launch in launches), strict=True), strict=True):
         known = Counter(value for value in values if not _is_unknown(value))
         if len(known) < 2:
             continue
@@ -350,7 +352,7 @@ def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # type: ignore[arg-type]
 
 
-def _splits_differ(launches: Sequence[Launch], place: Place) -> tuple[str, list[int]] | None:
+def _splits_differ(launches: Sequence[IssuedLaunch], place: MeetingPlace) -> tuple[str, list[int]] | None:
     """Where what one member of an all-to-all sends is not what the other expects."""
     splits = [launch.splits for launch in launches]
     if all(part is None or (part == splits[0] and part.are_even) for part in splits):
@@ -374,7 +376,7 @@ class _End(NamedTuple):
     """One end of a transfer, and where it stands."""
 
     at: At
-    transfer: Transfer
+    transfer: IssuedTransfer
 
 
 def _wrong_peers(world: World) -> Iterator[Finding]:
@@ -386,11 +388,11 @@ def _wrong_peers(world: World) -> Iterator[Finding]:
                 if not 0 <= transfer.peer < len(members) or members[transfer.peer] == rank:
                     what = f"{launch.node} of rank {rank} names peer {transfer.peer}"
                     sentence = f"{what}, which is no other rank of a group of {len(members)}; peers count within it"
-                    yield Finding(Fault.TRANSFER, launch.group, (At(rank, launch.node),), sentence)
+                    yield Finding(AgreementFault.TRANSFER, launch.group, (At(rank, launch.node),), sentence)
 
 
 def _match_transfers(world: World, with_tags: bool) -> list[Finding]:
-    pairs: dict[tuple[Place, int, int], tuple[list[_End], list[_End]]] = {}
+    pairs: dict[tuple[MeetingPlace, int, int], tuple[list[_End], list[_End]]] = {}
     for rank, places in enumerate(world.places):
         for launch in world.order(rank).launches:
             for transfer in launch.transfers:
@@ -421,7 +423,7 @@ def _by_tag(side: Iterable[_End]) -> dict[int, list[_End]]:
     return found
 
 
-def _match(place: Place, sends: Sequence[_End], receives: Sequence[_End]) -> Iterator[Finding]:
+def _match(place: MeetingPlace, sends: Sequence[_End], receives: Sequence[_End]) -> Iterator[Finding]:
     """The first transfer of one tag between two ranks that does not match."""
     source, destination = place.members
     for number, (send, receive) in enumerate(zip(sends, receives, strict=False), 1):
@@ -432,44 +434,46 @@ def _match(place: Place, sends: Sequence[_End], receives: Sequence[_End]) -> Ite
             what = (
                 f"transfer {number} of {place}: {send.at.node} sends {texts[0]}, {receive.at.node} expects {texts[1]}"
             )
-            yield Finding(Fault.TRANSFER, place.group, (send.at, receive.at), what)
+            yield Finding(AgreementFault.TRANSFER, place.group, (send.at, receive.at), what)
             return
     if len(sends) != len(receives):
         more = sends if len(sends) > len(receives) else receives
         alone = more[min(len(sends), len(receives))].at
         counts = f"rank {source} sends {_times(len(sends))} to rank {destination}"
         counts += f" with tag {place.tag} in group {place.group!r}, which receives {_times(len(receives))}"
-        yield Finding(Fault.TRANSFER, place.group, (alone,), f"{counts}: {alone.node} has no partner")
+        yield Finding(AgreementFault.TRANSFER, place.group, (alone,), f"{counts}: {alone.node} has no partner")
 
 
 def _times(count: int) -> str:
     return "never" if not count else "once" if count == 1 else f"{count} times"
 
 
-def _compare_tags(place: Place, sends: Sequence[_End], receives: Sequence[_End]) -> Iterator[Finding]:
+def _compare_tags(place: MeetingPlace, sends: Sequence[_End], receives: Sequence[_End]) -> Iterator[Finding]:
     for number, (send, receive) in enumerate(zip(sends, receives, strict=True), 1):
         tags = (send.transfer.tag, receive.transfer.tag)
         if tags[0] != tags[1]:
             what = f"transfer {number} in group {place.group!r} from rank {place.members[0]} to rank {place.members[1]}"
             sentence = f"{what} has tag {tags[0]} where it is sent, {tags[1]} where it is received"
-            yield Finding(Fault.TAGS, place.group, (send.at, receive.at), f"{sentence}; NCCL goes by the order")
+            yield Finding(
+                AgreementFault.TAGS, place.group, (send.at, receive.at), f"{sentence}; NCCL goes by the order"
+            )
             return
 
 
 # Circles.
 
 
-def _circle(stands: Sequence[Stand]) -> Finding:
+def _circle(stands: Sequence[BlockedRank]) -> Finding:
     after = [*stands[1:], stands[0]]
     parts = [
         f"rank {s.rank} at {s.node} waits for {_named(s)}, which rank {s.missing} launches behind {n.node}"
         for s, n in zip(stands, after, strict=True)
     ]
     where = tuple(At(stand.rank, stand.node) for stand in stands)
-    return Finding(Fault.CYCLE, stands[0].place.group, where, f"cyclic wait: {'; '.join(parts)}")
+    return Finding(AgreementFault.CYCLE, stands[0].place.group, where, f"cyclic wait: {'; '.join(parts)}")
 
 
-def _interleaving(stands: Sequence[Stand]) -> Finding:
+def _interleaving(stands: Sequence[BlockedRank]) -> Finding:
     after = [*stands[1:], stands[0]]
     parts = [
         f"rank {s.rank} launches {_named(s)}, which rank {s.missing} launches behind {_named(n)}"
@@ -477,8 +481,8 @@ def _interleaving(stands: Sequence[Stand]) -> Finding:
     ]
     where = tuple(At(stand.rank, stand.launch.node) for stand in stands)
     sentence = f"launches that may hold each other up on NCCL: {'; '.join(parts)}"
-    return Finding(Fault.INTERLEAVING, stands[0].place.group, where, sentence)
+    return Finding(AgreementFault.INTERLEAVING, stands[0].place.group, where, sentence)
 
 
-def _named(stand: Stand) -> str:
+def _named(stand: BlockedRank) -> str:
     return f"{stand.launch.node} of group {stand.place.group!r}"

@@ -12,29 +12,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.verification.agreement.issue_order import Launch, Wait
+from weft.verification.agreement.issue_order import IssuedLaunch, IssuedWait
 from weft.verification.agreement.world import World
-from weft.verification.rendezvous import Place
+from weft.verification.rendezvous import MeetingPlace
 
-Meeting = tuple[Any, int]
+MeetingKey = tuple[Any, int]
 """Where kinds of ranks meet, and the how-manieth time."""
 
 
 @dataclass(frozen=True)
-class Stand:
+class BlockedRank:
     """Where a rank stands for ever: at a node, for a launch of its own that another rank has not launched."""
 
     rank: int
     node: str
-    launch: Launch
-    place: Place
+    launch: IssuedLaunch
+    place: MeetingPlace
     missing: int
     """A rank that has not launched it and stands elsewhere."""
 
 
-def cycles(world: World, *, one_at_a_time: bool = False) -> list[tuple[Stand, ...]]:
+def cycles(world: World, *, one_at_a_time: bool = False) -> list[tuple[BlockedRank, ...]]:
     """Circles of ranks that wait for each other, at most one through each kind of rank."""
-    run = _Run(world, one_at_a_time)
+    run = _CycleSearch(world, one_at_a_time)
     run.to_the_end()
     done: set[int] = set()
     circles = [run.circle(rank, done) for rank in run.first]
@@ -42,10 +42,10 @@ def cycles(world: World, *, one_at_a_time: bool = False) -> list[tuple[Stand, ..
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _GroupView:
     """A group as one kind of rank sees it."""
 
-    place: Place
+    place: MeetingPlace
     number: int
     """The same for all kinds that meet there."""
     position: int
@@ -53,7 +53,7 @@ class _Spot:
     num_kinds: int
 
 
-class _Run:
+class _CycleSearch:
     """One rank of each kind on its way through its order."""
 
     def __init__(self, world: World, one_at_a_time: bool) -> None:
@@ -63,19 +63,19 @@ class _Run:
         numbers: dict[Any, int] = {}
         self.spots = {self.kinds[rank]: self._spots(rank, numbers) for rank in self.first}
         self.position = dict.fromkeys(self.kinds, 0)
-        self.launched: dict[int, list[tuple[Launch, list[Meeting]]]] = {kind: [] for kind in self.kinds}
+        self.launched: dict[int, list[tuple[IssuedLaunch, list[MeetingKey]]]] = {kind: [] for kind in self.kinds}
         self.counts: dict[int, dict[Any, int]] = {kind: {} for kind in self.kinds}
-        self.missing: dict[Meeting, int] = {}
-        self.waiting: dict[Meeting, list[int]] = {}
+        self.missing: dict[MeetingKey, int] = {}
+        self.waiting: dict[MeetingKey, list[int]] = {}
         self.blocked: dict[int, tuple[str, int, int]] = {}
         """By kind: the node it stands at, the number of the launch, and of the part of it."""
 
-    def _spots(self, rank: int, numbers: dict[Any, int]) -> dict[str, _Spot]:
-        found: dict[str, _Spot] = {}
+    def _spots(self, rank: int, numbers: dict[Any, int]) -> dict[str, _GroupView]:
+        found: dict[str, _GroupView] = {}
         for name, place in self.world.places[rank].items():
             met = self.world.met(place, self.kinds)
             number = numbers.setdefault(met, len(numbers))
-            found[name] = _Spot(place, number, place.members.index(rank), len({kind for kind, _ in met}))
+            found[name] = _GroupView(place, number, place.members.index(rank), len({kind for kind, _ in met}))
         return found
 
     def to_the_end(self) -> None:
@@ -91,7 +91,7 @@ class _Run:
         has_launched = self.blocked.pop(kind, None) is not None  # what it stands at, if that is a launch
         for position in range(self.position[kind], len(events)):
             event = events[position]
-            if isinstance(event, Wait):
+            if isinstance(event, IssuedWait):
                 pending: Sequence[tuple[int, int]] = () if self.one_at_a_time else event.parts
             else:
                 if not has_launched:
@@ -109,7 +109,7 @@ class _Run:
         self.position[kind] = len(events)
         return woken
 
-    def _launch(self, kind: int, launch: Launch) -> list[int]:
+    def _launch(self, kind: int, launch: IssuedLaunch) -> list[int]:
         """Post the parts of a launch where they meet those of other kinds; returns who waited for them."""
         spot, counts, missing = self.spots[kind][launch.group], self.counts[kind], self.missing
         keys: list[Any] = [spot.number]
@@ -120,7 +120,7 @@ class _Run:
                 else (spot.number, t.peer, spot.position, t.tag)
                 for t in launch.transfers
             ]
-        meetings: list[Meeting] = []
+        meetings: list[MeetingKey] = []
         woken: list[int] = []
         needed = 2 if launch.transfers else spot.num_kinds
         for key in keys:
@@ -135,9 +135,9 @@ class _Run:
 
     # Who waits for whom.
 
-    def circle(self, rank: int, done: set[int]) -> tuple[Stand, ...]:
+    def circle(self, rank: int, done: set[int]) -> tuple[BlockedRank, ...]:
         """The circle that a blocked rank leads to; empty if it leads to one that has ended, or to what was seen."""
-        stands: dict[int, Stand] = {}
+        stands: dict[int, BlockedRank] = {}
         stand = self._stand(rank)
         while rank not in stands and stand is not None and self.kinds[rank] not in done:
             stands[rank] = stand
@@ -146,7 +146,7 @@ class _Run:
         done.update(self.kinds[seen] for seen in stands)
         return tuple(stands.values())[list(stands).index(rank) :] if rank in stands else ()
 
-    def _stand(self, rank: int) -> Stand | None:
+    def _stand(self, rank: int) -> BlockedRank | None:
         kind = self.kinds[rank]
         if kind not in self.blocked:
             return None
@@ -160,5 +160,5 @@ class _Run:
         for member in members:
             other = self.kinds[member]
             if other in self.blocked and self.counts[other].get(key, 0) < count:
-                return Stand(rank, node, launch, place, member)
+                return BlockedRank(rank, node, launch, place, member)
         return None

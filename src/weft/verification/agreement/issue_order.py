@@ -32,13 +32,13 @@ from weft.graph.listings.text import parse
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.graph.ops import Kind, LaunchForm
 from weft.graph.profiles import graph_arguments, is_alias
-from weft.verification.launches import RESHARD
 from weft.verification.rank import show
+from weft.verification.rendezvous import RESHARD
 
 END = "the end of the graph"
 
 
-class Sort(NamedTuple):
+class LaunchSignature(NamedTuple):
     """What must be the same on every rank that meets in a launch."""
 
     kind: str
@@ -62,7 +62,7 @@ LABELS = (
     "dtype",
     "number of elements",
 )
-"""How messages call what a `Sort` holds."""
+"""How messages call what a `LaunchSignature` holds."""
 
 
 class Splits(NamedTuple):
@@ -77,7 +77,7 @@ class Splits(NamedTuple):
         return len({*self.sent, *self.expected}) == 1
 
 
-class Transfer(NamedTuple):
+class IssuedTransfer(NamedTuple):
     """One end of a transfer between two ranks."""
 
     is_send: bool
@@ -88,17 +88,17 @@ class Transfer(NamedTuple):
     number_of_elements: int | None
 
 
-class Launch(NamedTuple):
+class IssuedLaunch(NamedTuple):
     """A launch: of a collective, or of transfers."""
 
     node: str
     group: str
-    sort: Sort
+    signature: LaunchSignature
     splits: Splits | None = None
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[IssuedTransfer, ...] = ()
 
 
-class Wait(NamedTuple):
+class IssuedWait(NamedTuple):
     """What blocks a rank until parts of launches are complete."""
 
     node: str
@@ -106,26 +106,26 @@ class Wait(NamedTuple):
     """Number of the launch in the order, and number of the transfer in it; 0 for a collective."""
 
 
-Event = Launch | Wait
+IssueEvent = IssuedLaunch | IssuedWait
 
 
 @dataclass(frozen=True)
 class IssueOrder:
     """The launches and waits of one graph, or of several that run one behind the other."""
 
-    events: tuple[Event, ...]
+    events: tuple[IssueEvent, ...]
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     """Those that it launches in, by canonical name."""
 
     @functools.cached_property
-    def launches(self) -> tuple[Launch, ...]:
+    def launches(self) -> tuple[IssuedLaunch, ...]:
         """Its launches in order."""
-        return tuple(event for event in self.events if isinstance(event, Launch))
+        return tuple(event for event in self.events if isinstance(event, IssuedLaunch))
 
     @functools.cached_property
-    def sequences(self) -> dict[str, tuple[Launch, ...]]:
+    def sequences(self) -> dict[str, tuple[IssuedLaunch, ...]]:
         """The collectives of each group in order; transfers are not among them."""
-        found: dict[str, list[Launch]] = {name: [] for name in self.groups}
+        found: dict[str, list[IssuedLaunch]] = {name: [] for name in self.groups}
         for launch in self.launches:
             if not launch.transfers:
                 found[launch.group].append(launch)
@@ -147,8 +147,8 @@ class IssueOrder:
             names[name] = next(same, None) or next(free)
             groups[names[name]] = group.called(names[name], group.identity)
         moved = [
-            Wait(event.node, tuple((number + offset, part) for number, part in event.parts))
-            if isinstance(event, Wait)
+            IssuedWait(event.node, tuple((number + offset, part) for number, part in event.parts))
+            if isinstance(event, IssuedWait)
             else event._replace(group=names[event.group])
             for event in other.events
         ]
@@ -156,7 +156,7 @@ class IssueOrder:
 
     def to_json(self) -> str:
         """The order as JSON, the same text for the same order."""
-        events = [["launch" if isinstance(event, Launch) else "wait", *event] for event in self.events]
+        events = [["launch" if isinstance(event, IssuedLaunch) else "wait", *event] for event in self.events]
         return json.dumps({"groups": [asdict(group) for group in self.groups.values()], "events": events})
 
     @classmethod
@@ -175,12 +175,12 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _event(kind: str, node: str, *rest: Any) -> Event:
+def _event(kind: str, node: str, *rest: Any) -> IssueEvent:
     if kind == "wait":
-        return Wait(node, *map(_tuples, rest))
-    group, sort, splits, transfers = map(_tuples, rest)
-    parts = tuple(Transfer(*transfer) for transfer in transfers)
-    return Launch(node, group, Sort(*sort), None if splits is None else Splits(*splits), parts)
+        return IssuedWait(node, *map(_tuples, rest))
+    group, signature, splits, transfers = map(_tuples, rest)
+    parts = tuple(IssuedTransfer(*transfer) for transfer in transfers)
+    return IssuedLaunch(node, group, LaunchSignature(*signature), None if splits is None else Splits(*splits), parts)
 
 
 def read_order(graph: GraphModule | str | IssueOrder, groups: GroupTable | None = None) -> IssueOrder:
@@ -188,15 +188,15 @@ def read_order(graph: GraphModule | str | IssueOrder, groups: GroupTable | None 
     if isinstance(graph, IssueOrder):
         return graph
     module = parse(graph) if isinstance(graph, str) else graph
-    return _Reader(module, groups if groups is not None else read_groups(module)).read()
+    return _OrderReader(module, groups if groups is not None else read_groups(module)).read()
 
 
-class _Reader:
+class _OrderReader:
     """One walk over a graph; remembers which storages launches are filling."""
 
     def __init__(self, module: GraphModule, table: GroupTable) -> None:
         self.module, self.table = module, table
-        self.events: list[Event] = []
+        self.events: list[IssueEvent] = []
         self.groups: dict[str, Group] = {}
         self.num_launches = 0
         self.storages: dict[Node, Any] = {}
@@ -239,7 +239,7 @@ class _Reader:
     def _wait(self, name: str, storages: Sequence[Any]) -> None:
         parts = [part for storage in storages for part in self.open.pop(storage, ())]
         if parts:
-            self.events.append(Wait(name, tuple(sorted(set(parts)))))
+            self.events.append(IssuedWait(name, tuple(sorted(set(parts)))))
 
     # Launches.
 
@@ -251,15 +251,15 @@ class _Reader:
         self.groups[group.name] = group
         form = ops.launch_form(node.target)
         if form is None:
-            self._add(Launch(node.name, group.name, self._unknown(node)))
-            self.events.append(Wait(node.name, ((self.num_launches - 1, 0),)))
+            self._add(IssuedLaunch(node.name, group.name, self._unknown(node)))
+            self.events.append(IssuedWait(node.name, ((self.num_launches - 1, 0),)))
             return
         bound = ops.bind(node)
         inputs = Collective(node).inputs
         results: list[Any] = [(node, number) for number in range(len(inputs))]
         if form.written is not None:
             results = self._storages(bound[form.written])
-        launch = Launch(node.name, group.name, _sort(node, form, bound), _splits(form, bound))
+        launch = IssuedLaunch(node.name, group.name, _signature(node, form, bound), _splits(form, bound))
         if form.kind in ops.POINT_TO_POINT:
             transfers = tuple(_transfers(form, bound, inputs))
             launch = launch._replace(transfers=transfers)
@@ -273,17 +273,17 @@ class _Reader:
             self.open.setdefault(storage, []).append((self.num_launches - 1, part))
         self.storages[node] = results if form.coalesced else results[0]
 
-    def _add(self, launch: Launch) -> None:
+    def _add(self, launch: IssuedLaunch) -> None:
         self.events.append(launch)
         self.num_launches += 1
 
-    def _unknown(self, node: Node) -> Sort:
+    def _unknown(self, node: Node) -> LaunchSignature:
         """Communication without a row: its operator, and the tensors that it is given."""
         bound: dict[str, Any] = ops.bind(node)
         tensors = [a for a in bound.values() if isinstance(a, Node) and isinstance(ops.value_of(a), Tensor)]
         target: Any = node.target
         is_reshard = target.name() == RESHARD
-        return Sort(
+        return LaunchSignature(
             Kind.ALL_TO_ALL.value if is_reshard else str(ops.name_of(target)),
             pair_of_dims=(bound["gather_dim"], bound["shard_dim"]) if is_reshard else None,
             number_of_tensors=len(tensors),
@@ -305,10 +305,10 @@ class _Reader:
                 raise VerificationError(compose("agreement", what, where=show(node, self.table), do=do))
 
 
-def _sort(node: Node, form: LaunchForm, bound: Mapping[str, Any]) -> Sort:
+def _signature(node: Node, form: LaunchForm, bound: Mapping[str, Any]) -> LaunchSignature:
     collective = Collective(node)
     inputs = collective.inputs
-    return Sort(
+    return LaunchSignature(
         form.kind.value,
         "coalesced" if form.coalesced else "plain",
         collective.reduce_op,
@@ -329,7 +329,7 @@ def _splits(form: LaunchForm, bound: Mapping[str, Any]) -> Splits | None:
     return Splits(*(tuple(_times(_number(split), row) for split in side) for side in sides))
 
 
-def _transfers(form: LaunchForm, bound: Mapping[str, Any], inputs: Sequence[Node]) -> Iterator[Transfer]:
+def _transfers(form: LaunchForm, bound: Mapping[str, Any], inputs: Sequence[Node]) -> Iterator[IssuedTransfer]:
     if form.kind is Kind.BATCH_P2P:
         sends = [name == "isend" for name in bound["op_list"]]
         peers, tags = bound["peer_list"], bound["tag_list"]
@@ -337,7 +337,7 @@ def _transfers(form: LaunchForm, bound: Mapping[str, Any], inputs: Sequence[Node
         sends, tags = [form.kind is Kind.SEND], [bound["tag"]]
         peers = [bound["dst" if sends[0] else "src"]]
     for is_send, peer, tag, source in zip(sends, peers, tags, inputs, strict=True):
-        yield Transfer(is_send, peer, tag, _dtypes([source]), _elements(source))
+        yield IssuedTransfer(is_send, peer, tag, _dtypes([source]), _elements(source))
 
 
 def _dtypes(nodes: Sequence[Node]) -> str:

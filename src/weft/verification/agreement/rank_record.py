@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from weft.errors import VerificationError, compose
 from weft.verification.agreement.agreement import Agreement, check
-from weft.verification.agreement.issue_order import IssueOrder, Launch
+from weft.verification.agreement.issue_order import IssuedLaunch, IssueOrder
 
 DO = "give all ranks the same Weft, torch, cluster and options; or make one plan and apply it on all with weft.apply"
 
@@ -260,15 +260,15 @@ def _first_launch(first: Statement, second: Statement, low: int, high: int, num_
             continue
         pairs = zip_longest(first.order.sequences[name], second.order.sequences[theirs[group.key]])
         for number, (one, two) in enumerate(pairs, 1):
-            if one is None or two is None or (one.sort, one.splits is None) != (two.sort, two.splits is None):
+            if one is None or two is None or (one.signature, one.splits is None) != (two.signature, two.splits is None):
                 return [f"launch {number} in group {name!r}: {_text(one)} on rank {low}, {_text(two)} on rank {high}"]
     return []
 
 
-def _text(launch: Launch | None) -> str:
+def _text(launch: IssuedLaunch | None) -> str:
     if launch is None:
         return "none"
-    sort = launch.sort
-    sizes = ", ".join(map(str, sort.number_of_elements or ()))
-    words = (sort.kind, sort.reduction, "of", sizes, sort.dtype)
+    signature = launch.signature
+    sizes = ", ".join(map(str, signature.number_of_elements or ()))
+    words = (signature.kind, signature.reduction, "of", sizes, signature.dtype)
     return f"{launch.node} ({' '.join(str(word) for word in words if word)})"

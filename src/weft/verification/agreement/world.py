@@ -17,7 +17,7 @@ from weft.errors import GraphError, VerificationError, compose
 from weft.graph.groups import Group
 from weft.verification.agreement.issue_order import IssueOrder
 from weft.verification.rank import partition_of
-from weft.verification.rendezvous import Place, Places, cannot_tell
+from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, cannot_tell
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class World:
     """The orders that differ, by first rank."""
     order_of: tuple[int, ...]
     """The number of each rank's order."""
-    places: tuple[dict[str, Place], ...]
+    places: tuple[dict[str, MeetingPlace], ...]
     """Where each rank meets others, by its own name of the group."""
 
     @classmethod
@@ -49,17 +49,17 @@ class World:
         return self.orders[self.order_of[rank]]
 
     @functools.cached_property
-    def name_at(self) -> dict[Place, dict[int, str]]:
+    def name_at(self) -> dict[MeetingPlace, dict[int, str]]:
         """How each rank calls the group of a place; ranks that never launch there are missing."""
-        found: dict[Place, dict[int, str]] = {}
+        found: dict[MeetingPlace, dict[int, str]] = {}
         for rank, places in enumerate(self.places):
             for name, place in places.items():
                 found.setdefault(place, {})[rank] = name
         return found
 
     @functools.cached_property
-    def has_transfers(self) -> frozenset[Place]:
-        """Places where single ranks are named as peers, so that a rank's position counts."""
+    def has_transfers(self) -> frozenset[MeetingPlace]:
+        """MeetingPlaces where single ranks are named as peers, so that a rank's position counts."""
         used = [{launch.group for launch in order.launches if launch.transfers} for order in self.orders]
         return frozenset(
             place
@@ -82,19 +82,19 @@ class World:
                 return kinds
             kinds = finer
 
-    def met(self, place: Place, kinds: Sequence[int]) -> frozenset[Any] | tuple[Any, ...]:
+    def met(self, place: MeetingPlace, kinds: Sequence[int]) -> frozenset[Any] | tuple[Any, ...]:
         """The kinds that meet at a place, each with its name of the group; by position where that counts."""
         names = self.name_at[place]
         members = [(kinds[rank], names.get(rank)) for rank in place.members]
         return tuple(members) if place in self.has_transfers else frozenset(members)
 
-    def _view(self, rank: int, place: Place, met: Hashable) -> Hashable:
+    def _view(self, rank: int, place: MeetingPlace, met: Hashable) -> Hashable:
         return (place.members.index(rank), met) if place in self.has_transfers else met
 
 
-def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict[str, Place], ...]:
+def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict[str, MeetingPlace], ...]:
     num_ranks = len(order_of)
-    places, found = Places(), list[dict[str, Place]]()
+    places, found = MeetingPlaces(), list[dict[str, MeetingPlace]]()
     for rank, number in enumerate(order_of):
         groups = orders[number].groups.items()
         mine = {name: places.of(group, _part_of(group, num_ranks, rank)) for name, group in groups}
@@ -104,9 +104,9 @@ def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict
     return tuple(found)
 
 
-def _alike(mine: Mapping[str, Place]) -> tuple[str, str]:
+def _alike(mine: Mapping[str, MeetingPlace]) -> tuple[str, str]:
     """Two names of one place."""
-    seen: dict[Place, str] = {}
+    seen: dict[MeetingPlace, str] = {}
     return next((seen[place], name) for name, place in mine.items() if seen.setdefault(place, name) != name)
 
 

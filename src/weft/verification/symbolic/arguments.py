@@ -18,7 +18,7 @@ from torch.fx import Node
 from weft.compat import OpOverload, expression_of, symbols_of
 from weft.graph import ops
 from weft.verification.symbolic.index_maps import Call
-from weft.verification.symbolic.storage import Contents, Place, Tangle
+from weft.verification.symbolic.storage import Contents, StorageView, Tangle
 from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value, product, settle
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -35,7 +35,7 @@ class Token:
     atom: int
 
 
-class Arguments:
+class SymbolicArguments:
     """Arguments and results of the nodes of one graph."""
 
     def __init__(self, terms: Terms, *, ignores_strides: bool) -> None:
@@ -52,7 +52,7 @@ class Arguments:
 
     def read(self, held: Any) -> Any:
         """What is held, as it is now."""
-        if isinstance(held, Place | Tangle):
+        if isinstance(held, StorageView | Tangle):
             return self.contents.read(held)
         return [self.read(item) for item in held] if isinstance(held, list) else held
 

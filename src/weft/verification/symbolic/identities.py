@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.verification.symbolic.index_maps import Call, number_of, of_one_number
+from weft.verification.symbolic.index_maps import Call, LawRule, number_of, of_one_number
 from weft.verification.symbolic.tensors import Run, Terms, Value, join
-
-Rule = Callable[[Call], list[Value] | None]
 
 
 def given_back(call: Call, value: Any) -> list[Value] | None:
@@ -64,7 +62,7 @@ def _number(terms: Terms, value: Any) -> int | float | None:
 # Rules.
 
 
-def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> Rule:
+def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> LawRule:
     """A rule: an operator leaves alone what it takes with this number; of zeros of floats only one keeps the sign."""
 
     def rule(call: Call) -> list[Value] | None:
@@ -82,7 +80,7 @@ def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> Ru
     return rule
 
 
-def first_if(holds: Callable[[Mapping[str, Any]], bool], argument: str = "self") -> Rule:
+def first_if(holds: Callable[[Mapping[str, Any]], bool], argument: str = "self") -> LawRule:
     """A rule: a call gives back an argument, where that holds of its arguments."""
 
     def rule(call: Call) -> list[Value] | None:

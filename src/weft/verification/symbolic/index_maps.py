@@ -7,14 +7,13 @@ looked at. A map that cannot be followed raises `Undecided`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from weft.verification.symbolic.casts import FILLABLE, is_seen_through
-from weft.verification.symbolic.permutes import turned
 from weft.verification.symbolic.tensors import (
     MAX_RUNS,
     Run,
@@ -35,6 +34,8 @@ FILL = "fill"
 """Elements that are all one number, whatever the data."""
 MAX_ROWS = 1 << 11
 """Rows that one slice or concatenation may cut through; buckets have one per rank, activations have millions."""
+MAX_BLOCKS = 1 << 11
+"""Pieces that one operator may cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class Call:
         if not isinstance(values, list | tuple) or not all(isinstance(v, Value) for v in values):
             raise Undecided
         return list(values)
+
+
+LawRule = Callable[[Call], list[Value] | None]
+"""Computes the results of a call; None where the rule does not apply."""
 
 
 def relabel(call: Call) -> list[Value]:
@@ -394,3 +399,54 @@ def _shaped(
     if product(shape) != count:
         raise Undecided
     return Value(shape, dtype, runs)
+
+
+# Dims in another order.
+
+
+def turned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Run, ...]:
+    """The elements of a value whose dims, none of size one, are put in another order."""
+    value, order = _unturned(terms, value, order)
+    if order == tuple(range(len(order))):
+        return value.runs
+    blocks = _blocks(value.shape, order)
+    if blocks is not None:
+        inner, places = blocks
+        strips = cut(value.runs, [inner] * len(places))
+        return join(run for place in places for run in strips[place])
+    fixed = next(k for k, d in enumerate(order) if d != k)
+    count = product(value.shape[:fixed])
+    if fixed and type(count) is int and count <= MAX_BLOCKS:
+        shape, rest = tuple(value.shape[fixed:]), tuple(d - fixed for d in order[fixed:])
+        parts = cut(value.runs, [product(shape)] * count)
+        return join(run for part in parts for run in turned(terms, Value(shape, value.dtype, join(part)), rest))
+    shape = tuple(value.shape[d] for d in order)
+    return terms.whole(("permute", order), shape, value.dtype, (terms.number(value),)).runs
+
+
+def _unturned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
+    """Two orders of dims, one behind the other, as one of what was there before."""
+    label = terms.labels[value.runs[0][0]] if len(value.runs) == 1 else None
+    if not (isinstance(label, tuple) and label[0] == "permute" and value.runs[0][1:] == (0, product(value.shape))):
+        return value, order
+    before = terms.numbered[terms.values[value.runs[0][0]][0]]
+    first: tuple[int, ...] = label[1]
+    if tuple(before.shape[d] for d in first) != value.shape:
+        return value, order
+    return before, tuple(first[d] for d in order)
+
+
+def _blocks(extents: tuple[Size, ...], order: tuple[int, ...]) -> tuple[Size, list[int]] | None:
+    """The elements that stay together, and where each such block came from; None where there are too many blocks."""
+    still = 0
+    while order[-1 - still] == len(order) - 1 - still:
+        still += 1
+    moved = order[: len(order) - still]
+    sizes = extents[: len(moved)]
+    if any(type(n) is not int for n in sizes) or product(sizes) > MAX_BLOCKS:
+        return None
+    steps = [product(sizes[d + 1 :]) for d in range(len(sizes))]
+    places = [0]
+    for d in moved:
+        places = [place + k * steps[d] for place in places for k in range(sizes[d])]
+    return product(extents[len(moved) :]), places

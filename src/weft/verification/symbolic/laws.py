@@ -11,7 +11,7 @@ argument has its default. `tests/unit/verification/test_laws.py` runs each law a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,9 @@ from weft.graph import ops
 from weft.verification.symbolic import collectives, elementwise, identities, index_maps, rowwise
 from weft.verification.symbolic.arguments import base_of
 from weft.verification.symbolic.casts import ANY, BOOL, COMPLEX, FILLABLE, FLOATS, REAL, WHOLE
-from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.index_maps import Call, LawRule
 from weft.verification.symbolic.tensors import Value
 
-Rule = Callable[[Call], list[Value] | None]
 TENSOR: tuple[Any, ...] = (torch.Tensor,)
 """The samples of an argument that is a tensor: the test makes them of the dtypes of the domain."""
 TENSORS: tuple[Any, ...] = (list,)
@@ -61,7 +60,7 @@ class Law:
     operators: tuple[str, ...]
     """Full names with the overload; `aten::mul.*` stands for all overloads, also those in place."""
     domain: Domain
-    rule: Rule
+    rule: LawRule
     is_real: bool = False
     """Whether it holds in real arithmetic only."""
 

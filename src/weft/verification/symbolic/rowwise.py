@@ -233,7 +233,7 @@ def _named(
     """The runs of a result of `count` rows."""
     found: list[Run] = []
     named_alone = 0
-    readers = [_Reader(operand) for operand in operands]
+    readers = [_RowReader(operand) for operand in operands]
     done = 0
     while done < count:
         together = min([count - done, *(reader.whole_rows() for reader in readers)])
@@ -272,7 +272,7 @@ def _row(
     return terms.atom(full, size, dtype, pieces, wholes), number * width, together * width
 
 
-class _Reader:
+class _RowReader:
     """Takes the runs of a value row by row."""
 
     def __init__(self, rows: Rows) -> None:

@@ -27,13 +27,13 @@ from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
 from weft.graph.profiles import PLAIN, Profile, is_alias
 from weft.verification.symbolic import collectives
-from weft.verification.symbolic.arguments import Arguments, Token, containers, leaves, name_of
+from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
 from weft.verification.symbolic.index_maps import Call
 from weft.verification.symbolic.laws import laws_of
 from weft.verification.symbolic.storage import (
     BEYOND_THE_TENSOR,
     Lost,
-    Place,
+    StorageView,
     Tangle,
     find_arrivals,
     find_tangles,
@@ -55,7 +55,7 @@ class Setting:
     reassociates: bool
 
 
-class SymbolicRun(Arguments):
+class SymbolicRun(SymbolicArguments):
     """One graph, run once. Afterwards `outputs`, `inputs`, `events` and `draws` hold what it did."""
 
     def __init__(self, module: GraphModule, dag: Dag, table: GroupTable, setting: Setting) -> None:
@@ -85,7 +85,7 @@ class SymbolicRun(Arguments):
         self._mode: int | None = None
         """The last call that may have changed a mode or a stream: operators after it may mean something else."""
         self._syncs = frozenset(self.effects.syncs)
-        self._on_the_way: list[tuple[Place | Tangle, Value, Value]] = []
+        self._on_the_way: list[tuple[StorageView | Tangle, Value, Value]] = []
         """Copies to the host that are not known to be done: where, what they will be, what is there now."""
         self._arrivals = find_arrivals(dag)
         self.followed = self.effects.memory.written | {s for found in self._arrivals.values() for s in found}
@@ -154,7 +154,7 @@ class SymbolicRun(Arguments):
         self.held[node] = self._own(i, self.result(value, atom))
         self.inputs[key] = self.held[node]
         for leaf in leaves(self.held[node]):
-            if isinstance(leaf, Place | Tangle):
+            if isinstance(leaf, StorageView | Tangle):
                 self.written[key] = leaf.storage if isinstance(leaf, Tangle) else None
 
     def _finish(self, node: Node) -> None:
@@ -302,7 +302,7 @@ class SymbolicRun(Arguments):
         source = self.held[bound[name]] if isinstance(bound[name], Node) else None
         if name_of(node.target) in BEYOND_THE_TENSOR:
             return self._own(i, self._unknown(node, ("storage", self._behind(node), self._names(node))))
-        if not isinstance(source, Place | Tangle):
+        if not isinstance(source, StorageView | Tangle):
             return self._own(i, self._compute(node, PLAIN))
         several = isinstance(ops.value_of(node), list | tuple)
         arguments = self.call(node)
@@ -338,7 +338,9 @@ class SymbolicRun(Arguments):
             if storage in self.tangled:
                 self.contents.happened(storage, "wait")
                 continue
-            base = next(leaf for h in held for leaf in leaves(h) if isinstance(leaf, Place) and leaf.storage == storage)
+            base = next(
+                leaf for h in held for leaf in leaves(h) if isinstance(leaf, StorageView) and leaf.storage == storage
+            )
             while base.parent is not None:
                 base = base.parent
             value = self.contents.read(base)
@@ -359,7 +361,7 @@ class SymbolicRun(Arguments):
                 self.contents.happened(leaf.storage, label)
             value = self.read(leaf)
             mark = self.terms.whole(label, value.shape, value.dtype, (self.terms.number(value),))
-            if isinstance(leaf, Place):
+            if isinstance(leaf, StorageView):
                 self.contents.write(leaf, mark)
             elif isinstance(leaf, Value):
                 self.held[node] = mark
@@ -368,7 +370,7 @@ class SymbolicRun(Arguments):
 
     def _land(self, past: int | None = None) -> None:
         """The host waits for the device; at a call of which that is not known (`past`) it may do so."""
-        still: list[tuple[Place | Tangle, Value, Value]] = []
+        still: list[tuple[StorageView | Tangle, Value, Value]] = []
         for leaf, value, mark in self._on_the_way:
             if isinstance(leaf, Tangle):
                 self.contents.happened(leaf.storage, ("waited", past))
@@ -402,7 +404,7 @@ class SymbolicRun(Arguments):
         for k, target in enumerate(targets):
             if isinstance(target, Tangle):
                 self.contents.happened(target.storage, (atom, k))
-            elif isinstance(target, Place):
+            elif isinstance(target, StorageView):
                 shape, dtype = target.address.shape, target.address.dtype
                 label = ("written", atom, k)
                 self.contents.write(target, values[k] if values else self.terms.whole(label, shape, dtype))
@@ -421,11 +423,11 @@ class SymbolicRun(Arguments):
 
         A single known write may take its target as another argument too: `x += x` reads each element before it writes.
         """
-        taken: dict[int, list[Place]] = {}
+        taken: dict[int, list[StorageView]] = {}
         for leaf in leaves(list(map(self.places, bound.values()))):
-            if isinstance(leaf, Place):
+            if isinstance(leaf, StorageView):
                 taken.setdefault(leaf.storage, []).append(leaf)
-        written = [leaf for leaf in targets if isinstance(leaf, Place)]
+        written = [leaf for leaf in targets if isinstance(leaf, StorageView)]
         same_is_fine = is_known and len(targets) == 1
         return any(
             self.contents.overlap(leaf, other, same_is_fine=same_is_fine)

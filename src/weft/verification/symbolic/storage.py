@@ -40,7 +40,7 @@ BEYOND_THE_TENSOR = frozenset(
     }
 )
 
-View = Callable[[Value], Sequence[Value]]
+ViewFunction = Callable[[Value], Sequence[Value]]
 
 
 class Lost(Exception):  # noqa: N818  # a signal to `prove`, which then has proved nothing
@@ -48,14 +48,14 @@ class Lost(Exception):  # noqa: N818  # a signal to `prove`, which then has prov
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class StorageView:
     """A tensor that lies in a storage which is written: the base, or a view of another place."""
 
     storage: int
     address: Value
     """Which elements of the base it shows, as a value over an atom that stands for the base."""
-    parent: Place | None = None
-    view: View | None = None
+    parent: StorageView | None = None
+    view: ViewFunction | None = None
     item: int = 0
     seen: int = -1
     """The version of the storage for which `value` was computed."""
@@ -72,7 +72,7 @@ class Tangle:
     address: Value
     """Its elements, as a value over an atom that stands for the one that claims the storage."""
     parent: Tangle | None = None
-    view: View | None = None
+    view: ViewFunction | None = None
     item: int = 0
     seen: int | None = None
     """The history of the storage for which `value` was computed."""
@@ -88,21 +88,21 @@ class Contents:
         self._versions: dict[int, int] = {}
         self._histories: dict[int, int] = {}
 
-    def new(self, storage: int, value: Value) -> Place:
+    def new(self, storage: int, value: Value) -> StorageView:
         """The base of a storage, which holds `value`."""
         if storage in self._held:
             raise Lost(f"a second tensor claims the storage of {self.terms.node}")
         self._held[storage], self._versions[storage] = value, 0
         size = product(value.shape)
         base = self.terms.atom("base", size, value.dtype)
-        return Place(storage, Value(value.shape, value.dtype, join([(base, 0, size)])))
+        return StorageView(storage, Value(value.shape, value.dtype, join([(base, 0, size)])))
 
     def tangle(self, storage: int, leaf: Value, copy: int) -> Tangle:
         """A tensor that claims a storage of which others may have elements too, `copy` of them made just so before."""
         address = self.terms.whole(("tangled", self.terms.number(leaf), copy), leaf.shape, leaf.dtype)
         return Tangle(storage, self.terms.number(address), address)
 
-    def tangled_views(self, parent: Tangle, view: View) -> list[Tangle]:
+    def tangled_views(self, parent: Tangle, view: ViewFunction) -> list[Tangle]:
         """What a view of a tangled tensor makes."""
         return [
             Tangle(parent.storage, self.terms.number(address), address, parent, view, item)
@@ -113,7 +113,7 @@ class Contents:
         """What stands for all that was done to a storage whose tensors are tangled."""
         return self._histories.get(storage, -1)
 
-    def views(self, parent: Place, view: View) -> list[Place]:
+    def views(self, parent: StorageView, view: ViewFunction) -> list[StorageView]:
         """The places that a view of a place makes."""
         seen: list[tuple[int, Sequence[Value]]] = [(-1, ())]
 
@@ -123,17 +123,17 @@ class Contents:
             return seen[0][1]
 
         return [
-            Place(parent.storage, address, parent, once_per_version, item)
+            StorageView(parent.storage, address, parent, once_per_version, item)
             for item, address in enumerate(view(parent.address))
         ]
 
-    def read(self, place: Place | Tangle) -> Value:
+    def read(self, place: StorageView | Tangle) -> Value:
         """What a place shows now."""
         if isinstance(place, Tangle):
             return self._read_tangle(place)
         version = self._versions[place.storage]
-        chain: list[Place] = []
-        current: Place | None = place
+        chain: list[StorageView] = []
+        current: StorageView | None = place
         while current is not None and (current.seen != version or current.value is None):
             chain.append(current)
             current = current.parent
@@ -158,7 +158,7 @@ class Contents:
             step.seen, step.value = history, value
         return value
 
-    def write(self, place: Place, value: Value) -> None:
+    def write(self, place: StorageView, value: Value) -> None:
         """Let the elements that a place shows be those of `value`."""
         held = self._held[place.storage]
         try:
@@ -197,7 +197,7 @@ class Contents:
             strips[2 * position + 1] = pieces[k]
         return join(run for strip in strips for run in strip)
 
-    def overlap(self, first: Place, second: Place, *, same_is_fine: bool) -> bool:
+    def overlap(self, first: StorageView, second: StorageView, *, same_is_fine: bool) -> bool:
         """Whether two places of one storage may show a common element; optionally not where they show just the same."""
         if first.address.runs == second.address.runs:
             return not same_is_fine
@@ -255,7 +255,7 @@ def _is_tensor(node: Node) -> bool:
     return isinstance(held if held is not None else ops.attribute(node.graph.owning_module, str(node.target)), Tensor)
 
 
-def without(places: Sequence[Place], one: Place) -> list[Place]:
+def without(places: Sequence[StorageView], one: StorageView) -> list[StorageView]:
     """The places less one occurrence of one of them."""
     position = next(k for k, place in enumerate(places) if place is one)
     return [*places[:position], *places[position + 1 :]]

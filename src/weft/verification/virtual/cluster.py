@@ -25,11 +25,12 @@ from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import touched
-from weft.verification.launches import RESHARD, LaunchReader, poison
 from weft.verification.rank import Program, Rank, RankResult, check_inputs, one_per_rank, show, tensors_in
-from weft.verification.rendezvous import Places, Rendezvous, told_apart
+from weft.verification.rendezvous import RESHARD, MeetingPlaces, told_apart
 from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
-from weft.verification.virtual.in_flight import Flight, Flights
+from weft.verification.virtual.in_flight import TensorInFlight, TensorsInFlight
+from weft.verification.virtual.launches import LaunchReader, poison
+from weft.verification.virtual.meetings import Rendezvous
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Blocked:
     """Where a rank stands, and the flights it waits for there."""
 
     node: Node
-    flights: tuple[Flight, ...]
+    flights: tuple[TensorInFlight, ...]
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +72,7 @@ class VirtualCluster:
         tables = told_apart(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
         programs = {id(module): Program(module) for module in graphs}
         check_inputs(inputs, [len(programs[id(module)].placeholders) for module in graphs])
-        rendezvous, places = Rendezvous(tables), Places()
+        rendezvous, places = Rendezvous(tables), MeetingPlaces()
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             steps: dict[int, Steps] = {}
             for r in range(self.num_ranks):
@@ -119,7 +120,7 @@ class _RankRun:
 
     def __init__(self, rank: Rank, reader: LaunchReader, rendezvous: Rendezvous, seed: int) -> None:
         self.rank, self.reader, self.rendezvous = rank, reader, rendezvous
-        self.flights = Flights()
+        self.flights = TensorsInFlight()
         self._on_the_way: list[tuple[Tensor, Tensor]] = []
         """Copies to the host that are not done, each with what it will be."""
         self._random_state = torch.Generator().manual_seed(seed).get_state()
@@ -151,7 +152,7 @@ class _RankRun:
             rank.release(node)
         return rank.result(None)
 
-    def _land(self, node: Node, flights: tuple[Flight, ...]) -> Generator[Blocked, None, None]:
+    def _land(self, node: Node, flights: tuple[TensorInFlight, ...]) -> Generator[Blocked, None, None]:
         if not all(flight.is_complete for flight in flights):
             yield Blocked(node, flights)
         for flight in flights:
@@ -186,7 +187,7 @@ class _RankRun:
         for part in launch.parts:
             meeting = self.rendezvous.post(part.place, part.post)
             for k, result in enumerate(part.results):
-                self.flights.add(Flight(node, meeting, k, part.sent[k] if part.sent else None, result))
+                self.flights.add(TensorInFlight(node, meeting, k, part.sent[k] if part.sent else None, result))
                 poison(result)
         return launch.value
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from weft.compat import HigherOrderOperator, OpOverload, schema_of, storage_key
 from weft.verification.rank import tensors_in
-from weft.verification.virtual.in_flight import Flights
+from weft.verification.virtual.in_flight import TensorsInFlight
 
 # Operators and methods that look at the shape of a tensor and never at its values.
 SHAPE_METHODS = frozenset({"size", "stride", "numel", "dim"})
@@ -78,7 +78,7 @@ class Given:
         return bool(results) and all(storage_key(result) in storages for result in results)
 
 
-def read_hazard(flights: Flights, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
+def read_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
     """The first of the tensors that has not arrived."""
     for tensor in tensors:
         for flight in flights.writing(tensor):
@@ -86,7 +86,7 @@ def read_hazard(flights: Flights, given: Given, tensors: Iterable[Tensor]) -> Ha
     return None
 
 
-def write_hazard(flights: Flights, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
+def write_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
     """The first of the tensors that a launch still reads or writes."""
     for tensor in tensors:
         for role, found in (("writes", flights.writing(tensor)), ("reads", flights.reading(tensor))):

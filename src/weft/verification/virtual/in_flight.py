@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import storage_key
-from weft.verification.rendezvous import Meeting
+from weft.verification.virtual.meetings import Meeting
 
 
 @dataclass(frozen=True, eq=False)
-class Flight:
+class TensorInFlight:
     """One tensor of a launch on its way."""
 
     launch: Node
@@ -38,27 +38,27 @@ class Flight:
         self.result.copy_(received.reshape(self.result.shape))
 
 
-class Flights:
+class TensorsInFlight:
     """The open flights of one rank. They hold their tensors, so that the keys of storages stay valid."""
 
     def __init__(self) -> None:
-        self._reads: dict[int, list[Flight]] = {}
-        self._writes: dict[int, list[Flight]] = {}
-        self._open: dict[Flight, None] = {}
+        self._reads: dict[int, list[TensorInFlight]] = {}
+        self._writes: dict[int, list[TensorInFlight]] = {}
+        self._open: dict[TensorInFlight, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def __iter__(self) -> Iterator[Flight]:
+    def __iter__(self) -> Iterator[TensorInFlight]:
         return iter(list(self._open))
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: TensorInFlight) -> None:
         self._open[flight] = None
         self._writes.setdefault(storage_key(flight.result), []).append(flight)
         if flight.sent is not None:
             self._reads.setdefault(storage_key(flight.sent), []).append(flight)
 
-    def close(self, flight: Flight) -> None:
+    def close(self, flight: TensorInFlight) -> None:
         del self._open[flight]
         tables = [(self._writes, flight.result)] + ([(self._reads, flight.sent)] if flight.sent is not None else [])
         for table, tensor in tables:
@@ -67,10 +67,10 @@ class Flights:
             if not table[key]:
                 del table[key]
 
-    def writing(self, tensor: Tensor) -> list[Flight]:
+    def writing(self, tensor: Tensor) -> list[TensorInFlight]:
         """The flights that fill the storage of a tensor."""
         return self._writes.get(storage_key(tensor), []) if self._writes else []
 
-    def reading(self, tensor: Tensor) -> list[Flight]:
+    def reading(self, tensor: Tensor) -> list[TensorInFlight]:
         """The flights that read the storage of a tensor."""
         return self._reads.get(storage_key(tensor), []) if self._reads else []

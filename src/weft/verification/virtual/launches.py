@@ -20,19 +20,16 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, LaunchForm
-from weft.verification.collective_values import Post, why_not_reduce
 from weft.verification.rank import partition_of, show
-from weft.verification.rendezvous import Place, Places
-
-RESHARD = "_dtensor::shard_dim_alltoall"
-"""The one operator without a row that the virtual cluster runs: an all-to-all that is complete when it returns."""
+from weft.verification.rendezvous import MeetingPlace, MeetingPlaces
+from weft.verification.virtual.collective_values import Post, why_not_reduce
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class LaunchPart:
     """One rank's part in one meeting, and the tensors that it fills there."""
 
-    place: Place
+    place: MeetingPlace
     post: Post
     sent: tuple[Tensor, ...]
     """The buffers that are read until the wait; none for a recv. `post` holds their data."""
@@ -40,10 +37,10 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class RuntimeLaunch:
     """A launch at run time."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[LaunchPart, ...]
     value: Any
     """What the node returns: a tensor, or a list of them."""
     written: tuple[Tensor, ...] = ()
@@ -57,9 +54,9 @@ class LaunchReader:
     rank: int
     num_ranks: int
     groups: GroupTable
-    places: Places
+    places: MeetingPlaces
 
-    def read(self, node: Node, bound: dict[str, Any]) -> Launch:
+    def read(self, node: Node, bound: dict[str, Any]) -> RuntimeLaunch:
         """The launch of a node whose arguments, by name, are `bound`."""
         form = ops.launch_form(node.target)
         members = self._members(node)
@@ -87,7 +84,7 @@ class LaunchReader:
         data = tuple(t.clone() if storage_key(t) in overwritten else t for t in sent)
         post = self._post(node, form, bound, data, members)
         value = list(results) if form.coalesced else results[0]
-        return Launch((Part(place, post, sent, results),), value, written)
+        return RuntimeLaunch((LaunchPart(place, post, sent, results),), value, written)
 
     def _members(self, node: Node) -> tuple[int, ...]:
         """The ranks of this rank's group."""
@@ -141,7 +138,7 @@ class LaunchReader:
             coalesced=form.coalesced,
         )
 
-    def _transfers(self, node: Node, bound: dict[str, Any], form: LaunchForm, place: Place) -> Launch:
+    def _transfers(self, node: Node, bound: dict[str, Any], form: LaunchForm, place: MeetingPlace) -> RuntimeLaunch:
         members = place.members
         if form.kind is Kind.BATCH_P2P:
             names, peers, tags = bound["op_list"], bound["peer_list"], bound["tag_list"]
@@ -150,7 +147,7 @@ class LaunchReader:
         else:
             sends, tags, tensors = [form.kind is Kind.SEND], [bound["tag"]], [bound[form.tensors]]
             peers = [bound["dst" if sends[0] else "src"]]
-        parts: list[Part] = []
+        parts: list[LaunchPart] = []
         for is_send, peer, tag, tensor in zip(sends, peers, tags, tensors, strict=True):
             if not 0 <= peer < len(members) or members[peer] == self.rank:
                 self.refuse(node, f"peer {peer} is no other rank of a group of {len(members)}; peers count within it")
@@ -159,12 +156,12 @@ class LaunchReader:
             ends = (self.rank, members[peer]) if is_send else (members[peer], self.rank)
             post = Post(self.rank, node, Kind.SEND if is_send else Kind.RECV, (tensor,))
             sent, result = ((tensor,), tensor.new_empty(0)) if is_send else ((), tensor)
-            parts.append(Part(replace(place, members=ends, tag=tag), post, sent, (result,)))
+            parts.append(LaunchPart(replace(place, members=ends, tag=tag), post, sent, (result,)))
         results = [part.results[0] for part in parts]
         written = tuple(part.results[0] for part in parts if not part.sent)
-        return Launch(tuple(parts), results if form.coalesced else results[0], written)
+        return RuntimeLaunch(tuple(parts), results if form.coalesced else results[0], written)
 
-    def _reshard(self, node: Node, bound: dict[str, Any], place: Place) -> Launch:
+    def _reshard(self, node: Node, bound: dict[str, Any], place: MeetingPlace) -> RuntimeLaunch:
         tensor: Tensor = bound["input"]
         gather_dim, shard_dim = (bound[name] % tensor.dim() for name in ("gather_dim", "shard_dim"))
         shape, size = list(tensor.shape), len(place.members)
@@ -174,7 +171,7 @@ class LaunchReader:
         shape[gather_dim] *= size
         result = tensor.new_empty(shape)
         post = Post(self.rank, node, Kind.ALL_TO_ALL, (tensor,), reshards=(gather_dim, shard_dim))
-        return Launch((Part(place, post, (tensor,), (result,)),), result)
+        return RuntimeLaunch((LaunchPart(place, post, (tensor,), (result,)),), result)
 
     def refuse(self, node: Node, what: str, do: str = "") -> NoReturn:
         """Raise, with the node's line."""
