@@ -75,7 +75,7 @@ def gathered(draft: Draft, sent: AnyNode, dim: int, size: int, launch: AnyNode, 
 
 def is_written(draft: Draft, *nodes: AnyNode) -> bool:
     """Whether anything but a launch or a wait writes memory that one of the nodes holds."""
-    written = draft.dag.effects.written
+    written = draft.dag.effects.memory.written
     return any(written.intersection(draft.held(node)) for node in nodes)
 
 

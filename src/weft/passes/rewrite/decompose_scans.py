@@ -76,7 +76,7 @@ class DecomposeScans(Pass):
 def _why_not_copy(node: Node, dag: Dag) -> Refusal | None:
     """Why the loop's results cannot replace those of the scan: a loop returns copies, and a scan may return views."""
     i = dag.index[node]
-    if not profile_of(node).joins or not dag.effects.written.intersection(dag.effects.held(i)):
+    if not profile_of(node).joins or not dag.effects.memory.written.intersection(dag.effects.held(i)):
         return None
     sentence = f"{node.name} stays: a result may share memory with an input, and one of them is written"
     return Refusal(Reason.MUTATED, sentence)
