@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full test-integration lint format docs bench bench-full check-torch clean
+.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -34,10 +34,11 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and after; writes report.html and trace.json
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run the tests (about ten minutes on two cores)
-	$(PYTEST) tests -m "not long" $(ARGS)
+test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (about five minutes on two cores)
+	$(PYTEST) tests -m "not long and not slow" $(ARGS)
 
-test-integration: $(STAMP) ## Run the tests that `test` leaves out: every way of training on real ranks, docs and benchmarks
+test-all: $(STAMP) ## Run all tests: the quick ones, the slow ones, then every way of training on real ranks
+	$(PYTEST) tests -m "not long" $(ARGS)
 	$(BIN)/python -m pytest tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
@@ -54,6 +55,10 @@ format: $(STAMP) ## Format the code and mend what ruff can mend
 
 docs: $(STAMP) ## Build the site into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+package: $(STAMP) ## Build the wheel and the sdist into dist/, install the wheel elsewhere and use it
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m pytest tests/integration/test_package.py $(ARGS)
 
 bench: $(STAMP) ## Weft side by side with Inductor's own passes: tables, JSON and pictures (a quarter of an hour on two cores)
 	$(BIN)/python benchmarks/bench.py $(ARGS)

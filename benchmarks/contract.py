@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.scheduling.jobs import Jobs, jobs_of
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 
 
 class Place(NamedTuple):
@@ -136,7 +136,7 @@ class Writer:
         self, program: Program, jobs: Jobs, blocks: dict[Place, Block], members: dict[Bucket, list[int]]
     ) -> None:
         self.program, self.jobs = program, jobs
-        self.rows: list[tuple[str, Sort, int, int, list[int]]] = []
+        self.rows: list[tuple[str, OpKind, int, int, list[int]]] = []
         self.op: dict[Place, int] = {}
         self.wait: dict[Bucket, int] = {}
         self.members = members
@@ -147,13 +147,13 @@ class Writer:
                     self.launch(bucket)
         for bucket in members:
             self.launch(bucket)
-        self.add("output", Sort.NOTHING, 0, [])
+        self.add("output", OpKind.NOTHING, 0, [])
 
     def block(self, at: Place, block: Block) -> None:
         needed = [bucket for bucket in self.members if at in bucket.users]
         needs = [self.op[pred] for pred in block.preds] + [self.launch(bucket) for bucket in needed]
         work_ns = max(0, block.work_ns - self.program.launch_gap_ns)
-        self.op[at] = self.add(f"block {at.part}.{at.depth}", Sort.COMPUTE, work_ns, needs)
+        self.op[at] = self.add(f"block {at.part}.{at.depth}", OpKind.COMPUTE, work_ns, needs)
 
     def launch(self, bucket: Bucket) -> int:
         """A bucket's wait; it is launched where it was not."""
@@ -163,23 +163,23 @@ class Writer:
             ops = [self.jobs.ops[job][-1] for job in self.members[bucket]]
             latency = [program.latency_ns[op] if program.latency_ns else 0 for op in ops]
             ns = max(latency) + sum(program.duration_ns[op] for op in ops) - sum(latency)
-            launch = self.add(program.names[ops[0]], Sort.LAUNCH, ns, needs, bucket.queue)
-            self.wait[bucket] = self.add(f"wait for {program.names[ops[0]]}", Sort.WAIT, 0, [launch])
+            launch = self.add(program.names[ops[0]], OpKind.LAUNCH, ns, needs, bucket.queue)
+            self.wait[bucket] = self.add(f"wait for {program.names[ops[0]]}", OpKind.WAIT, 0, [launch])
         return self.wait[bucket]
 
-    def add(self, name: str, sort: Sort, ns: int, needs: list[int], queue: int = -1) -> int:
-        self.rows.append((name, sort, ns, queue, sorted(set(needs))))
+    def add(self, name: str, kind: OpKind, ns: int, needs: list[int], queue: int = -1) -> int:
+        self.rows.append((name, kind, ns, queue, sorted(set(needs))))
         return len(self.rows) - 1
 
     def made(self) -> Program:
         nothing = ((),) * len(self.rows)
         return Program(
             names=tuple(name for name, *_ in self.rows),
-            sorts=tuple(sort for _, sort, *_ in self.rows),
+            kinds=tuple(kind for _, kind, *_ in self.rows),
             duration_ns=tuple(ns for _, _, ns, *_ in self.rows),
             preds=tuple(tuple(needs) for *_, needs in self.rows),
             queue=tuple(queue for *_, queue, _ in self.rows),
-            waits_for=tuple(tuple(needs) if sort is Sort.WAIT else () for _, sort, _, _, needs in self.rows),
+            waits_for=tuple(tuple(needs) if kind is OpKind.WAIT else () for _, kind, _, _, needs in self.rows),
             queues=self.program.queues,
             links=self.program.links,
             drains=(False,) * len(self.rows),

@@ -25,15 +25,14 @@ from contract import contract
 from scenarios import PREPARED, SCENARIOS, Scenario, capture
 
 from weft.bounds.lower_bound import lower_bound
-from weft.bounds.problem import Merging
+from weft.bounds.problem import MergingAssumption
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.scheduling.search import Effort, search
 from weft.simulation.build import program_of
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import MILLION, OpKind, Program
 from weft.simulation.simulator import run
 
-MILLION = 1_000_000
 GRAIN_NS = 100
 """The solver's unit of time; what takes time is rounded down."""
 
@@ -79,15 +78,15 @@ class Model:
         self.cp_model: Any = cp_model
         self.model: Any = cp_model.CpModel()
         self.program = program
-        self.takes = [self.units(op) for op in range(len(program.sorts))]
+        self.takes = [self.units(op) for op in range(len(program.kinds))]
         self.horizon = sum(self.takes) + 1
-        self.begin = [self.time() for _ in program.sorts]
+        self.begin = [self.time() for _ in program.kinds]
         """Of a launch: when its collective starts."""
         self.end: Any = self.time()
         self.on: dict[int, list[int]] = {}
         """By link, -1 for the stream, what takes time there."""
         self.overlaps: dict[tuple[int, int], Any] = {}
-        for op in range(len(program.sorts)):
+        for op in range(len(program.kinds)):
             self.add(op)
         for ops in self.on.values():
             size = [self.model.new_fixed_size_interval_var(self.begin[op], self.takes[op], "") for op in ops]
@@ -96,7 +95,7 @@ class Model:
     def units(self, op: int) -> int:
         program = self.program
         slowed = MILLION + program.slowdown_ppm
-        if program.sorts[op] is Sort.LAUNCH:
+        if program.kinds[op] is OpKind.LAUNCH:
             return program.duration_ns[op] * MILLION // slowed // GRAIN_NS
         gap = program.launch_gap_ns * MILLION // slowed if program.duration_ns[op] else 0
         return (program.duration_ns[op] + gap) // GRAIN_NS
@@ -115,7 +114,7 @@ class Model:
         """What has ended before it starts. What only needs a launch to be issued needs what that needs."""
         program, found = self.program, list[int]()
         for pred in program.preds[op]:
-            is_issued = program.sorts[pred] is Sort.LAUNCH and pred not in program.waits_for[op]
+            is_issued = program.kinds[pred] is OpKind.LAUNCH and pred not in program.waits_for[op]
             found += self.needed(pred) if is_issued else [pred]
         return found
 
@@ -177,11 +176,11 @@ class Model:
     def ordered(self, begin: list[int]) -> list[int]:
         """The operations by time: a launch as soon as what it needs is there and those before it on its queue are."""
         program = self.program
-        launches = [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+        launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
         places = {op: number for number, op in enumerate(sorted(launches, key=lambda op: (begin[op], op)))}
         issued, last = list(begin), dict[int, int]()
         for op in places:
-            ready = [issued[p] + (0 if program.sorts[p] is Sort.LAUNCH else self.takes[p]) for p in program.preds[op]]
+            ready = [issued[p] + (0 if program.kinds[p] is OpKind.LAUNCH else self.takes[p]) for p in program.preds[op]]
             issued[op] = last[program.queue[op]] = max([last.get(program.queue[op], 0), *ready])
         done: set[int] = set()
         order: list[int] = []
@@ -193,7 +192,7 @@ class Model:
                     put(pred)
                 order.append(op)
 
-        timed = [op for op, sort in enumerate(program.sorts) if sort in (Sort.COMPUTE, Sort.LAUNCH)]
+        timed = [op for op, kind in enumerate(program.kinds) if kind in (OpKind.COMPUTE, OpKind.LAUNCH)]
         for op in sorted(timed, key=lambda op: (issued[op], op not in places, places.get(op, 0), op)):
             put(op)
         for op in range(len(begin)):
@@ -203,11 +202,11 @@ class Model:
 
 def judge(name: str, program: Program, seconds: float, effort: Effort = "best") -> Verdict:
     """The bound, the solver and the planner on one program; the solver starts from an order found with an effort."""
-    bound = lower_bound(program, Merging.EXCLUDED)
+    bound = lower_bound(program, MergingAssumption.EXCLUDED)
     weft, best = search(program), search(program, effort)
     solved = Model(program).solve(list(best.order), seconds)
     known = min(weft.step_ns, best.step_ns, run(program, solved.order).step_ns)
-    return Verdict(name, len(program.sorts), bound.name, bound.bound_ns, solved.proved_ns, known, weft.step_ns)
+    return Verdict(name, len(program.kinds), bound.name, bound.bound_ns, solved.proved_ns, known, weft.step_ns)
 
 
 def load(scenario: Scenario, layers: int, num_blocks: int, with_overlap_costs: bool) -> Program:

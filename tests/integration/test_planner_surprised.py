@@ -16,7 +16,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.simulation.build import program_of
-from weft.simulation.program import Sort
+from weft.simulation.program import OpKind
 from weft.simulation.simulator import run
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,8 +37,8 @@ def steps(parallel: str) -> tuple[GraphModule, GraphModule]:
 def step_ns(module: GraphModule, percent: int) -> int:
     """What a step takes if every collective takes so many hundredths of its time."""
     program = program_of(module, read_groups(module), CLUSTER)
-    times = zip(program.duration_ns, program.sorts, strict=True)
-    durations = tuple(ns * percent // 100 if sort is Sort.LAUNCH else ns for ns, sort in times)
+    times = zip(program.duration_ns, program.kinds, strict=True)
+    durations = tuple(ns * percent // 100 if kind is OpKind.LAUNCH else ns for ns, kind in times)
     return run(replace(program, duration_ns=durations)).step_ns
 
 

@@ -17,8 +17,8 @@ from weft.plan.decision import Decision, Reason
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.search import Outcome
 from weft.simulation.memory import memory_of
-from weft.simulation.program import Program, Queue, Sort
-from weft.simulation.simulator import Trace, run
+from weft.simulation.program import OpKind, Program, Queue
+from weft.simulation.simulator import OperationTimes, run
 
 NUM_PROGRAMS = 3000 if os.environ.get("WEFT_FUZZ") == "full" else 150
 
@@ -41,10 +41,10 @@ def outcome_of(program: Program, order: list[int], spare_bytes: int) -> Outcome:
     )
 
 
-def frozen(program: Program, trace: Trace) -> Program:
+def frozen(program: Program, trace: OperationTimes) -> Program:
     """Each operation takes the time that it took; nothing shares a link, and nothing slows down."""
     took = (end - start for start, end in zip(trace.start_ns, trace.end_ns, strict=True))
-    timed = (sort in (Sort.COMPUTE, Sort.LAUNCH) for sort in program.sorts)
+    timed = (kind in (OpKind.COMPUTE, OpKind.LAUNCH) for kind in program.kinds)
     return replace(
         program,
         duration_ns=tuple(ns if is_timed else 0 for ns, is_timed in zip(took, timed, strict=True)),
@@ -55,7 +55,7 @@ def frozen(program: Program, trace: Trace) -> Program:
     )
 
 
-def lifted(program: Program, trace: Trace, decision: Decision) -> tuple[Program, list[int]]:
+def lifted(program: Program, trace: OperationTimes, decision: Decision) -> tuple[Program, list[int]]:
     """A program in which those who wait for an exposed collective wait for one that is not held back."""
     op = program.names.index(decision.nodes[0])
     is_all = decision.gain_us == decision.exposed_us
@@ -64,7 +64,7 @@ def lifted(program: Program, trace: Trace, decision: Decision) -> tuple[Program,
     made = replace(
         program,
         names=(*program.names, "ghost"),
-        sorts=(*program.sorts, Sort.LAUNCH),
+        kinds=(*program.kinds, OpKind.LAUNCH),
         duration_ns=(*program.duration_ns, max(end - trace.reached_ns[op], 0)),
         preds=(*program.preds, ()),
         queue=(*program.queue, queue),
@@ -110,5 +110,5 @@ def test_every_collective_is_told_of_exactly_once(seed: int):
     outcome = outcome_of(program, random_order(rng, program), 0)
     told = [name for each in explain_exposed("schedule-overlap", program, outcome) for name in each.nodes]
     assert sorted(told) == sorted(
-        name for name, sort in zip(program.names, program.sorts, strict=True) if sort is Sort.LAUNCH
+        name for name, kind in zip(program.names, program.kinds, strict=True) if kind is OpKind.LAUNCH
     )

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from tests.property.strategies import random_gradients, random_order, random_program
 from weft.bounds.checker import check
 from weft.bounds.lower_bound import lower_bound
-from weft.bounds.problem import Merging
+from weft.bounds.problem import MergingAssumption
 from weft.errors import VerificationError
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run, simulate
 
 NUM_PROGRAMS = 4000 if os.environ.get("WEFT_FUZZ") == "full" else 150
@@ -37,7 +37,7 @@ def random_merge(rng: Random, program: Program) -> Program | None:
     """The program with two or more collectives of one queue as one; None where none were found."""
     for _ in range(8):
         queue = rng.randrange(len(program.queues))
-        launches = [op for op in range(len(program.sorts)) if program.queue[op] == queue]
+        launches = [op for op in range(len(program.kinds)) if program.queue[op] == queue]
         if len(launches) >= 2:
             merged = merge(program, sorted(rng.sample(launches, rng.randint(2, len(launches)))))
             if merged is not None:
@@ -68,7 +68,7 @@ def merge(program: Program, bucket: list[int]) -> Program | None:
     durations[home], latencies[home] = latency + bytes_ns, latency
     return replace(
         program,
-        sorts=tuple(Sort.NOTHING if op in gone else program.sorts[op] for op in order),
+        kinds=tuple(OpKind.NOTHING if op in gone else program.kinds[op] for op in order),
         duration_ns=tuple(durations[op] for op in order),
         preds=tuple(tuple(sorted(place[pred] for pred in preds[op])) for op in order),
         queue=tuple(-1 if op in gone else program.queue[op] for op in order),
@@ -99,20 +99,20 @@ def optimum(program: Program) -> int:
     cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="no ortools here: no optimum to compare with")
     model: Any = cp_model.CpModel()
     horizon = sum(program.duration_ns) + 1
-    starts = [model.new_int_var(0, horizon, "") for _ in program.sorts]
+    starts = [model.new_int_var(0, horizon, "") for _ in program.kinds]
     ends = list(starts)
     step = model.new_int_var(0, horizon, "")
     machines: dict[int, list[Any]] = {}
-    for op, sort in enumerate(program.sorts):
-        if sort in (Sort.COMPUTE, Sort.LAUNCH):
-            begin = starts[op] if sort is Sort.COMPUTE else model.new_int_var(0, horizon, "")
+    for op, kind in enumerate(program.kinds):
+        if kind in (OpKind.COMPUTE, OpKind.LAUNCH):
+            begin = starts[op] if kind is OpKind.COMPUTE else model.new_int_var(0, horizon, "")
             model.add(begin >= starts[op])
             interval = model.new_fixed_size_interval_var(begin, program.duration_ns[op], "")
             machines.setdefault(program.queue[op], []).append(interval)
             model.add(step >= begin + program.duration_ns[op])
             ends[op] = begin + program.duration_ns[op]
         for pred in program.preds[op]:
-            model.add(starts[op] >= (starts[pred] if program.sorts[pred] is Sort.LAUNCH else ends[pred]))
+            model.add(starts[op] >= (starts[pred] if program.kinds[pred] is OpKind.LAUNCH else ends[pred]))
         for launch in program.waits_for[op]:
             model.add(starts[op] >= ends[launch])
     for intervals in machines.values():
@@ -129,7 +129,7 @@ def test_the_bound_is_below_the_optimum_and_the_optimum_below_every_order():
     for seed in range(NUM_PROGRAMS):
         rng = Random(seed)
         program = random_program(rng, max_ops=12, is_plain=True)
-        bound = lower_bound(program, Merging.EXCLUDED)
+        bound = lower_bound(program, MergingAssumption.EXCLUDED)
         best = optimum(program)
         assert bound.bound_ns <= best, f"seed {seed}: {bound}"
         assert all(value <= best for value in bound.candidates.values()), f"seed {seed}: {bound}"
@@ -158,7 +158,7 @@ def test_the_bound_is_below_every_order_with_shared_links_gaps_slowdown_and_merg
     for seed in range(3 * NUM_PROGRAMS):
         rng = Random(seed)
         program = random_program(rng, max_ops=24)
-        bounds = (lower_bound(program, Merging.EXCLUDED), lower_bound(program))
+        bounds = (lower_bound(program, MergingAssumption.EXCLUDED), lower_bound(program))
         assert bounds[0].bound_ns >= bounds[1].bound_ns, f"seed {seed}"
         merged: Program | None = program
         is_merged = False
@@ -180,7 +180,7 @@ def all_orders(program: Program) -> Iterator[list[int]]:
             if left.isdisjoint(program.preds[op]):
                 yield from extend([*order, op], left - {op})
 
-    return extend([], {*range(len(program.sorts))})
+    return extend([], {*range(len(program.kinds))})
 
 
 @pytest.mark.parametrize(("collective_slowdown_ppm", "least"), [(0, 40), (150_000, 20)])
@@ -188,7 +188,7 @@ def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and
     collective_slowdown_ppm: int, least: int
 ):
     """By brute force over all orders of small programs and of their mergings, every one with these costs."""
-    num_tight = dict.fromkeys(Merging, 0)
+    num_tight = dict.fromkeys(MergingAssumption, 0)
     for seed in range(min(2 * NUM_PROGRAMS, 2000)):
         rng = Random(seed)
         program = random_gradients(rng, 1) if seed % 3 == 0 else random_program(rng, max_ops=8)
@@ -196,7 +196,10 @@ def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and
         costs = {"slowdown_ppm": slowdown_ppm, "collective_slowdown_ppm": collective_slowdown_ppm}
         program = replace(program, launch_gap_ns=gap, **costs)
         merged = random_merge(rng, program)
-        for merging, orders_of in ((Merging.EXCLUDED, program), (Merging.ALLOWED, merged or program)):
+        for merging, orders_of in (
+            (MergingAssumption.EXCLUDED, program),
+            (MergingAssumption.ALLOWED, merged or program),
+        ):
             bound = lower_bound(program, merging)
             orders = list(islice(all_orders(orders_of), MAX_ORDERS))
             best = min(run(orders_of, order, is_legal=True).step_ns for order in orders)
@@ -208,12 +211,15 @@ def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and
 
 def test_with_a_memory_limit_the_bound_is_below_every_order_that_keeps_to_it():
     """By brute force over all orders of small programs and of their mergings; and memory is what decides sometimes."""
-    num_forced = dict.fromkeys(Merging, 0)
+    num_forced = dict.fromkeys(MergingAssumption, 0)
     for seed in range(2 * NUM_PROGRAMS):
         rng = Random(seed)
         program = random_program(rng, max_ops=8)
         merged = random_merge(rng, program)
-        for merging, orders_of in ((Merging.EXCLUDED, program), (Merging.ALLOWED, merged or program)):
+        for merging, orders_of in (
+            (MergingAssumption.EXCLUDED, program),
+            (MergingAssumption.ALLOWED, merged or program),
+        ):
             found = [simulate(orders_of, order) for order in islice(all_orders(orders_of), MAX_ORDERS)]
             for limit in {min(each.peak_bytes for each in found), rng.choice(found).peak_bytes}:
                 bound = lower_bound(program, merging, memory_limit_bytes=limit)
@@ -225,8 +231,8 @@ def test_with_a_memory_limit_the_bound_is_below_every_order_that_keeps_to_it():
 
 
 @settings(max_examples=NUM_PROGRAMS, deadline=None)
-@given(seed=st.integers(0, 10**9), merging=st.sampled_from(Merging))
-def test_the_checker_accepts_every_certificate(seed: int, merging: Merging):
+@given(seed=st.integers(0, 10**9), merging=st.sampled_from(MergingAssumption))
+def test_the_checker_accepts_every_certificate(seed: int, merging: MergingAssumption):
     program = random_program(Random(seed), max_ops=30)
     bound = lower_bound(program, merging)
     certificate = json.loads(json.dumps(bound.certificate))

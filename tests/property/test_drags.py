@@ -19,10 +19,10 @@ from tests.property.strategies import random_gradients, random_order, random_pro
 from tests.property.test_bounds import change, optimum, random_merge
 from weft.bounds.certificate import certificate_of
 from weft.bounds.checker import check
-from weft.bounds.drag_cuts import Drag, Drags
+from weft.bounds.drag_cuts import DragCut, DragCutSearch
 from weft.bounds.earliest_starts import Heads, find_heads
-from weft.bounds.lower_bound import busiest, lower_bound, of_drag, proof
-from weft.bounds.problem import COMPUTE, Clock, Merging, Tasks, overlap_cost, tasks_of, wire_cost
+from weft.bounds.lower_bound import drag_cut_candidate, link_busy_candidate, lower_bound, proof_of_candidate
+from weft.bounds.problem import COMPUTE, Clock, MergingAssumption, Tasks, overlap_cost, tasks_of, wire_cost
 from weft.errors import VerificationError
 from weft.simulation.program import Program
 from weft.simulation.simulator import run
@@ -39,15 +39,17 @@ def some_program(seed: int, is_plain: bool) -> tuple[Random, Program]:
 CLOCKS = (Clock.WALL, Clock.WORK, Clock.WIRE)
 
 
-def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tuple[Tasks, Heads, Heads, Drag]]:
+def all_drags(
+    program: Program, merging: MergingAssumption, clock: Clock
+) -> Iterator[tuple[Tasks, Heads, Heads, DragCut]]:
     """Every drag cut of a program by one clock, good or bad."""
     tasks = tasks_of(program, merging, clock)
     if not tasks.on(COMPUTE):
         return
     heads, tails = find_heads(tasks), find_heads(tasks.reversed())
     for drags in (
-        Drags(tasks, heads, tails, is_last=True),
-        Drags(tasks.reversed(), tails, heads, is_last=False),
+        DragCutSearch(tasks, heads, tails, is_last=True),
+        DragCutSearch(tasks.reversed(), tails, heads, is_last=False),
     ):
         for link in range(COMPUTE + 1, tasks.num_resources):
             room = {node: tasks.duration[node] - tasks.latency[node] for node in tasks.on(link)}
@@ -59,14 +61,14 @@ def all_drags(program: Program, merging: Merging, clock: Clock) -> Iterator[tupl
                     )
 
 
-def cost(program: Program, merging: Merging, clock: Clock) -> int:
+def cost(program: Program, merging: MergingAssumption, clock: Clock) -> int:
     """What is added to the cuts by a clock."""
-    busy = busiest(program, tasks_of(program, merging)).value
+    busy = link_busy_candidate(program, tasks_of(program, merging)).value
     costs = {Clock.WORK: overlap_cost(program, busy), Clock.WIRE: wire_cost(program)}
     return costs.get(clock, 0)
 
 
-def most(program: Program, merging: Merging) -> int:
+def most(program: Program, merging: MergingAssumption) -> int:
     forms = [(clock, cost(program, merging, clock)) for clock in CLOCKS]
     found = [drag.value + added for clock, added in forms for *_, drag in all_drags(program, merging, clock)]
     return max(found, default=0) - program.launch_gap_ns
@@ -81,17 +83,17 @@ def test_every_drag_cut_is_below_the_optimum_of_every_merging():
     for seed in range(NUM_PROGRAMS):
         rng, program = some_program(seed, is_plain=True)
         best = optimum(program)
-        assert most(program, Merging.EXCLUDED) <= best, f"seed {seed}"
+        assert most(program, MergingAssumption.EXCLUDED) <= best, f"seed {seed}"
         merged = random_merge(rng, program)
         if merged is not None:
-            assert most(program, Merging.ALLOWED) <= optimum(merged), f"seed {seed}"
+            assert most(program, MergingAssumption.ALLOWED) <= optimum(merged), f"seed {seed}"
 
 
 def test_every_drag_cut_is_below_every_order_with_shared_links_gaps_and_slowdown():
     for seed in range(3 * NUM_PROGRAMS):
         rng, program = some_program(seed, is_plain=False)
-        assert most(program, Merging.EXCLUDED) <= shortest(rng, program), f"seed {seed}"
-        allowed = most(program, Merging.ALLOWED)
+        assert most(program, MergingAssumption.EXCLUDED) <= shortest(rng, program), f"seed {seed}"
+        allowed = most(program, MergingAssumption.ALLOWED)
         merged: Program | None = program
         while merged is not None:
             assert allowed <= shortest(rng, merged), f"seed {seed}"
@@ -102,7 +104,7 @@ def test_it_is_the_best_bound_sometimes_and_tight_sometimes():
     wins = tight = 0
     for seed in range(NUM_PROGRAMS):
         program = random_gradients(Random(seed), is_plain=True)
-        bound = lower_bound(program, Merging.EXCLUDED)
+        bound = lower_bound(program, MergingAssumption.EXCLUDED)
         if bound.name == "drag cut":
             wins += 1
             tight += bound.bound_ns == optimum(program)
@@ -110,19 +112,24 @@ def test_it_is_the_best_bound_sometimes_and_tight_sometimes():
     assert tight >= NUM_PROGRAMS // 60, (wins, tight)
 
 
-@pytest.mark.parametrize("merging", Merging)
-def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused_or_true(merging: Merging):
+@pytest.mark.parametrize("merging", MergingAssumption)
+def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused_or_true(merging: MergingAssumption):
     refused = 0
     for seed in range(NUM_PROGRAMS):
         rng, program = some_program(seed, is_plain=False)
         clock = CLOCKS[seed % 3]
         found = list(all_drags(program, merging, clock))
         step_ns = shortest(rng, program)
-        overlaps = [None, proof(program, tasks_of(program, merging), busiest(program, tasks_of(program, merging)))]
+        overlaps = [
+            None,
+            proof_of_candidate(
+                program, tasks_of(program, merging), link_busy_candidate(program, tasks_of(program, merging))
+            ),
+        ]
         for tasks, heads, tails, drag in rng.sample(found, min(4, len(found))):
-            candidate = replace(of_drag(program, tasks, drag, heads, tails), clock=clock)
+            candidate = replace(drag_cut_candidate(program, tasks, drag, heads, tails), clock=clock)
             value = max(0, drag.value + cost(program, merging, clock) - program.launch_gap_ns)
-            proved = proof(program, tasks, candidate), overlaps[clock is Clock.WORK]
+            proved = proof_of_candidate(program, tasks, candidate), overlaps[clock is Clock.WORK]
             made = certificate_of(value, merging, tasks.chains, clock, *proved)
             certificate = json.loads(json.dumps(made))
             assert check(program, certificate) >= value, f"seed {seed}"

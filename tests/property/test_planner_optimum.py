@@ -16,9 +16,9 @@ import pytest
 
 from tests.property.strategies import random_gradients, random_program
 from weft.bounds.lower_bound import lower_bound
-from weft.bounds.problem import Merging
+from weft.bounds.problem import MergingAssumption
 from weft.scheduling.search import search
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 NUM_PROGRAMS = 1500 if os.environ.get("WEFT_FUZZ") == "full" else 100
@@ -30,11 +30,11 @@ MEAN, WORST = 0.01, 0.05
 
 def with_output(program: Program) -> Program:
     """The program with an output at its end, as those of graphs have, no memory, and a kernel for each operation."""
-    nothing = ((),) * (len(program.sorts) + 1)
+    nothing = ((),) * (len(program.kinds) + 1)
     return replace(
         program,
         names=(*program.names, "output"),
-        sorts=(*program.sorts, Sort.NOTHING),
+        kinds=(*program.kinds, OpKind.NOTHING),
         duration_ns=(*program.duration_ns, 0),
         preds=(*program.preds, ()),
         queue=(*program.queue, -1),
@@ -57,22 +57,22 @@ def shortest(program: Program) -> tuple[int, list[int]]:
     cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="no ortools here: no optimum to compare with")
     model: Any = cp_model.CpModel()
     horizon = sum(program.duration_ns) + 1
-    at = [model.new_int_var(0, horizon, "") for _ in program.sorts]
+    at = [model.new_int_var(0, horizon, "") for _ in program.kinds]
     ends: list[Any] = list(at)
     step = model.new_int_var(0, horizon, "")
     stream: list[Any] = []
     queues: dict[int, list[Any]] = {}
     begins: dict[int, Any] = {}
-    for op, (sort, ns) in enumerate(zip(program.sorts, program.duration_ns, strict=True)):
-        on_stream = ns if sort is Sort.COMPUTE else 0
-        if sort is not Sort.NOTHING:
+    for op, (kind, ns) in enumerate(zip(program.kinds, program.duration_ns, strict=True)):
+        on_stream = ns if kind is OpKind.COMPUTE else 0
+        if kind is not OpKind.NOTHING:
             stream.append(model.new_fixed_size_interval_var(at[op], on_stream, ""))
             ends[op] = at[op] + on_stream
-        if sort is Sort.LAUNCH:
+        if kind is OpKind.LAUNCH:
             begins[op] = model.new_int_var(0, horizon, "")
             model.add(begins[op] >= at[op])
             queues.setdefault(program.queue[op], []).append(model.new_fixed_size_interval_var(begins[op], ns, ""))
-        model.add(step >= (begins[op] + ns if sort is Sort.LAUNCH else ends[op]))
+        model.add(step >= (begins[op] + ns if kind is OpKind.LAUNCH else ends[op]))
         for pred in program.preds[op]:
             model.add(at[op] >= ends[pred])
         for launch in program.waits_for[op]:
@@ -94,7 +94,7 @@ def _order(program: Program, moments: list[int], begun: dict[int, int]) -> list[
     when, last = list(moments), dict[int, int]()
     for op in sorted(begun, key=lambda op: (begun[op], moments[op], op)):
         last[program.queue[op]] = when[op] = max(moments[op], last.get(program.queue[op], 0))
-    takes = [ns if sort is Sort.COMPUTE else 0 for sort, ns in zip(program.sorts, program.duration_ns, strict=True)]
+    takes = [ns if kind is OpKind.COMPUTE else 0 for kind, ns in zip(program.kinds, program.duration_ns, strict=True)]
     return sorted(range(len(when)), key=lambda op: (when[op], when[op] + takes[op], begun.get(op, 0), op))
 
 
@@ -119,7 +119,7 @@ def test_the_search_is_within_a_hundredth_of_the_optimum_and_no_bound_is_above_i
         program = with_output(GENERATORS[kind](Random(seed)))
         best, _ = shortest(program)
         found = search(program).step_ns
-        assert lower_bound(program, Merging.EXCLUDED).bound_ns <= best <= found, f"seed {seed}"
+        assert lower_bound(program, MergingAssumption.EXCLUDED).bound_ns <= best <= found, f"seed {seed}"
         excess[seed] = found / best - 1 if best else 0.0
     worst = sorted(excess, key=lambda seed: -excess[seed])[:3]
     print(f"{kind}: mean {mean(excess.values()):.3%}, worst {[(seed, f'{excess[seed]:.1%}') for seed in worst]}")

@@ -15,7 +15,7 @@ from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.device import Device
 from weft.graph.groups import read_groups
 from weft.simulation.build import program_of, sequence_of
-from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.program import OpKind, Program, Queue
 from weft.simulation.simulator import simulate
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -33,7 +33,7 @@ def random_graph(rng: Random) -> Program:
 
 
 def either(seed: int) -> tuple[Program, list[int]]:
-    """A random program of one of the two sorts, and an order of it."""
+    """A random program of one of the two kinds, and an order of it."""
     rng = Random(seed)
     made = random_graph(rng) if rng.random() < 0.3 else random_program(rng)
     return made, random_order(rng, made)
@@ -49,10 +49,10 @@ def longest_path(made: Program) -> int:
     """The longest chain of edges: what compute and collectives on it take, waits included."""
     reached = [0] * len(made.names)
     landed: dict[int, int] = {}
-    for op, sort in enumerate(made.sorts):
+    for op, kind in enumerate(made.kinds):
         start = max((reached[before] for before in made.preds[op]), default=0)
-        reached[op] = start + (made.duration_ns[op] if sort is Sort.COMPUTE else 0)
-        if sort is Sort.LAUNCH:
+        reached[op] = start + (made.duration_ns[op] if kind is OpKind.COMPUTE else 0)
+        if kind is OpKind.LAUNCH:
             landed[op] = start + made.duration_ns[op]
         reached[op] = max([reached[op], *(landed[launch] for launch in made.waits_for[op])])
     return max([0, *reached, *landed.values()])
@@ -62,7 +62,7 @@ def longest_path(made: Program) -> int:
 @given(SEEDS)
 def test_a_step_lies_between_the_longest_path_and_the_sum_of_all(seed: int):
     made, order = either(seed)
-    num_launches = sum(sort is Sort.LAUNCH for sort in made.sorts)
+    num_launches = sum(kind is OpKind.LAUNCH for kind in made.kinds)
     rounding = num_launches * 2 + len(order) * (made.slowdown_ppm > 0 or made.collective_slowdown_ppm > 0)
     serial = sum(made.duration_ns) + made.launch_gap_ns * len(order) + rounding
     for found in (simulate(made), simulate(made, order)):
@@ -74,10 +74,10 @@ def test_a_step_lies_between_the_longest_path_and_the_sum_of_all(seed: int):
 def test_a_step_is_no_shorter_than_compute_or_the_busiest_link(seed: int):
     made, order = either(seed)
     busy: Counter[object] = Counter()
-    for op, sort in enumerate(made.sorts):
-        if sort is Sort.COMPUTE:
+    for op, kind in enumerate(made.kinds):
+        if kind is OpKind.COMPUTE:
             busy["compute"] += made.duration_ns[op]
-        elif sort is Sort.LAUNCH:
+        elif kind is OpKind.LAUNCH:
             busy[made.queues[made.queue[op]].link] += made.duration_ns[op]
             busy["queue", made.queue[op]] += made.duration_ns[op]
     assert simulate(made, order).step_ns >= max([0, *busy.values()])
@@ -138,10 +138,10 @@ def test_without_shared_links_and_slowdown_two_maxima_say_it_all(seed: int):
     made = replace(unshared(made), slowdown_ppm=0, collective_slowdown_ppm=0, launch_gap_ns=0, kernel=())
     stream, free, end = 0, [0] * len(made.queues), dict[int, int]()
     for op in order:
-        if made.sorts[op] is Sort.LAUNCH:
+        if made.kinds[op] is OpKind.LAUNCH:
             queue = made.queue[op]
             free[queue] = end[op] = max(stream, free[queue]) + made.duration_ns[op]
-        elif made.sorts[op] is Sort.COMPUTE:
+        elif made.kinds[op] is OpKind.COMPUTE:
             stream += made.duration_ns[op]
         stream = max([stream, *(end[launch] for launch in made.waits_for[op])])
     assert simulate(made, order).step_ns == max([stream, *free])
@@ -168,8 +168,8 @@ def test_memory_never_falls_below_what_is_given_and_ends_with_what_is_kept(seed:
             size[storage] += num_bytes
     waited = {launch for launches in made.waits_for for launch in launches}
     kept = set(made.kept)
-    for op, sort in enumerate(made.sorts):
-        if sort is Sort.LAUNCH and op not in waited:
+    for op, kind in enumerate(made.kinds):
+        if kind is OpKind.LAUNCH and op not in waited:
             kept |= {*made.uses[op], *(storage for storage, _ in made.allocates[op])}
     used = [num_bytes for _, num_bytes in found.memory] or [0]
     assert min(used) >= sum(size[s] for s in made.given)

@@ -15,7 +15,7 @@ from weft.errors import compose
 
 if TYPE_CHECKING:
     from weft.cost.calibration.compute_trace import ComputeTrace
-    from weft.cost.calibration.fit import Fit, Line
+    from weft.cost.calibration.fit import Fit, FittedLine
     from weft.cost.device import Device
 
 MAX_KERNELS = 10
@@ -99,7 +99,7 @@ def _record(fitted: Fit, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: FittedLine) -> dict[str, Any]:
     return {
         "kind": line.kind.value,
         "num_ranks": line.group.size,
@@ -172,7 +172,7 @@ def _table(fitted: Fit) -> list[str]:
     return lines
 
 
-def _title(line: Line) -> str:
+def _title(line: FittedLine) -> str:
     title = f"{line.kind.value} of {line.group.size} ranks, {line.level}"
     if line.latency_us is None:
         return f"{title}: no line"
@@ -180,7 +180,7 @@ def _title(line: Line) -> str:
     return f"{title}: {line.latency_us:.4g} us + {speed}, from {line.min_bytes} to {line.max_bytes} bytes"
 
 
-def _rows(line: Line) -> list[tuple[str, ...]]:
+def _rows(line: FittedLine) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("bytes", "measured us", "fitted us", "off by")]
     fitted = {each.num_bytes: each for each in line.residuals}
     for size, us in line.table.points:

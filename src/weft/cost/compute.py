@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weft.cost.device import Device
 from weft.cost.flops import flops_of, product_dtype
-from weft.cost.traffic import Sort, Traffic
+from weft.cost.traffic import Traffic, TrafficKind
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
 
@@ -35,8 +35,8 @@ def compute(dag: Dag, device: Device) -> Compute:
     ns, flops = [0] * len(dag.nodes), [0] * len(dag.nodes)
     unknown: set[int] = set()
     so_far: dict[int, int] = {}
-    for i, sort in enumerate(traffic.sorts):
-        if sort not in (Sort.FUSED, Sort.END, Sort.KERNEL):
+    for i, kind in enumerate(traffic.kinds):
+        if kind not in (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL):
             continue
         region, moved = traffic.regions[i], traffic.num_bytes[i]
         before = so_far.get(region, 0)
@@ -47,12 +47,12 @@ def compute(dag: Dag, device: Device) -> Compute:
             unknown.add(i)
         else:
             ns[i] = ends - starts
-        if sort is Sort.KERNEL:
+        if kind is TrafficKind.KERNEL:
             product_ns, flops[i] = _product(dag, i, device)
             ns[i] = max(ns[i], product_ns or 0)
             if product_ns is None or profile(dag.nodes[i].target).opaque:
                 unknown.add(i)
-    kernels = (sort in (Sort.FUSED, Sort.END, Sort.KERNEL) for sort in traffic.sorts)
+    kernels = (kind in (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL) for kind in traffic.kinds)
     regions = (region if kernel else -1 for region, kernel in zip(traffic.regions, kernels, strict=True))
     return Compute(tuple(ns), tuple(flops), tuple(regions), frozenset(unknown))
 

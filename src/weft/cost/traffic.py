@@ -26,7 +26,7 @@ from weft.graph.dag import Dag
 from weft.graph.profiles import profile, shares_storage
 
 
-class Sort(IntEnum):
+class TrafficKind(IntEnum):
     """What a node is to memory."""
 
     FREE = 0
@@ -64,25 +64,25 @@ OVERWRITES = _names("copy_ fill_ zero_")
 
 
 @functools.cache
-def sort_of(target: Any) -> Sort:
+def kind_of(target: Any) -> TrafficKind:
     """What calls of an operator are to memory; those that may copy are told one by one, by their metadata."""
     if not isinstance(target, OpOverload):
         found = profile(target)
-        return Sort.VIEW if found.is_view else Sort.FREE if found.plain else Sort.KERNEL
+        return TrafficKind.VIEW if found.is_view else TrafficKind.FREE if found.plain else TrafficKind.KERNEL
     found, name = profile(target), name_of(target)
     if found.wait or found.launch:
-        return Sort.BOUNDARY
+        return TrafficKind.BOUNDARY
     if rule_of(target) is not None:
-        return Sort.KERNEL
+        return TrafficKind.KERNEL
     if found.is_view:
-        return Sort.VIEW
+        return TrafficKind.VIEW
     if name in EMPTY or not ops.reads_data(target):
-        return Sort.FREE
+        return TrafficKind.FREE
     if name in ENDS and torch.Tag.pointwise not in target.tags:
-        return Sort.END
+        return TrafficKind.END
     if torch.Tag.pointwise in target.tags or name in FUSED:
-        return Sort.END if found.writes else Sort.FUSED
-    return Sort.KERNEL
+        return TrafficKind.END if found.writes else TrafficKind.FUSED
+    return TrafficKind.KERNEL
 
 
 @functools.cache
@@ -112,12 +112,12 @@ def bytes_of(value: Any) -> int | None:
 
 
 class Traffic:
-    """The sorts, regions and bytes of the nodes of one Dag."""
+    """The kinds, regions and bytes of the nodes of one Dag."""
 
     def __init__(self, dag: Dag, fuse: bool = True) -> None:
         self.dag, self.fuse = dag, fuse
         num = len(dag.nodes)
-        self.sorts: list[Sort] = [_sort(node) for node in dag.nodes]
+        self.kinds: list[TrafficKind] = [_kind(node) for node in dag.nodes]
         self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
         self.inputs: list[list[int]] = [[dag.index[source] for source in input_nodes(node)] for node in dag.nodes]
         self.roots: list[int] = list(range(num))
@@ -130,38 +130,38 @@ class Traffic:
         self._count()
 
     def _find_regions(self) -> None:
-        sorts, roots, regions = self.sorts, self.roots, self.regions
-        depth, behind = [0] * len(sorts), [0] * len(sorts)
-        for i, sort in enumerate(sorts):
+        kinds, roots, regions = self.kinds, self.roots, self.regions
+        depth, behind = [0] * len(kinds), [0] * len(kinds)
+        for i, kind in enumerate(kinds):
             mine = max((behind[p] for p in self.dag.preds[i]), default=0)
-            depth[i], behind[i] = mine, mine + (sort >= Sort.END)
-            if sort is Sort.VIEW and self.inputs[i]:
+            depth[i], behind[i] = mine, mine + (kind >= TrafficKind.END)
+            if kind is TrafficKind.VIEW and self.inputs[i]:
                 # An item of several results is a tensor of its own; an item of several views is a view.
                 source = roots[self.inputs[i][0]]
                 if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple):
                     roots[i] = source
-            elif self.fuse and sort in (Sort.FUSED, Sort.END):
+            elif self.fuse and kind in (TrafficKind.FUSED, TrafficKind.END):
                 for p in self.inputs[i]:
                     source = roots[p]
-                    if sorts[source] is Sort.FUSED and depth[source] == mine:
+                    if kinds[source] is TrafficKind.FUSED and depth[source] == mine:
                         _join(regions, source, i)
         for i in range(len(regions)):
             regions[i] = regions[regions[i]]
 
     def _count(self) -> None:
-        sorts, roots, regions, values = self.sorts, self.roots, self.regions, self.values
+        kinds, roots, regions, values = self.kinds, self.roots, self.regions, self.values
         counted: dict[tuple[int, int], int] = {}
         seen: set[tuple[int, int]] = set()
-        written = [sort in (Sort.END, Sort.KERNEL) for sort in sorts]
-        for i, sort in enumerate(sorts):
+        written = [kind in (TrafficKind.END, TrafficKind.KERNEL) for kind in kinds]
+        for i, kind in enumerate(kinds):
             sources = self.inputs[i]
-            if sort in (Sort.FREE, Sort.VIEW) and self.dag.nodes[i].op != "output":
+            if kind in (TrafficKind.FREE, TrafficKind.VIEW) and self.dag.nodes[i].op != "output":
                 continue
             for p in sources:
                 source = roots[p]
                 if regions[source] != regions[i]:
-                    written[source] = written[source] or sorts[source] is Sort.FUSED
-            if sort not in (Sort.FUSED, Sort.END, Sort.KERNEL):
+                    written[source] = written[source] or kinds[source] is TrafficKind.FUSED
+            if kind not in (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL):
                 continue
             for p in self._read(i):
                 source, key = roots[p], (regions[i], p)
@@ -191,12 +191,12 @@ class Traffic:
         return min(whole, max(self.values[i] or 0, others))
 
 
-def _sort(node: Node) -> Sort:
+def _kind(node: Node) -> TrafficKind:
     if node.op != "call_function":
-        return Sort.KERNEL if node.op in ("call_module", "call_method") else Sort.FREE
-    found = sort_of(node.target)
-    if found in (Sort.FUSED, Sort.KERNEL) and profile(node.target).may_copy and shares_storage(node):
-        return Sort.VIEW
+        return TrafficKind.KERNEL if node.op in ("call_module", "call_method") else TrafficKind.FREE
+    found = kind_of(node.target)
+    if found in (TrafficKind.FUSED, TrafficKind.KERNEL) and profile(node.target).may_copy and shares_storage(node):
+        return TrafficKind.VIEW
     return found
 
 

@@ -18,7 +18,7 @@ from weft.compat import FakeTensorMode
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, finish
-from weft.graph.profiles import nested_graphs, profile_of
+from weft.graph.profiles import graph_arguments, profile_of
 from weft.plan.decision import Reason, Refusal
 
 SCAN, MAP, LOOP = (ops.op_of(f"higher_order.{name}") for name in ("scan", "map_impl", "while_loop"))
@@ -63,7 +63,7 @@ def is_scan(node: Node) -> bool:
 def read_scan(node: Node) -> Scan | Refusal:
     """What a call runs, or why it is left."""
     name = node.name
-    bodies = nested_graphs(node)
+    bodies = graph_arguments(node)
     given: list[Any] = [part for part in node.args[1:] if isinstance(part, list | tuple)]
     if len(bodies) != 1 or len(given) != (3 if node.target is SCAN else 2) or node.kwargs:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its arguments are not those of a scan")

@@ -52,13 +52,7 @@ class Draft:
         self._next_storage = 1 << 48
         self._taken = {node.name for node in self.dag.nodes}
         self._pending: list[New] = []
-        self._reads: dict[int, list[int]] = {}
-        self._writes: dict[int, list[int]] = {}
-        for i, storage, is_write in effects.accesses:
-            if is_write:
-                self._writes.setdefault(storage, []).append(i)
-            else:
-                self._reads.setdefault(i, []).append(storage)
+        self._memory = effects.memory
         self._boundaries = [i for i, p in effects.special if p.opaque]
         self._escaping: dict[int, int] = {}
         """The storages that leave the graph, each with the number of results that hold it."""
@@ -160,18 +154,17 @@ class Draft:
     def reads(self, node: AnyNode) -> Iterable[int]:
         """The storages that a node reads, of those that somebody writes."""
         if isinstance(node, Node):
-            return self._reads.get(self.dag.index[node], ())
+            accesses = self._memory.by_node.get(self.dag.index[node], ())
+            return [storage for storage, is_write in accesses if not is_write]
         if self.is_alias(node):
             return ()
         held = {s for source in sources(node.args, node.kwargs) for s in self.held(source)}
-        return sorted(s for s in held if s in self._writes)
+        return sorted(s for s in held if s in self._memory.writes)
 
     def first_write(self, storage: int, begin: int, end: int | None = None) -> Node | None:
         """The first node strictly between two positions that writes a storage."""
-        writes = self._writes.get(storage, [])
-        k = bisect_right(writes, begin)
-        found = k < len(writes) and (end is None or writes[k] < end)
-        return self.dag.nodes[writes[k]] if found else None
+        found = self._memory.first_write(storage, begin, end)
+        return self.dag.nodes[found] if found is not None else None
 
     def boundary(self, begin: int, end: int) -> Node | None:
         """The first call strictly between two positions of which nothing is known: it may change any mode."""
@@ -273,7 +266,7 @@ class Draft:
 
     def _why_not_copy(self, old: AnyNode, mine: set[int]) -> Refusal | None:
         """What was a view and becomes a tensor of its own: nobody may write through it, nor count on it."""
-        if mine & self._writes.keys():
+        if mine & self._memory.writes.keys():
             return Refusal(Reason.MUTATED, f"{old.name} stays: what it is a view of is written")
         if mine & self._escaping.keys() & self._outside and self._reaches_output(old):
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned as a view of an input")

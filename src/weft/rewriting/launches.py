@@ -6,13 +6,10 @@ sends, so that larger means longer. Only launches of one tensor that give a new 
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from weft.compat import hint_of
 from weft.graph import ops
 from weft.graph.groups import Group, runtime_name
 from weft.graph.listings.call_lines import GroupOf
@@ -42,12 +39,6 @@ def argument_of(draft: Draft, launch: AnyNode) -> Any:
 def is_same_group(draft: Draft, first: AnyNode, second: AnyNode) -> bool:
     """Whether two launches are of one group."""
     return runtime_name(argument_of(draft, first)) == runtime_name(argument_of(draft, second))
-
-
-def num_bytes(value: Any) -> int | None:
-    """Bytes of a tensor by hint; None where they are unknown."""
-    sizes = [hint_of(size) for size in value.shape] if isinstance(value, Tensor) else [None]
-    return None if None in sizes else prod(s for s in sizes if s is not None) * value.element_size()
 
 
 def price(context: Context, kind: Kind, group: Group, full_bytes: int) -> float:
@@ -84,7 +75,7 @@ def gathered(draft: Draft, sent: AnyNode, dim: int, size: int, launch: AnyNode, 
 
 def is_written(draft: Draft, *nodes: AnyNode) -> bool:
     """Whether anything but launches and waits writes what one of the nodes holds."""
-    written = draft.dag.effects.written
+    written = draft.dag.effects.memory.written
     return any(written.intersection(draft.held(node)) for node in nodes)
 
 

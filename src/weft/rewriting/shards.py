@@ -23,11 +23,11 @@ from torch.fx import Node
 
 from weft.compat import input_nodes
 from weft.graph import ops
+from weft.graph.profiles import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import argument_of, group_of, is_written, place_in, runtime_name
 from weft.rewriting.slices import SPLITS, piece_of
-from weft.rewriting.uses import is_pointwise
 
 GATHER, WAIT, MM, CAT, ITEM = (ops.op_of(n) for n in ("all_gather", "wait", "mm", "cat", "operator.getitem"))
 SUM, SUM_DIMS = ops.op_of("sum.default"), ops.op_of("sum.dim_IntList")
@@ -222,7 +222,7 @@ class Shards:
             return self._dim_of_turned(node, given)
         if target in (SUM, SUM_DIMS):
             return self._dim_of_sum(given)
-        return self._dim_of_pointwise(node) if is_pointwise(node) or target in COPIES else None
+        return self._dim_of_pointwise(node) if is_pointwise(target) or target in COPIES else None
 
     def _dim_of_product(self, first: Node, second: Node) -> int | None:
         match self.dims.get(first), self.dims.get(second):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from weft.compat import OpOverload
+from weft.graph.profiles import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import AnyNode, Draft
-
-
-def is_pointwise(node: AnyNode) -> bool:
-    """Whether each element of the result is made of the elements at its place."""
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
@@ -20,7 +14,7 @@ def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
     stack = [node]
     while stack:
         users = draft.users(stack.pop())
-        views = [user for user in users if not is_pointwise(user)]
+        views = [user for user in users if not is_pointwise(user.target)]
         if not users or not all(user.op == "call_function" and draft.profile(user).is_view for user in views):
             return False
         stack += views

@@ -18,8 +18,8 @@ from typing import Literal, Protocol
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.room import NO_LIMIT, Room
 from weft.scheduling.shape import Shape
+from weft.simulation.program import MILLION
 
-MILLION = 1_000_000
 NEVER = 1 << 62
 UNSURE = 8
 """Times may be wrong: launches go earlier by one of so many parts of the time since a collective of their queue was

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import bucket_names
 from weft.scheduling.search import Outcome
-from weft.simulation.program import Program, Sort
-from weft.simulation.simulator import MILLION, compute_spans
+from weft.simulation.program import MILLION, OpKind, Program
+from weft.simulation.simulator import compute_spans
 from weft.simulation.timeline import Coverage
 
 NS_PER_US = 1000
@@ -35,7 +35,7 @@ USES_SEEN = 50
 def explain_exposed(pass_name: str, program: Program, outcome: Outcome) -> list[Decision]:
     """At least one decision for every collective; those of buckets first, then in the order of the graph."""
     tell = _Teller(pass_name, program, outcome)
-    launches = [op for op, sort in enumerate(program.sorts) if sort is Sort.LAUNCH]
+    launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
     return [*map(tell.bucket, outcome.buckets), *(d for op in launches for d in tell.launch(op))]
 
 
@@ -43,11 +43,11 @@ class _Teller:
     def __init__(self, pass_name: str, program: Program, outcome: Outcome) -> None:
         self.name, self.program, self.outcome, self.trace = pass_name, program, outcome, outcome.trace
         self.bucket_of = {op: bucket for bucket in outcome.buckets for op in bucket}
-        self.place = [0] * len(program.sorts)
+        self.place = [0] * len(program.kinds)
         for place, op in enumerate(outcome.order):
             self.place[op] = place
         self.before = _before(program, outcome.order)
-        self.succs: list[list[int]] = [[] for _ in program.sorts]
+        self.succs: list[list[int]] = [[] for _ in program.kinds]
         for op, preds in enumerate(program.preds):
             for pred in preds:
                 self.succs[pred].append(op)
@@ -130,13 +130,13 @@ class _Teller:
                 if pred in seen:
                     continue
                 seen.add(pred)
-                sort = program.sorts[pred]
-                if nearest is None and sort in (Sort.COMPUTE, Sort.LAUNCH):
+                kind = program.kinds[pred]
+                if nearest is None and kind in (OpKind.COMPUTE, OpKind.LAUNCH):
                     nearest = pred
-                if sort is Sort.COMPUTE and self._prepares(pred):
+                if kind is OpKind.COMPUTE and self._prepares(pred):
                     prepared += program.duration_ns[pred]
                     stack.append(pred)
-                elif sort in (Sort.COMPUTE, Sort.LAUNCH):
+                elif kind in (OpKind.COMPUTE, OpKind.LAUNCH):
                     if last is None or end[pred] > ready:
                         ready, last = end[pred], pred
                 else:
@@ -148,9 +148,9 @@ class _Teller:
         program, stack, found = self.program, list(self.succs[op]), False
         while stack:
             succ = stack.pop()
-            if program.sorts[succ] is Sort.NOTHING and succ != len(program.sorts) - 1:
+            if program.kinds[succ] is OpKind.NOTHING and succ != len(program.kinds) - 1:
                 stack += self.succs[succ]
-            elif program.sorts[succ] is not Sort.LAUNCH or program.duration_ns[succ] < program.duration_ns[op]:
+            elif program.kinds[succ] is not OpKind.LAUNCH or program.duration_ns[succ] < program.duration_ns[op]:
                 return False
             else:
                 found = True
@@ -161,14 +161,18 @@ class _Teller:
         program, order = self.program, self.outcome.order
         waits = [self.place[wait] for op in bucket if (wait := self.outcome.first_wait.get(op)) is not None]
         for place in range(min(waits, default=len(order)) + 1, min(waits, default=len(order)) + USES_SEEN):
-            if place < len(order) and program.sorts[order[place]] is Sort.COMPUTE and program.duration_ns[order[place]]:
+            if (
+                place < len(order)
+                and program.kinds[order[place]] is OpKind.COMPUTE
+                and program.duration_ns[order[place]]
+            ):
                 return order[place]
         return None
 
 
 def _before(program: Program, order: Sequence[int]) -> list[int | None]:
     """The launch that is in the same queue right before each."""
-    found: list[int | None] = [None] * len(program.sorts)
+    found: list[int | None] = [None] * len(program.kinds)
     last: dict[int, int] = {}
     for op in order:
         if (queue := program.queue[op]) >= 0:

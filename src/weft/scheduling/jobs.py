@@ -8,12 +8,12 @@ schedule of jobs has them.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.simulation.program import Program, Sort
+from weft.graph.orders import topological
+from weft.simulation.program import OpKind, Program
 
 NO_JOB = -1
 FUSED_SPAN = 100
@@ -59,7 +59,7 @@ def jobs_of(program: Program) -> Jobs:
     apart: frozenset[int] = frozenset()
     while True:
         jobs = _jobs(program, _members(program, apart))
-        order = _sorted(jobs)
+        order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
             return _jobs(program, _folded(jobs, order))
         stuck = set(range(len(jobs))).difference(order)
@@ -84,14 +84,14 @@ def _folded(jobs: Jobs, order: list[int]) -> list[list[int]]:
 
 def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
     size = len(ops)
-    job_of = [NO_JOB] * len(program.sorts)
+    job_of = [NO_JOB] * len(program.kinds)
     for job, members in enumerate(ops):
         for op in members:
             job_of[op] = job
     preds: list[dict[int, None]] = [{} for _ in range(size)]
     comm_preds: list[dict[int, None]] = [{} for _ in range(size)]
-    needs: list[Needs] = [NOTHING] * len(program.sorts)
-    for op, sort in enumerate(program.sorts):
+    needs: list[Needs] = [NOTHING] * len(program.kinds)
+    for op, kind in enumerate(program.kinds):
         job = job_of[op]
         if job != NO_JOB:
             for pred in program.preds[op]:
@@ -102,7 +102,7 @@ def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
                     comm_preds[job].update(dict.fromkeys(needs[pred].launches))
             continue
         found = [needs[pred] if job_of[pred] == NO_JOB else Needs((job_of[pred],), ()) for pred in program.preds[op]]
-        if sort is Sort.WAIT:
+        if kind is OpKind.WAIT:
             found.append(Needs((), tuple(job_of[launch] for launch in program.waits_for[op])))
         needs[op] = _union(found)
     for job in range(size):
@@ -128,7 +128,7 @@ def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
 def _duration(program: Program, members: list[int]) -> int:
     """What a job takes, with a gap for each of its kernels."""
     ns = sum(program.duration_ns[op] for op in members)
-    if not program.launch_gap_ns or program.sorts[members[0]] is not Sort.COMPUTE:
+    if not program.launch_gap_ns or program.kinds[members[0]] is not OpKind.COMPUTE:
         return ns
     kernels = {program.kernel[op] if program.kernel else op for op in members if program.duration_ns[op]}
     return ns + program.launch_gap_ns * len(kernels)
@@ -138,10 +138,10 @@ def _members(program: Program, apart: frozenset[int]) -> list[list[int]]:
     """The operations that are jobs: fused ones together, but for those to be taken apart."""
     by_kernel: dict[int, int] = {}
     ops: list[list[int]] = []
-    for op, sort in enumerate(program.sorts):
-        if sort is Sort.NOTHING or (sort is Sort.WAIT and program.waits_for[op]):
+    for op, kind in enumerate(program.kinds):
+        if kind is OpKind.NOTHING or (kind is OpKind.WAIT and program.waits_for[op]):
             continue
-        kernel = program.kernel[op] if program.kernel and sort is Sort.COMPUTE and op not in apart else -1
+        kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in apart else -1
         if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= FUSED_SPAN:
             ops[by_kernel[kernel]].append(op)
             continue
@@ -160,32 +160,16 @@ def _union(found: Sequence[Needs]) -> Needs:
     return Needs(tuple(jobs), tuple(dict.fromkeys(launch for need in found for launch in need.launches)))
 
 
-def _sorted(jobs: Jobs) -> list[int]:
-    """The jobs in an order that what they need allows, by their first operations; without those that are in a cycle."""
-    waiting = [len({*preds, *comm}) for preds, comm in zip(jobs.preds, jobs.comm_preds, strict=True)]
-    heap = [(jobs.ops[job][0], job) for job, count in enumerate(waiting) if count == 0]
-    heapq.heapify(heap)
-    order: list[int] = []
-    while heap:
-        _, job = heapq.heappop(heap)
-        order.append(job)
-        for succ in jobs.succs[job]:
-            waiting[succ] -= 1
-            if waiting[succ] == 0:
-                heapq.heappush(heap, (jobs.ops[succ][0], succ))
-    return order
-
-
 class Emitter:
     """Puts all operations where a schedule of jobs has them: views follow what they need, waits are asked for."""
 
     def __init__(self, jobs: Jobs) -> None:
         program = jobs.program
         self.jobs, self.program = jobs, program
-        self.succs: list[list[int]] = [[] for _ in program.sorts]
+        self.succs: list[list[int]] = [[] for _ in program.kinds]
         """Operations that are no job, behind those that they need."""
         self.count = [len(preds) for preds in program.preds]
-        self.last = len(program.sorts) - 1
+        self.last = len(program.kinds) - 1
         """The output."""
         for op, preds in enumerate(program.preds):
             if jobs.job_of[op] == NO_JOB and op != self.last:

@@ -28,7 +28,7 @@ from weft.scheduling.scheduler import Schedule, schedule
 from weft.scheduling.shape import Shape
 from weft.simulation.memory import Curve, Footprint, memory_of
 from weft.simulation.program import Program
-from weft.simulation.simulator import Trace, run, takes_part
+from weft.simulation.simulator import OperationTimes, run, takes_part
 
 Effort = Literal["fast", "default", "best"]
 SPARE, SPARE_BYTES = 0.05, 1 << 26
@@ -68,7 +68,7 @@ class Outcome:
     peak_bytes: int
     """Above the limit only where no order was found that fits: then the least that was found."""
     num_evaluations: int
-    trace: Trace
+    trace: OperationTimes
     """Of that order."""
     memory: Curve
     duration_ns: tuple[int, ...]

@@ -34,7 +34,7 @@ from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
 from weft.graph.profiles import is_alias, waited_inside
-from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.program import OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag
 
@@ -50,7 +50,7 @@ def sequence_of(
     sources: Sequence[tuple[Source, GroupTable]], cluster: Cluster, overrides: Mapping[str, float] | None = None
 ) -> Program:
     """The program of graphs that run one behind the other."""
-    builder, left = _Builder(cluster), dict(overrides or {})
+    builder, left = _ProgramBuilder(cluster), dict(overrides or {})
     with collector_paused():
         for k, (source, groups) in enumerate(sources, 1):
             graph = source.graph if isinstance(source, GraphModule) else source
@@ -75,13 +75,13 @@ class _Value:
     """Of the node; it may be known by others too."""
 
 
-class _Builder:
+class _ProgramBuilder:
     """A program that grows by one graph at a time. Operations and storages of each graph follow those before it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.names: list[str] = []
-        self.sorts: list[Sort] = []
+        self.kinds: list[OpKind] = []
         self.durations: list[int] = []
         self.latencies: list[int] = []
         self.preds: list[tuple[int, ...]] = []
@@ -105,7 +105,7 @@ class _Builder:
         device = self.cluster.device
         return Program(
             names=tuple(self.names),
-            sorts=tuple(self.sorts),
+            kinds=tuple(self.kinds),
             duration_ns=tuple(self.durations),
             preds=tuple(self.preds),
             queue=tuple(self.queue),
@@ -127,14 +127,14 @@ class _Builder:
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
         """Put a graph behind those before it."""
         base, nodes = len(self.names), dag.nodes
-        sorts = [_sort_of(node) for node in nodes]
-        launches = {i for i, sort in enumerate(sorts) if sort is Sort.LAUNCH}
+        kinds = [_kind_of(node) for node in nodes]
+        launches = {i for i, kind in enumerate(kinds) if kind is OpKind.LAUNCH}
         self.names += [node.name for node in nodes]
-        self.sorts += sorts
+        self.kinds += kinds
         # Communication of unknown kinds holds the stream for as long as it takes.
         self.durations += [
-            prices.collective_ns.get(i, ns) if sort in (Sort.LAUNCH, Sort.COMPUTE) else 0
-            for i, (ns, sort) in enumerate(zip(prices.compute_ns, sorts, strict=True))
+            prices.collective_ns.get(i, ns) if kind in (OpKind.LAUNCH, OpKind.COMPUTE) else 0
+            for i, (ns, kind) in enumerate(zip(prices.compute_ns, kinds, strict=True))
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
         self.drains += [_is_read_on_host(node) for node in nodes]
@@ -147,7 +147,7 @@ class _Builder:
             self._latency(nodes[i], groups, prices.collective_ns[i]) if i in launches else 0 for i in range(len(nodes))
         ]
         storages = self._add_memory(dag, base)
-        self._add_waits(dag, base, sorts, storages)
+        self._add_waits(dag, base, kinds, storages)
         self._hand_on(dag, base, storages)
 
     def _queue(self, node: Node, groups: GroupTable, level: str) -> int:
@@ -223,11 +223,11 @@ class _Builder:
         self.num_storages += 1
         return self.num_storages - 1
 
-    def _add_waits(self, dag: Dag, base: int, sorts: Sequence[Sort], storages: Sequence[tuple[int, ...]]) -> None:
-        for i, sort in enumerate(sorts):
-            if sort is Sort.LAUNCH:
+    def _add_waits(self, dag: Dag, base: int, kinds: Sequence[OpKind], storages: Sequence[tuple[int, ...]]) -> None:
+        for i, kind in enumerate(kinds):
+            if kind is OpKind.LAUNCH:
                 self.flights.launch(base + i, storages[i])
-            if sort is Sort.WAIT:
+            if kind is OpKind.WAIT:
                 node = dag.nodes[i]
                 waited = waited_inside(node) if isinstance(node.target, HigherOrderOperator) else input_nodes(node)
                 sources = [storages[dag.index[source]] for source in waited]
@@ -270,26 +270,26 @@ class _Flights:
         return tuple(found)
 
 
-def _sort_of(node: Node) -> Sort:
+def _kind_of(node: Node) -> OpKind:
     if node.op in ("placeholder", "get_attr", "output"):
-        return Sort.NOTHING
+        return OpKind.NOTHING
     if node.op != "call_function":
-        return Sort.COMPUTE
+        return OpKind.COMPUTE
     if isinstance(node.target, HigherOrderOperator) and waited_inside(node):
-        return Sort.WAIT
-    sort = _sort_of_target(node.target)
-    return Sort.NOTHING if sort is Sort.COMPUTE and is_alias(node) else sort
+        return OpKind.WAIT
+    kind = _kind_of_target(node.target)
+    return OpKind.NOTHING if kind is OpKind.COMPUTE and is_alias(node) else kind
 
 
 @functools.cache
-def _sort_of_target(target: Any) -> Sort:
+def _kind_of_target(target: Any) -> OpKind:
     if ops.launch_form(target) is not None:
-        return Sort.LAUNCH
+        return OpKind.LAUNCH
     if ops.is_wait(target):
-        return Sort.WAIT
+        return OpKind.WAIT
     if not isinstance(target, OpOverload):
-        return Sort.COMPUTE if isinstance(target, HigherOrderOperator) else Sort.NOTHING
-    return Sort.COMPUTE if ops.reads_data(target) else Sort.NOTHING
+        return OpKind.COMPUTE if isinstance(target, HigherOrderOperator) else OpKind.NOTHING
+    return OpKind.COMPUTE if ops.reads_data(target) else OpKind.NOTHING
 
 
 def _is_read_on_host(node: Node) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 
 Curve = tuple[tuple[int, int], ...]
 Numbers = NDArray[np.int64]
@@ -31,7 +31,7 @@ class Footprint:
         users: dict[int, list[int]] = {}
         forever = set(program.kept)
         for op, made in enumerate(program.allocates):
-            is_lasting = program.sorts[op] is Sort.LAUNCH and op not in waited
+            is_lasting = program.kinds[op] is OpKind.LAUNCH and op not in waited
             for storage, num_bytes in made:
                 users.setdefault(storage, []).append(op)
                 if storage in given:
@@ -92,7 +92,7 @@ def memory_of(
         return 0, ()
     now = peak = footprint.given_bytes
     curve = [(0, now)]
-    sorts = program.sorts
+    kinds = program.kinds
     for op, made, freed in zip(order, *map(np.ndarray.tolist, footprint.changes(order)), strict=True):
         if made:
             now += made
@@ -100,5 +100,5 @@ def memory_of(
             curve.append((reached_ns[op], now))
         if freed:
             now -= freed
-            curve.append((reached_ns[op] if sorts[op] is Sort.LAUNCH else end_ns[op], now))
+            curve.append((reached_ns[op] if kinds[op] is OpKind.LAUNCH else end_ns[op], now))
     return peak, tuple(curve)

@@ -14,8 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+MILLION = 1_000_000
+"""Slowdowns are integers in parts per million (`_ppm`), so that no time is ever a float."""
 
-class Sort(IntEnum):
+
+class OpKind(IntEnum):
     """What an operation is to the model."""
 
     NOTHING = 0
@@ -40,7 +43,7 @@ class Program:
     """Operations in the order of the graph, and what keeps them in order."""
 
     names: tuple[str, ...]
-    sorts: tuple[Sort, ...]
+    kinds: tuple[OpKind, ...]
     duration_ns: tuple[int, ...]
     """Of a compute operation on the stream, of a launch's collective alone on its queue; else 0."""
     preds: tuple[tuple[int, ...], ...]

@@ -24,15 +24,14 @@ from math import lcm
 from weft.errors import GraphError, compose
 from weft.graph.dag import collector_paused
 from weft.simulation.memory import memory_of
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import MILLION, OpKind, Program
 from weft.simulation.timeline import CollectiveSpan, Coverage, Span, Timeline
 
-MILLION = 1_000_000
 NONE = -1
 
 
 @dataclass(frozen=True)
-class Trace:
+class OperationTimes:
     """When each operation ran, by number: what a timeline is made from, and all that a search needs."""
 
     order: Sequence[int]
@@ -70,7 +69,7 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
         )
 
 
-def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool = False) -> Trace:
+def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool = False) -> OperationTimes:
     """Run a program; without the tables that a timeline has. An order that is known to be legal is not checked."""
     if order is None:
         order = range(len(program.names))
@@ -79,11 +78,11 @@ def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool 
     return _Stream(program).run(order)
 
 
-def compute_spans(program: Program, trace: Trace) -> tuple[Span, ...]:
+def compute_spans(program: Program, trace: OperationTimes) -> tuple[Span, ...]:
     """In their order."""
-    names, sorts, durations, start, end = (
+    names, kinds, durations, start, end = (
         program.names,
-        program.sorts,
+        program.kinds,
         program.duration_ns,
         trace.start_ns,
         trace.end_ns,
@@ -91,15 +90,15 @@ def compute_spans(program: Program, trace: Trace) -> tuple[Span, ...]:
     return tuple(
         Span(op, names[op], start[op], end[op], durations[op])
         for op in trace.order
-        if sorts[op] is Sort.COMPUTE and durations[op]
+        if kinds[op] is OpKind.COMPUTE and durations[op]
     )
 
 
-def _collective_spans(program: Program, trace: Trace, coverage: Coverage) -> tuple[CollectiveSpan, ...]:
+def _collective_spans(program: Program, trace: OperationTimes, coverage: Coverage) -> tuple[CollectiveSpan, ...]:
     """In the order of their launches."""
     found: list[CollectiveSpan] = []
     for op in trace.order:
-        if program.sorts[op] is Sort.LAUNCH:
+        if program.kinds[op] is OpKind.LAUNCH:
             start, end = trace.start_ns[op], trace.end_ns[op]
             hidden, by = coverage.of(start, end)
             span = CollectiveSpan(
@@ -119,7 +118,7 @@ def _collective_spans(program: Program, trace: Trace, coverage: Coverage) -> tup
     return tuple(found)
 
 
-def _critical_path(trace: Trace) -> tuple[int, ...]:
+def _critical_path(trace: OperationTimes) -> tuple[int, ...]:
     """From the one that ended last back through what each started behind."""
     path: list[int] = []
     op = trace.last
@@ -151,9 +150,10 @@ def check_order(program: Program, order: Sequence[int]) -> None:
 
 def takes_part(program: Program) -> list[bool]:
     """By operation whether it says anything about time; an order without the others takes as long."""
-    rows = zip(program.sorts, program.duration_ns, program.drains, strict=True)
+    rows = zip(program.kinds, program.duration_ns, program.drains, strict=True)
     return [
-        sort in (Sort.LAUNCH, Sort.WAIT) or drains or (sort is Sort.COMPUTE and ns > 0) for sort, ns, drains in rows
+        kind in (OpKind.LAUNCH, OpKind.WAIT) or drains or (kind is OpKind.COMPUTE and ns > 0)
+        for kind, ns, drains in rows
     ]
 
 
@@ -261,23 +261,23 @@ class _Stream:
         self.waited: dict[int, int] = {}
         self.exposed: dict[int, int] = {}
 
-    def run(self, order: Sequence[int]) -> Trace:
+    def run(self, order: Sequence[int]) -> OperationTimes:
         """Take every operation in order."""
         program, wires = self.program, self.wires
-        sorts, durations, gap, drains = program.sorts, program.duration_ns, program.launch_gap_ns, program.drains
-        launch, compute, wait = Sort.LAUNCH, Sort.COMPUTE, Sort.WAIT
-        kernels = program.kernel or range(len(sorts))
+        kinds, durations, gap, drains = program.kinds, program.duration_ns, program.launch_gap_ns, program.drains
+        launch, compute, wait = OpKind.LAUNCH, OpKind.COMPUTE, OpKind.WAIT
+        kernels = program.kernel or range(len(kinds))
         start, end, reached, cause = self.start, self.end, self.reached, self.cause
         # When the last one that was issued ended, and until when a wait holds the stream; and what each is due to.
         free, blocked = -gap, 0
         by_free = by_blocked = kernel = NONE
         for op in order:
-            sort = sorts[op]
-            has_work = sort is compute and durations[op] > 0
-            if not has_work and sort is not launch and (sort is wait or not drains[op]):
+            kind = kinds[op]
+            has_work = kind is compute and durations[op] > 0
+            if not has_work and kind is not launch and (kind is wait or not drains[op]):
                 now = free if free > blocked else blocked
                 start[op] = reached[op] = end[op] = now
-                if sort is wait:
+                if kind is wait:
                     until, last = self._wait(op, now)
                     end[op] = until
                     if until > now:
@@ -289,7 +289,7 @@ class _Stream:
                 now, by = blocked, by_blocked
             start[op] = reached[op] = end[op] = free = now
             by_free = by
-            if sort is launch:
+            if kind is launch:
                 wires.launch(op, now, by)
             elif has_work:
                 cause[op] = by
@@ -339,7 +339,7 @@ class _Stream:
                 now, last = end, launch
         return now, last
 
-    def _finish(self, order: Sequence[int], free: int, last: int) -> Trace:
+    def _finish(self, order: Sequence[int], free: int, last: int) -> OperationTimes:
         """Wait for all that is still under way."""
         wires = self.wires
         while wires.num_running:
@@ -348,7 +348,7 @@ class _Stream:
         step, behind = self._expose(under_way, max(free, 0))
         for launch, end in wires.end.items():
             self.start[launch], self.end[launch] = wires.start[launch], end
-        return Trace(
+        return OperationTimes(
             order=order,
             start_ns=self.start,
             end_ns=self.end,

@@ -32,7 +32,7 @@ from weft.scheduling.shape import Shape
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
 from weft.simulation.program import Program
-from weft.simulation.simulator import Trace, run
+from weft.simulation.simulator import OperationTimes, run
 from weft.streaming.chunking import Chunking, replaced
 from weft.streaming.trial_program import Costs, Trial
 from weft.streaming.view_layouts import sizes_of
@@ -203,7 +203,7 @@ class _Choice:
             exposed[program.names[op]] = exposed.get(program.names[op], 0) + ns
         return _Step(trace.step_ns, exposed)
 
-    def _scheduled(self, program: Program) -> Trace | None:
+    def _scheduled(self, program: Program) -> OperationTimes | None:
         """The best order by the settings that are left, which are all at first; None if it holds too much."""
         jobs = jobs_of(program)
         shape, emitter = Shape(jobs), Emitter(jobs)

@@ -7,7 +7,6 @@ chunks follow the same rules as all others: flops at the peak, bytes at the band
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -23,7 +22,8 @@ from weft.graph.collective import Collective, num_bytes
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind
-from weft.simulation.program import Program, Sort
+from weft.graph.orders import topological
+from weft.simulation.program import OpKind, Program
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 
 
@@ -109,7 +109,7 @@ class _Op:
     """An operation to be put into the program."""
 
     name: str
-    sort: Sort
+    kind: OpKind
     duration: int
     preds: tuple[int, ...]
     rank: tuple[int, ...]
@@ -128,7 +128,7 @@ class Trial:
             _Op(*fields)
             for fields in zip(
                 program.names,
-                program.sorts,
+                program.kinds,
                 program.duration_ns,
                 program.preds,
                 ((i,) for i in range(len(program.names))),
@@ -147,7 +147,7 @@ class Trial:
         gone = replaced(cut)
         for node in gone:
             op = self.ops[self.dag.index[node]]
-            op.sort, op.duration, op.queue, op.waits_for, op.allocates = Sort.NOTHING, 0, -1, (), ()
+            op.kind, op.duration, op.queue, op.waits_for, op.allocates = OpKind.NOTHING, 0, -1, (), ()
             op.preds, op.uses = (), ()
         if cut.result is None:
             self._gather(cut, gone)
@@ -184,7 +184,7 @@ class Trial:
             whole = self._add(
                 _Op(
                     launch.name,
-                    Sort.COMPUTE,
+                    OpKind.COMPUTE,
                     self.costs.join_ns(launch),
                     tuple(waits),
                     (min(users, default=anchor), -1),
@@ -193,7 +193,7 @@ class Trial:
                 )
             )
             for node in old:
-                self._become(index[node], Sort.NOTHING, 0, (whole,))
+                self._become(index[node], OpKind.NOTHING, 0, (whole,))
 
     def _gather_in_ring(self, cut: Chunking, sent: int, parts: dict[Node, list[int]]) -> list[int]:
         """Each part goes on to the next rank while it is multiplied; what holds the parts."""
@@ -213,11 +213,11 @@ class Trial:
         parts = 1 if cut.own is not None and cut.result is not None else cut.chunks
         made = self._storage(_bytes(cut.launch) // parts)
         queue = self.program.queue[self.dag.index[cut.launch]]
-        return self._add(_Op(name, Sort.LAUNCH, ns, (source,), rank, queue, (), made, held))
+        return self._add(_Op(name, OpKind.LAUNCH, ns, (source,), rank, queue, (), made, held))
 
     def _wait(self, cut: Chunking, launch: int, rank: tuple[int, ...]) -> int:
         held = self._held([launch])
-        return self._add(_Op(cut.launch.name, Sort.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
+        return self._add(_Op(cut.launch.name, OpKind.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
 
     def _scatter(self, cut: Chunking, gone: set[Node]) -> None:
         index, launch = self.dag.index, cut.launch
@@ -241,7 +241,7 @@ class Trial:
         whole = self._add(
             _Op(
                 launch.name,
-                Sort.COMPUTE,
+                OpKind.COMPUTE,
                 self.costs.join_ns(launch),
                 tuple(waits),
                 (place, 0),
@@ -250,7 +250,7 @@ class Trial:
             )
         )
         for node in (launch, *old):
-            self._become(index[node], Sort.NOTHING, 0, (whole,))
+            self._become(index[node], OpKind.NOTHING, 0, (whole,))
 
     def _scatter_in_ring(self, cut: Chunking, gone: set[Node]) -> None:
         """Each part goes on to the next rank, which adds its own to it."""
@@ -266,13 +266,13 @@ class Trial:
                 waited = self._wait(cut, total, (here, c, 2))
                 ns, held = self.costs.sum_ns(cut), self._held([waited, source])
                 made = self._storage(_bytes(launch))
-                sum_ = _Op(launch.name, Sort.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
+                sum_ = _Op(launch.name, OpKind.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
                 source = self._add(sum_)
             total = self._launch(cut, source, (here, c, 4), self._held([source])) if c < cut.chunks - 1 else source
         for node in still_needed(cut, gone):
             self._join(node, parts[node], (here, cut.chunks))
         for node in (launch, *(user for user in launch.users if ops.is_wait(user.target))):
-            self._become(index[node], Sort.NOTHING, 0, (total,))
+            self._become(index[node], OpKind.NOTHING, 0, (total,))
 
     def _calls(
         self, cut: Chunking, given: dict[Node, list[int]], parts: dict[Node, list[int]], rank: tuple[int, ...]
@@ -287,27 +287,27 @@ class Trial:
             ns = self.costs.call_ns(node, operands.values(), cut.chunks) + self.costs.copies_ns(cut, node)
             held = [*self._held(chunks), *(s for p in preds for s, _ in self.program.allocates[p])]
             made = self._storage(_bytes(node) // cut.chunks)
-            op = _Op(node.name, Sort.COMPUTE, ns, (*preds, *chunks), (*rank, 1, k), -1, (), made, tuple(held))
+            op = _Op(node.name, OpKind.COMPUTE, ns, (*preds, *chunks), (*rank, 1, k), -1, (), made, tuple(held))
             parts[node].append(self._add(op))
 
     def _held(self, chunks: Sequence[int]) -> tuple[int, ...]:
         held = [s for op in chunks for s, _ in self.ops[op].allocates]
         return tuple(
-            dict.fromkeys([*held, *(s for op in chunks for s in self.ops[op].uses if self.ops[op].sort is Sort.WAIT)])
+            dict.fromkeys([*held, *(s for op in chunks for s in self.ops[op].uses if self.ops[op].kind is OpKind.WAIT)])
         )
 
     def _join(self, node: Node, chunks: list[int], rank: tuple[int, ...]) -> None:
         """Let the operation of a call join its chunks."""
         i = self.dag.index[node]
-        self._become(i, Sort.COMPUTE, self.costs.join_ns(node), tuple(chunks))
+        self._become(i, OpKind.COMPUTE, self.costs.join_ns(node), tuple(chunks))
         self.ops[i].rank = (*rank, i)
         self.ops[i].uses = self._held(chunks)
         self.ops[i].allocates = self.program.allocates[i]
 
-    def _become(self, i: int, sort: Sort, duration: int, preds: tuple[int, ...]) -> None:
+    def _become(self, i: int, kind: OpKind, duration: int, preds: tuple[int, ...]) -> None:
         op = self.ops[i]
-        op.sort, op.duration, op.preds, op.queue, op.waits_for = sort, duration, preds, -1, ()
-        if sort is Sort.NOTHING:
+        op.kind, op.duration, op.preds, op.queue, op.waits_for = kind, duration, preds, -1, ()
+        if kind is OpKind.NOTHING:
             op.allocates, op.uses = (), ()
 
     def result(self) -> Program:
@@ -318,7 +318,7 @@ class Trial:
         return replace(
             self.program,
             names=tuple(op.name for op in made),
-            sorts=tuple(op.sort for op in made),
+            kinds=tuple(op.kind for op in made),
             duration_ns=tuple(op.duration for op in made),
             preds=tuple(tuple(number[p] for p in op.preds) for op in made),
             queue=tuple(op.queue for op in made),
@@ -331,19 +331,8 @@ class Trial:
         )
 
     def _order(self) -> list[int]:
-        waiting = [len(set(op.preds)) for op in self.ops]
         succs: list[list[int]] = [[] for _ in self.ops]
         for i, op in enumerate(self.ops):
-            for pred in set(op.preds):
+            for pred in op.preds:
                 succs[pred].append(i)
-        heap = [(op.rank, i) for i, op in enumerate(self.ops) if not waiting[i]]
-        heapq.heapify(heap)
-        order: list[int] = []
-        while heap:
-            _, i = heapq.heappop(heap)
-            order.append(i)
-            for succ in succs[i]:
-                waiting[succ] -= 1
-                if not waiting[succ]:
-                    heapq.heappush(heap, (self.ops[succ].rank, succ))
-        return order
+        return topological(succs, [op.rank for op in self.ops])

@@ -25,7 +25,7 @@ MakeBatch = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """One model: how it is made of its configuration, and what it is fed."""
 
     make: Callable[[Any], nn.Module]
@@ -45,10 +45,10 @@ def _images(config: Any, size: int, generator: torch.Generator, dtype: torch.dty
     return images.to(dtype), torch.randint(0, config.num_classes, (size,), generator=generator)
 
 
-ENTRIES: dict[str, Entry] = {
-    **{f"llama-{name}": Entry(llama.Llama, config, _text) for name, config in llama.PRESETS.items()},
-    **{f"moe-{name}": Entry(moe.MoE, config, _text) for name, config in moe.PRESETS.items()},
-    **{f"vision-{name}": Entry(vision.Vision, config, _images) for name, config in vision.PRESETS.items()},
+ENTRIES: dict[str, ZooEntry] = {
+    **{f"llama-{name}": ZooEntry(llama.Llama, config, _text) for name, config in llama.PRESETS.items()},
+    **{f"moe-{name}": ZooEntry(moe.MoE, config, _text) for name, config in moe.PRESETS.items()},
+    **{f"vision-{name}": ZooEntry(vision.Vision, config, _images) for name, config in vision.PRESETS.items()},
 }
 
 
@@ -139,7 +139,7 @@ def _dtype(dtype: torch.dtype) -> str:
     return DTYPE_NAMES.get(dtype, str(dtype))
 
 
-def _entry(name: str, layers: int | None, changes: Mapping[str, Any]) -> Entry:
+def _entry(name: str, layers: int | None, changes: Mapping[str, Any]) -> ZooEntry:
     if name not in ENTRIES:
         do = nearest(name, ENTRIES) or f"use one of {', '.join(ENTRIES)}"
         raise CaptureError(compose("zoo", f"no model is called {name!r}", do=do))

@@ -14,8 +14,8 @@ from tests.property.strategies import random_gradients
 from tests.property.test_planner_optimum import with_output
 from tests.unit.bounds.test_lower_bound import program
 from weft.bounds.lower_bound import lower_bound
-from weft.bounds.problem import Merging
-from weft.simulation.program import Program, Sort
+from weft.bounds.problem import MergingAssumption
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 STEP = """
@@ -62,7 +62,7 @@ def test_a_step_in_one_block_has_all_its_work_and_one_bucket_for_each_end(fault:
     given = program(STEP)
     made = fault.contract(given, 1)
     assert totals(made) == {-1: totals(given)[-1], 0: 2 + 16 + 2 + 56, 1: 2 + 6}
-    launches = [op for op, sort in enumerate(made.sorts) if sort is Sort.LAUNCH]
+    launches = [op for op, kind in enumerate(made.kinds) if kind is OpKind.LAUNCH]
     assert [made.names[op] for op in launches] == ["g0", "r1", "a1"]
     assert run(made).step_ns == 18 + 123 + 58 + 8
 
@@ -71,8 +71,8 @@ def test_a_step_in_many_blocks_is_as_it_was_but_for_its_casts(fault: Any) -> Non
     given = program(STEP)
     made = fault.contract(given, 100)
     assert totals(made) == totals(given)
-    assert sum(sort is Sort.LAUNCH for sort in made.sorts) == 6
-    bounds = [lower_bound(each, Merging.EXCLUDED).bound_ns for each in (made, given)]
+    assert sum(kind is OpKind.LAUNCH for kind in made.kinds) == 6
+    bounds = [lower_bound(each, MergingAssumption.EXCLUDED).bound_ns for each in (made, given)]
     assert abs(bounds[0] - bounds[1]) <= 1 + 1
 
 
@@ -82,7 +82,7 @@ def test_what_is_proved_is_below_the_order_and_no_bound_is_above_it(fault: Any, 
     given = replace(plain, duration_ns=tuple(ns * 10_000 for ns in plain.duration_ns), latency_ns=())
     for slowdown_ppm in (0, 189_000):
         verdict = fault.judge("random", replace(given, slowdown_ppm=slowdown_ppm), 20, "fast")
-        unit = fault.GRAIN_NS * len(given.sorts)
+        unit = fault.GRAIN_NS * len(given.kinds)
         assert verdict.bound_ns <= verdict.known_ns <= verdict.weft_ns
         if verdict.proved_ns is not None:
             assert verdict.bound_ns - unit <= verdict.proved_ns <= verdict.known_ns

@@ -40,7 +40,7 @@ def test_one_collective_is_told_by_its_launch_or_its_wait(weft: Weft, two: Path,
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "ag1: all_gather of 64 bytes over dp (2 ranks)",
-        "  + bucket-all-gathers: 2 launches of all_gather in 'dp' become one of 128 bytes: ag0 to ag1",
+        "  + bucket-all-gathers: merged 2 all-gathers of group 'dp' into one of 128 B: ag0 to ag1",
         "  + hoist-launches: ag0_bucket is launched behind p",
     ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from weft.cost.calibration.chrome_trace import read_chrome_trace
 from weft.cost.calibration.cluster_writer import cluster_text
-from weft.cost.calibration.compute_trace import KernelTime, Work
+from weft.cost.calibration.compute_trace import KernelTime, KernelWork
 from weft.cost.calibration.fit import fit, read_measurements
 from weft.cost.cluster import Cluster
 
@@ -58,7 +58,11 @@ def test_products_tell_the_flops_of_their_dtype_and_copies_the_bandwidth_of_memo
         copy,
     )
     found = read_chrome_trace(path).compute
-    assert found.work == (Work("bf16", 2 * 10**9, 4.0), Work("f32", 2 * 10**9, 40.0), Work("memory", 1 << 27, 100.0))
+    assert found.work == (
+        KernelWork("bf16", 2 * 10**9, 4.0),
+        KernelWork("f32", 2 * 10**9, 40.0),
+        KernelWork("memory", 1 << 27, 100.0),
+    )
     assert found.kernels == (KernelTime("copy", 1, 100.0), KernelTime("gemm", 3, 53.0))
     device = found.device()
     assert device is not None
@@ -93,7 +97,7 @@ def test_ranks_are_one_device(write: Any):
     paths = [write(*product(1, 1000, 1000, 1000, us), name=f"rank{us}.json") for us in (8.0, 4.0)]
     found = [read_chrome_trace(path).compute for path in paths]
     assert [each.work[0].us for each in found] == [8.0, 4.0]
-    assert read_measurements([paths[1]]).compute.work == (Work("bf16", 2 * 10**9, 4.0),)
+    assert read_measurements([paths[1]]).compute.work == (KernelWork("bf16", 2 * 10**9, 4.0),)
 
 
 def test_what_is_small_or_has_no_shapes_tells_nothing_but_its_time(write: Any):

@@ -30,7 +30,7 @@ from tests.unit.cost.measured import (
 from weft.cost.calibration import chrome_trace
 from weft.cost.calibration.chrome_trace import merge_traces, read_chrome_trace
 from weft.cost.calibration.cluster_writer import MAX_POINTS, cluster_text
-from weft.cost.calibration.fit import Fit, Line, fit, read_measurements
+from weft.cost.calibration.fit import Fit, FittedLine, fit, read_measurements
 from weft.cost.calibration.json_stream import CHUNK
 from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.calibration.samples import MeasurementError, Sample
@@ -47,7 +47,7 @@ DATA = Path(__file__).parents[2] / "data"
 PAIR = (0, 1)
 
 
-def line_of(fitted: Fit, kind: str, num_ranks: int) -> Line:
+def line_of(fitted: Fit, kind: str, num_ranks: int) -> FittedLine:
     (line,) = (line for line in fitted.lines if line.kind.value == kind and line.group.size == num_ranks)
     return line
 

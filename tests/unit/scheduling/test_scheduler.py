@@ -10,7 +10,7 @@ from weft.scheduling.execution import Knobs, Merging
 from weft.scheduling.jobs import Emitter, jobs_of
 from weft.scheduling.scheduler import schedule
 from weft.scheduling.shape import Shape
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import check_order
 
 OUTPUT = view("output")
@@ -422,7 +422,7 @@ def test_gathers_merge_only_as_long_as_the_first_use_of_them_is_not_late():
 
 def test_gathers_merge_only_as_long_as_there_is_room_for_all_of_them():
     """Each brings 40 bytes: there is room for every one of them, and not for all at once."""
-    made = [replace(op, makes={f"w{op.name[1]}": 40}) if op.sort is Sort.LAUNCH else op for op in gathers(60, 60, 60)]
+    made = [replace(op, makes={f"w{op.name[1]}": 40}) if op.kind is OpKind.LAUNCH else op for op in gathers(60, 60, 60)]
     made = [replace(op, uses=(f"w{op.name[1]}",)) if op.name.startswith("c") else op for op in made]
     start = replace(made[3], duration_ns=300)
     source = program(start, made[0], *made[4:6], made[1], *made[6:8], made[2], *made[8:], OUTPUT)

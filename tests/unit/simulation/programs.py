@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.simulation.program import Program, Queue, Sort
+from weft.simulation.program import OpKind, Program, Queue
 
 
 @dataclass(frozen=True)
 class Op:
     name: str
-    sort: Sort
+    kind: OpKind
     duration_ns: int = 0
     queue: str | None = None
     waits_for: tuple[str, ...] = ()
@@ -23,20 +23,20 @@ class Op:
 
 
 def compute(name: str, duration_ns: int, needs: str = "", **rest: object) -> Op:
-    return Op(name, Sort.COMPUTE, duration_ns, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
+    return Op(name, OpKind.COMPUTE, duration_ns, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
 
 
 def launch(name: str, duration_ns: int, queue: str = "dp", needs: str = "", **rest: object) -> Op:
-    return Op(name, Sort.LAUNCH, duration_ns, queue, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
+    return Op(name, OpKind.LAUNCH, duration_ns, queue, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
 
 
 def wait(launches: str, **rest: object) -> Op:
     names = tuple(launches.split())
-    return Op(f"wait_{'_'.join(names)}", Sort.WAIT, waits_for=names, needs=names, **rest)  # type: ignore[arg-type]
+    return Op(f"wait_{'_'.join(names)}", OpKind.WAIT, waits_for=names, needs=names, **rest)  # type: ignore[arg-type]
 
 
 def view(name: str, needs: str = "", **rest: object) -> Op:
-    return Op(name, Sort.NOTHING, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
+    return Op(name, OpKind.NOTHING, needs=tuple(needs.split()), **rest)  # type: ignore[arg-type]
 
 
 def program(
@@ -56,7 +56,7 @@ def program(
     storages = list(dict.fromkeys(s for op in ops for s in (*(op.makes or {}), *op.uses)))
     return Program(
         names=tuple(number),
-        sorts=tuple(op.sort for op in ops),
+        kinds=tuple(op.kind for op in ops),
         duration_ns=tuple(op.duration_ns for op in ops),
         preds=tuple(tuple(number[name] for name in op.needs) for op in ops),
         queue=tuple(-1 if op.queue is None else queues.index(op.queue) for op in ops),

@@ -1,4 +1,4 @@
-"""Programs from graphs: sorts, times, waits, and whose memory is held how long."""
+"""Programs from graphs: kinds, times, waits, and whose memory is held how long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.cost.device import Device
 from weft.errors import ClusterError, GraphError
 from weft.graph.groups import read_groups
 from weft.simulation.build import program_of, sequence_of
-from weft.simulation.program import Program, Sort
+from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
 
@@ -40,7 +40,7 @@ def waits(made: Program) -> dict[str, list[str]]:
 
 
 def waits_of(made: Program) -> list[int]:
-    return [op for op, sort in enumerate(made.sorts) if sort is Sort.WAIT]
+    return [op for op, kind in enumerate(made.kinds) if kind is OpKind.WAIT]
 
 
 def test_nodes_have_sorts_times_queues_and_links():
@@ -54,8 +54,8 @@ def test_nodes_have_sorts_times_queues_and_links():
     return [u, w]
 """)
     assert made.names == ("x", "v", "a", "g", "t", "u", "w", "output")
-    nothing, compute, launch, wait = Sort.NOTHING, Sort.COMPUTE, Sort.LAUNCH, Sort.WAIT
-    assert made.sorts == (nothing, nothing, compute, launch, launch, wait, wait, nothing)
+    nothing, compute, launch, wait = OpKind.NOTHING, OpKind.COMPUTE, OpKind.LAUNCH, OpKind.WAIT
+    assert made.kinds == (nothing, nothing, compute, launch, launch, wait, wait, nothing)
     # relu reads and writes 64 bytes at 1 byte per ns. The gather sends half of 128 bytes at half a byte per ns behind
     # 2 us; the all-reduce sends 64 bytes at 1 byte per ns behind 1 us.
     assert made.duration_ns == (0, 0, 128, 2128, 1064, 0, 0, 0)

@@ -96,8 +96,8 @@ def test_another_plan_for_the_same_graph_is_named_with_its_first_decision_and_la
     lines = str(conflict).splitlines()
     assert lines[0] == "agreement: rank 0 and rank 2 disagree on graph 'forward 0/0'"
     assert lines[1] == (
-        "    decision 1: \"2 launches of all_gather in 'dp' become one of 96 bytes: a to b\" on rank 0, "
-        "'a stays alone: its 32 bytes fill a bucket of 8' on rank 2"
+        "    decision 1: \"merged 2 all-gathers of group 'dp' into one of 96 B: a to b\" on rank 0, "
+        "'a stays alone: its 32 B fill a bucket of at most 8 B' on rank 2"
     )
     assert lines[2] == (
         "    launch 1 in group 'dp': a_bucket (all_gather of 12 f32) on rank 0, a (all_gather of 4 f32) on rank 2"

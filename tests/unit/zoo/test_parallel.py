@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from weft import zoo
 from weft.errors import CaptureError
 from weft.frontends.fake_world import fake_world
-from weft.zoo.parallel.parameters import Layout, Precision, part_of, spread
+from weft.zoo.parallel.parameters import ParameterLayout, Precision, part_of, spread
 from weft.zoo.parallel.strategies import mesh_of, parallelise
 
 MESH = {"dp": 2, "tp": 2}
@@ -20,13 +20,13 @@ WHOLE = torch.arange(16.0).view(8, 2)
 @pytest.mark.parametrize(
     ("layout", "rows"),
     [
-        (Layout(shard=("dp",)), [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]),
-        (Layout(shard=("dp", "tp")), [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        (Layout(split=("tp", 0)), [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]),
-        (Layout(shard=("dp",), split=("tp", 0)), [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        (ParameterLayout(shard=("dp",)), [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]),
+        (ParameterLayout(shard=("dp", "tp")), [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (ParameterLayout(split=("tp", 0)), [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]),
+        (ParameterLayout(shard=("dp",), split=("tp", 0)), [[0, 1], [4, 5], [2, 3], [6, 7]]),
     ],
 )
-def test_a_rank_holds_its_rows(layout: Layout, rows: list[list[int]]):
+def test_a_rank_holds_its_rows(layout: ParameterLayout, rows: list[list[int]]):
     for rank in range(4):
         with fake_world(MESH, rank=rank) as mesh:
             part = part_of(WHOLE, layout, mesh)
@@ -36,7 +36,7 @@ def test_a_rank_holds_its_rows(layout: Layout, rows: list[list[int]]):
 
 def test_a_split_of_dim_1_leaves_the_rows_to_the_shards():
     with fake_world(MESH, rank=1) as mesh:
-        part = part_of(WHOLE, Layout(shard=("dp",), split=("tp", 1)), mesh)
+        part = part_of(WHOLE, ParameterLayout(shard=("dp",), split=("tp", 1)), mesh)
     assert part.placements == (Shard(0), Shard(1))
     assert part.to_local().tolist() == [[1.0], [3.0], [5.0], [7.0]]
 
@@ -44,7 +44,9 @@ def test_a_split_of_dim_1_leaves_the_rows_to_the_shards():
 def test_a_parameter_whose_rows_do_not_split_evenly_stays_whole():
     with fake_world({"dp": 3}) as mesh:
         model = nn.Linear(4, 4)
-        spread(model, dict.fromkeys(("weight", "bias"), Layout(shard=("dp",))), mesh, Precision(), reshard=True)
+        spread(
+            model, dict.fromkeys(("weight", "bias"), ParameterLayout(shard=("dp",))), mesh, Precision(), reshard=True
+        )
         placements = [parameter.placements for parameter in model.parameters() if isinstance(parameter, DTensor)]
     assert placements == [(Replicate(),), (Replicate(),)]
 

@@ -51,7 +51,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TracedCollective:
     """One collective as one rank saw it."""
 
     kind: Kind
@@ -66,18 +66,18 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ChromeTrace:
     """One rank's trace."""
 
     path: str
     rank: int | None
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[TracedCollective, ...]
     skipped: tuple[tuple[str, int], ...] = ()
     """What was counted instead, and how often."""
     compute: ComputeTrace = NO_COMPUTE
 
 
-def read_chrome_trace(path: str | Path) -> Trace:
+def read_chrome_trace(path: str | Path) -> ChromeTrace:
     """The collectives of one rank's trace, JSON or gzip. A file that did not change is read once."""
     path = Path(path)
     try:
@@ -88,8 +88,8 @@ def read_chrome_trace(path: str | Path) -> Trace:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, _mtime_ns: int, _size: int) -> Trace:
-    reader = _Reader()
+def _read(path: Path, _mtime_ns: int, _size: int) -> ChromeTrace:
+    reader = _TraceReader()
     try:
         with open_measurements(path) as file:
             stream = EventStream(file, keep=("distributedInfo",))
@@ -106,18 +106,18 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> Trace:
     if reader.faults:
         raise MeasurementError(f"{path}:{line}: {what}" for line, what in reader.faults)
     skipped = tuple(sorted(reader.skipped.items()))
-    return Trace(str(path), reader.rank, tuple(reader.kernels), skipped, reader.compute.finish())
+    return ChromeTrace(str(path), reader.rank, tuple(reader.kernels), skipped, reader.compute.finish())
 
 
 def _cause(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-class _Reader:
+class _TraceReader:
     """The kernels of one trace, gathered event by event."""
 
     def __init__(self) -> None:
-        self.kernels: list[Kernel] = []
+        self.kernels: list[TracedCollective] = []
         self.skipped: Counter[str] = Counter()
         self.faults: list[tuple[int, str]] = []
         self.rank: int | None = None
@@ -170,7 +170,7 @@ class _Reader:
             self.skipped[f"collectives {what}"] += 1
             return
         group = str(args.values.get("Process Group Name", ""))
-        self.kernels.append(Kernel(kind, group, ranks, num_ranks, num_bytes, seq, start_us, us))
+        self.kernels.append(TracedCollective(kind, group, ranks, num_ranks, num_bytes, seq, start_us, us))
 
     def finish(self, info: Any) -> None:
         """Take the rank, and the ranks of groups that kernels name only, from what the trace says of the run."""
@@ -261,9 +261,9 @@ def _groups(config: Any) -> dict[str, tuple[int, ...]]:
     return {str(name): ranks for name, row in rows if (ranks := _ranks(cast(dict[str, Any], row).get("ranks")))}
 
 
-def merge_traces(traces: Sequence[Trace]) -> Measurements:
+def merge_traces(traces: Sequence[ChromeTrace]) -> Measurements:
     """The samples of one run: each collective once, by the rank that arrived last."""
-    seen: dict[tuple[Any, ...], dict[int | str, Kernel]] = {}
+    seen: dict[tuple[Any, ...], dict[int | str, TracedCollective]] = {}
     members: dict[tuple[Any, ...], set[int | str]] = {}
     for who, kernels in _by_rank(traces).items():
         repeats: Counter[tuple[Any, ...]] = Counter()
@@ -289,8 +289,8 @@ def merge_traces(traces: Sequence[Trace]) -> Measurements:
     return Measurements(tuple(samples), notes, compute=merge_compute(trace.compute for trace in traces))
 
 
-def _by_rank(traces: Iterable[Trace]) -> dict[int | str, list[Kernel]]:
-    found: dict[int | str, list[Kernel]] = {}
+def _by_rank(traces: Iterable[ChromeTrace]) -> dict[int | str, list[TracedCollective]]:
+    found: dict[int | str, list[TracedCollective]] = {}
     for trace in traces:
         found.setdefault(trace.path if trace.rank is None else trace.rank, []).extend(trace.kernels)
     return found
@@ -301,7 +301,9 @@ def _unmatched(group: tuple[Any, ...], members: Iterable[int | str]) -> str:
     return f"group {_show(group[0])} of {group[2]} ranks: the traces of {who} share none of its collectives"
 
 
-def _notes(traces: Sequence[Trace], members: Mapping[tuple[Any, ...], set[int | str]], num_partial: int) -> list[str]:
+def _notes(
+    traces: Sequence[ChromeTrace], members: Mapping[tuple[Any, ...], set[int | str]], num_partial: int
+) -> list[str]:
     skipped: Counter[str] = Counter()
     for trace in traces:
         skipped.update(dict(trace.skipped))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from weft.cost import cluster_file
-from weft.cost.calibration.fit import Fit, Line
+from weft.cost.calibration.fit import Fit, FittedLine
 from weft.cost.cluster import Level, Link
 from weft.cost.device import Device
 from weft.graph.ops import Kind
@@ -73,7 +73,7 @@ def _link(link: Link) -> list[str]:
     ]
 
 
-def _table(line: Line, levels: set[str]) -> Iterator[str]:
+def _table(line: FittedLine, levels: set[str]) -> Iterator[str]:
     parts = line.group.size if line.kind is Kind.ALL_GATHER else 1  # a file counts what one rank passes
     by_input = {-(-size // parts): us for size, us in line.table.points}
     points = sorted(by_input.items())
@@ -88,7 +88,7 @@ def _table(line: Line, levels: set[str]) -> Iterator[str]:
         yield f'level = "{line.level}"'
 
 
-def _about(line: Line) -> str:
+def _about(line: FittedLine) -> str:
     what = f"{line.num_samples} samples"
     if line.latency_us is None:
         return what

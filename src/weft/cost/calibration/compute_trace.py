@@ -49,7 +49,7 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What one shape asks of the device, and the shortest time that it took."""
 
     key: str
@@ -68,7 +68,7 @@ class ComputeTrace:
 
     kernels: tuple[KernelTime, ...] = ()
     """The longest in all first."""
-    work: tuple[Work, ...] = ()
+    work: tuple[KernelWork, ...] = ()
 
     def device(self) -> Device | None:
         """The device that was measured; None where no large operator with its shapes was."""
@@ -101,7 +101,7 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
     times = [KernelTime(name, count, total[name]) for name, count in kernels.items()]
     return ComputeTrace(
         tuple(sorted(times, key=lambda kernel: (-kernel.total_us, kernel.name))),
-        tuple(Work(key, amount, us) for (key, amount), us in sorted(best.items())),
+        tuple(KernelWork(key, amount, us) for (key, amount), us in sorted(best.items())),
     )
 
 
@@ -136,7 +136,7 @@ class ComputeReader:
     def finish(self) -> ComputeTrace:
         """What was found."""
         times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
-        work = (Work(*asked, self.us[number]) for number, asked in self.asked.items() if number in self.us)
+        work = (KernelWork(*asked, self.us[number]) for number, asked in self.asked.items() if number in self.us)
         return merge_compute([ComputeTrace(times), *(ComputeTrace((), (each,)) for each in work)])
 
 

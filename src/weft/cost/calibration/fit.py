@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cost.calibration.chrome_trace import Trace, merge_traces, read_chrome_trace
+from weft.cost.calibration.chrome_trace import ChromeTrace, merge_traces, read_chrome_trace
 from weft.cost.calibration.compute_trace import merge_compute
 from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.calibration.robust_fit import fit_times
@@ -49,7 +49,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """Latency and bandwidth of one kind among so many ranks at a level."""
 
     kind: Kind
@@ -90,14 +90,14 @@ class Line:
 class Fit:
     """What was fitted: lines by kind, size and level, and a cluster without its name."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[FittedLine, ...]
     cluster: Cluster
     notes: tuple[str, ...] = ()
 
 
 def read_measurements(paths: Iterable[str | Path], kind: Kind | None = None) -> Measurements:
     """The samples of traces (of the ranks of one run) and of tables of nccl-tests; all faults of all files at once."""
-    traces: list[Trace] = []
+    traces: list[ChromeTrace] = []
     tables: list[Measurements] = []
     faults: list[str] = []
     for path in map(Path, paths):
@@ -178,7 +178,7 @@ def _group(sample: Sample) -> Group:
     return Group("measured", sample.num_ranks, ranks=(sample.ranks,) if sample.ranks else None)
 
 
-def _lines(samples: Iterable[Sample], blank: Cluster) -> Iterable[Line]:
+def _lines(samples: Iterable[Sample], blank: Cluster) -> Iterable[FittedLine]:
     """One line for each kind, number of ranks and level, in that order."""
     placed = [(sample, blank.level_of(_group(sample)).name) for sample in samples]
 
@@ -195,10 +195,10 @@ def _lines(samples: Iterable[Sample], blank: Cluster) -> Iterable[Line]:
             columns = [[1.0, size * unit] for size, _ in table.points]
             latency, slowness = fit_times(np.array(columns), np.array([us for _, us in table.points])).tolist()
             bandwidth = 1 / slowness if slowness > 0 else None
-        yield Line(kind, group, level, table, len(members), latency, bandwidth, unit)
+        yield FittedLine(kind, group, level, table, len(members), latency, bandwidth, unit)
 
 
-def _level(level: Level, lines: Sequence[Line], inner: Cluster) -> Level | None:
+def _level(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Level | None:
     """A level with links fitted to its lines: those of all kinds, and of each where it can be told."""
     links = ((kind, _link(level, [line for line in lines if line.kind is kind], inner)) for kind in Kind)
     overrides = tuple((kind, link) for kind, link in links if link is not None)
@@ -206,7 +206,7 @@ def _level(level: Level, lines: Sequence[Line], inner: Cluster) -> Level | None:
     return None if link is None else replace(level, link=link, overrides=overrides)
 
 
-def _link(level: Level, lines: Sequence[Line], inner: Cluster) -> Link | None:
+def _link(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Link | None:
     """The link that is nearest to all points of the lines, given the levels within it; None where they are too few."""
     lines = [line for line in lines if len(line.table.points) > 1]
     if not lines:
@@ -228,7 +228,7 @@ def _link(level: Level, lines: Sequence[Line], inner: Cluster) -> Link | None:
     return Link(latency, hop[0] if hop else 0.0, 1 / slowness) if slowness > 0 else None
 
 
-def _notes(lines: Sequence[Line], ranks_per_node: int | None) -> list[str]:
+def _notes(lines: Sequence[FittedLine], ranks_per_node: int | None) -> list[str]:
     notes = [
         f"{line.kind.value} of {line.group.size} ranks, {line.level}: one size only, so a table without a line"
         for line in lines

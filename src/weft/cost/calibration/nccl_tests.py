@@ -53,7 +53,7 @@ NUM_FIRST = 3
 def read_nccl_tests(path: str | Path, kind: Kind | None = None) -> Measurements:
     """The samples of all tables of a file; `kind` is for those that do not name their test."""
     path = Path(path)
-    reader = _Reader(path.name, kind)
+    reader = _LogReader(path.name, kind)
     try:
         for number, line in _lines(path):
             reader.add(number, line)
@@ -83,7 +83,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @dataclass
-class _Reader:
+class _LogReader:
     """The samples of one file, gathered line by line."""
 
     name: str

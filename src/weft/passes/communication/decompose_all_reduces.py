@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.graph.collective import num_bytes
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
@@ -33,7 +34,7 @@ from weft.passes.rewrite_pass import RewritePass
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import Draft
-from weft.rewriting.launches import gathered, group_of, num_bytes, price, scattered, why_not_alone
+from weft.rewriting.launches import gathered, group_of, price, scattered, why_not_alone
 from weft.rewriting.pattern import ANY, Match, Var, op
 from weft.rewriting.rules import Replacement, Rule
 

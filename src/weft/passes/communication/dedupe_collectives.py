@@ -36,8 +36,8 @@ from torch.fx import Graph, Node
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.memory import ValueNumbers
 from weft.graph.profiles import is_alias
+from weft.graph.value_numbers import ValueNumbers
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
@@ -126,7 +126,7 @@ class _Kept:
             size = self.collective.output_bytes
             held = f"{size} bytes" if size is not None else "its result"
             return Reason.HOLDS_MEMORY, f"{held} would be held from {last} to {again.launch.name}", last
-        written = dag.effects.written
+        written = dag.effects.memory.written
         for collective in (self.collective, again):
             if written.intersection(dag.effects.held(dag.index[collective.launch])):
                 return Reason.MUTATED, f"the result of {collective.launch.name} is written to", collective.launch.name

@@ -26,13 +26,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.graph.collective import num_bytes
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.rewrite_pass import RewritePass
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import Draft
-from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, price
 from weft.rewriting.pattern import ANY, Match, Var, op
 from weft.rewriting.rules import Replacement, Rule
 

@@ -35,6 +35,7 @@ import torch
 from torch.fx import Graph
 
 from weft.graph import ops
+from weft.graph.collective import num_bytes
 from weft.graph.groups import are_axes_of_one_mesh
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
@@ -43,7 +44,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft, New
-from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price, scattered
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, price, scattered
 from weft.rewriting.new_nodes import sources
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply

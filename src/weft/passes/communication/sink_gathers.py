@@ -35,6 +35,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from weft.graph import ops
+from weft.graph.collective import num_bytes
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
@@ -42,7 +43,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft
-from weft.rewriting.launches import all_reduced, gathered, group_of, num_bytes, price, why_not_own
+from weft.rewriting.launches import all_reduced, gathered, group_of, price, why_not_own
 from weft.rewriting.shards import GATHER, Family, Shards
 
 

@@ -76,7 +76,7 @@ class DecomposeScans(Pass):
 def _why_not_copy(node: Node, dag: Dag) -> Refusal | None:
     """A loop returns copies: why nobody may be given one."""
     i = dag.index[node]
-    if not profile_of(node).joins or not dag.effects.written.intersection(dag.effects.held(i)):
+    if not profile_of(node).joins or not dag.effects.memory.written.intersection(dag.effects.held(i)):
         return None
     sentence = f"{node.name} stays: a result may be a part of what it was given, and one of them is written"
     return Refusal(Reason.MUTATED, sentence)

@@ -76,9 +76,7 @@ def _alive(dag: Dag) -> tuple[set[int], list[Node]]:
     """The nodes to keep, and those among them that are kept for their effects alone."""
     effects = dag.effects
     profiles = dict(effects.special)
-    accesses: dict[int, list[tuple[int, bool]]] = {}
-    for i, storage, is_write in effects.accesses:
-        accesses.setdefault(i, []).append((storage, is_write))
+    accesses = effects.memory.by_node
     needed = set(effects.held_by_outputs)
     for i, node in enumerate(dag.nodes):
         if node.op in ("placeholder", "get_attr"):

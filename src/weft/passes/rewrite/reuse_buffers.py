@@ -35,7 +35,7 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.profiles import is_pointwise, profile
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -43,7 +43,6 @@ from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import Draft
 from weft.rewriting.last_uses import LastUses, copied_back
-from weft.rewriting.uses import is_pointwise
 
 SCATTERS = frozenset(
     (
@@ -92,7 +91,7 @@ class ReuseBuffers(GraphwisePass):
         """The argument that a node could be written into."""
         name = _base(node.target)
         known = name in VIEW_SCATTERS or (in_place(node.target) and (name in SCATTERS or self.pointwise))
-        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node)):
+        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node.target)):
             return None
         source = ops.bind(node).get("self")
         value = ops.value_of(source) if isinstance(source, Node) else None
@@ -123,7 +122,7 @@ def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Ref
     if uses.held(source) & uses.given and back is None:
         return Refusal(Reason.ESCAPES, f"{name} stays: {source.name} is the caller's, and not copied back", source.name)
     others = [n for n in input_nodes(node) if n is not source and uses.held(n) & uses.held(source)]
-    twice = _occurrences(node, source) > 1 and not is_pointwise(node)
+    twice = _occurrences(node, source) > 1 and not is_pointwise(node.target)
     if others or twice:
         overlaps = (others or [source])[0].name
         return Refusal(Reason.MUTATED, f"{name} stays: {overlaps} overlaps with what would be written", overlaps)
@@ -133,8 +132,9 @@ def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Ref
     if back is None:
         return None
     place = uses.dag.index[back]
-    written = [i for i, s, is_write in uses.dag.effects.accesses if is_write and {s} & uses.held(source)]
-    if max(written) != place or uses.held(node) & uses.dag.effects.held_by_outputs:
+    writes = uses.dag.effects.memory.writes
+    last_write = max(writes[storage][-1] for storage in uses.held(source) if storage in writes)
+    if last_write != place or uses.held(node) & uses.dag.effects.held_by_outputs:
         return Refusal(Reason.ESCAPES, f"{name} stays: it is more than what {back.name} copies back", back.name)
     return None
 

@@ -32,7 +32,7 @@ from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.text import parse
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.graph.ops import Kind, LaunchForm
-from weft.graph.profiles import is_alias, nested_graphs
+from weft.graph.profiles import graph_arguments, is_alias
 from weft.verification.rank import show
 from weft.verification.rendezvous import RESHARD
 
@@ -294,7 +294,7 @@ class _OrderReader:
 
     def _look_inside(self, node: Node) -> None:
         """Raise if a nested graph communicates: whether and how often it runs is unknown."""
-        graphs = nested_graphs(node)
+        graphs = graph_arguments(node)
         if node.op == "call_module":
             graphs = [held] if isinstance(held := ops.attribute(self.module, str(node.target)), GraphModule) else []
         for inner in (

@@ -163,7 +163,7 @@ def _is_one(first: Any, second: Any) -> bool:
 def _shared(module: GraphModule, dag: Dag) -> dict[str, Hashable]:
     """The memory of each constant that shares it with something that is written, by path."""
     effects = dag.effects
-    nodes = [node for node in dag.nodes if node.op in ("placeholder", "get_attr")] if effects.written else []
+    nodes = [node for node in dag.nodes if node.op in ("placeholder", "get_attr")] if effects.memory.written else []
     once = {(node.op, str(node.target)): node for node in nodes}
     holders = Counter(s for node in once.values() for s in set(effects.held(dag.index[node])))
     given = {s for node in nodes if node.op == "placeholder" for s in effects.held(dag.index[node])}
@@ -172,7 +172,7 @@ def _shared(module: GraphModule, dag: Dag) -> dict[str, Hashable]:
     placed = places(tensors)
     found: dict[str, Hashable] = {}
     for path, tensor in tensors.items():
-        mine = effects.written.intersection(effects.held(dag.index[once["get_attr", path]]))
+        mine = effects.memory.written.intersection(effects.held(dag.index[once["get_attr", path]]))
         if path in placed and mine and mine.isdisjoint(given):
             found[path] = placed[path]
         elif any(holders[s] > 1 for s in mine):  # an input may lie in this very memory, not in a copy of it

@@ -88,7 +88,7 @@ class SymbolicRun(SymbolicArguments):
         self._on_the_way: list[tuple[StorageView | Tangle, Value, Value]] = []
         """Copies to the host that may be incomplete: the destination, its final value, and its current value."""
         self._arrivals = find_arrivals(dag)
-        self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
+        self.followed = self.effects.memory.written | {s for found in self._arrivals.values() for s in found}
         self.tangled = find_tangles(dag, self.followed)
         self._flights: dict[int, list[Flight]] = {}
         for flight in self.effects.flights:

@@ -39,7 +39,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Where the parts of one parameter are, and what its gradient is the sum of."""
 
     shard: Axes = ()
@@ -56,7 +56,9 @@ class Layout:
     """Factor of the gradient."""
 
 
-def spread(model: nn.Module, layouts: dict[str, Layout], mesh: DeviceMesh, precision: Precision, reshard: bool) -> None:
+def spread(
+    model: nn.Module, layouts: dict[str, ParameterLayout], mesh: DeviceMesh, precision: Precision, reshard: bool
+) -> None:
     """Leave each rank its part of every parameter; `layouts` has one for each path of `model.named_parameters()`."""
     in_parts = any(layout.shard or layout.split for layout in layouts.values())  # then all: optimizers do not mix kinds
     made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two modules share stays one
@@ -76,7 +78,7 @@ def spread(model: nn.Module, layouts: dict[str, Layout], mesh: DeviceMesh, preci
             _read_through(module, routes, reshard and gathers and _is_worth_resharding(module))
 
 
-def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
+def part_of(whole: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> DTensor:
     """This rank's part of a parameter."""
     part, placements = whole, dict.fromkeys(_axes(mesh), Replicate()) | dict.fromkeys(layout.shard, Shard(0))
     if layout.split is not None:
@@ -101,7 +103,7 @@ def _axes(mesh: DeviceMesh) -> Axes:
     return tuple(mesh.mesh_dim_names or ())
 
 
-def _possible(parameter: Tensor, layout: Layout, mesh: DeviceMesh) -> Layout:
+def _possible(parameter: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> ParameterLayout:
     """The layout, or one that replicates where dim 0 does not split evenly: all ranks must run one graph."""
     rows = parameter.shape[0] if parameter.dim() else 1
     if layout.split is not None and layout.split[1] == 0:
@@ -130,7 +132,7 @@ class Route:
     reduce: torch.dtype
 
     @staticmethod
-    def of(layout: Layout, mesh: DeviceMesh, precision: Precision) -> Route:
+    def of(layout: ParameterLayout, mesh: DeviceMesh, precision: Precision) -> Route:
         """The groups of a layout on this rank."""
         sizes = 1
         for axis in layout.shard:
@@ -150,7 +152,7 @@ class Route:
         return not (self.gather or self.average or self.add) and self.scale == 1.0 and part.dtype == self.compute
 
 
-class Gather(torch.autograd.Function):
+class GatherParameter(torch.autograd.Function):
     """The tensor a module computes with, from this rank's part; backward takes the gradient to that part."""
 
     @staticmethod
@@ -179,7 +181,7 @@ class Gather(torch.autograd.Function):
 
 
 def _read_through(module: nn.Module, routes: dict[str, Route], reshard: bool) -> None:
-    """Give the module a class of its own, whose parameters are read through `Gather`."""
+    """Give the module a class of its own, whose parameters are read through `GatherParameter`."""
     kind = type(module)
     members: dict[str, Any] = {name: property(_reader(name, route)) for name, route in routes.items()}
     if reshard:
@@ -194,7 +196,7 @@ def _reader(name: str, route: Route) -> Any:
             part = part.to_local(grad_placements=part.placements)
         if route.leaves(part):
             return part
-        return cast(Tensor, Gather.apply(part, route))
+        return cast(Tensor, GatherParameter.apply(part, route))
 
     return read
 

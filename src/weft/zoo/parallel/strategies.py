@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from weft.errors import CaptureError, compose, nearest
 from weft.zoo.parallel.collectives import group_name
-from weft.zoo.parallel.parameters import Axes, Layout, Precision, spread
+from weft.zoo.parallel.parameters import Axes, ParameterLayout, Precision, spread
 from weft.zoo.parallel.tensor import add_exchanges, check_split, split_layouts
 
 INNER_SIZE = 8
@@ -105,12 +105,12 @@ def parallelise(
         raise CaptureError(compose("zoo", what, do="use a mesh of all ranks"))
     special = _special_layouts(model, parallel, strategy, mesh)
     _share_statistics(model, strategy, mesh)
-    plain = Layout(strategy.shard, strategy.replicate, strategy.replicate_first)
+    plain = ParameterLayout(strategy.shard, strategy.replicate, strategy.replicate_first)
     layouts = {path: _combine(plain, special.get(path)) for path, _ in model.named_parameters(remove_duplicate=False)}
     spread(model, layouts, mesh, precision, reshard)
 
 
-def _combine(plain: Layout, special: Layout | None) -> Layout:
+def _combine(plain: ParameterLayout, special: ParameterLayout | None) -> ParameterLayout:
     if special is None:
         return plain
     taken = special.split[0] if special.split is not None else None
@@ -118,7 +118,9 @@ def _combine(plain: Layout, special: Layout | None) -> Layout:
     return replace(special, shard=shard, replicate=plain.replicate)
 
 
-def _special_layouts(model: nn.Module, parallel: str, strategy: Strategy, mesh: DeviceMesh) -> dict[str, Layout]:
+def _special_layouts(
+    model: nn.Module, parallel: str, strategy: Strategy, mesh: DeviceMesh
+) -> dict[str, ParameterLayout]:
     """Layouts of the parameters that tensor or expert parallelism splits; the modules get their communication."""
     if strategy.tensor is not None:
         plan = _ask(model, parallel, "tensor_plan")
@@ -135,7 +137,7 @@ def _special_layouts(model: nn.Module, parallel: str, strategy: Strategy, mesh: 
             raise CaptureError(compose("zoo", what, do=f"use an axis {strategy.expert!r} whose size divides them"))
         split: Any = _ask(model, parallel, "split_experts")
         split(group_name(mesh, (strategy.expert,)), size)
-        return {path: Layout(split=(strategy.expert, 0), scale=1 / size) for path in paths}
+        return {path: ParameterLayout(split=(strategy.expert, 0), scale=1 / size) for path in paths}
     return {}
 
 

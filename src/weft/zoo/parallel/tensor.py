@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from weft.errors import CaptureError, compose
 from weft.zoo.parallel.collectives import group_name
-from weft.zoo.parallel.parameters import Layout
+from weft.zoo.parallel.parameters import ParameterLayout
 
 __tracebackhide__ = True  # a line of the model says more than one of the code that splits it
 
@@ -38,15 +38,15 @@ def check_split(model: nn.Module, axis: str, size: int) -> None:
             raise CaptureError(compose("zoo", what, do=f"use an axis {axis!r} whose size divides it"))
 
 
-def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[str, Layout]:
+def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[str, ParameterLayout]:
     """The layout of each parameter that a plan speaks of."""
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, ParameterLayout] = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
         word = _word(path.rpartition(".")[0], plan)
         if word in SPLIT_DIMS:
-            layouts[path] = Layout(split=(axis, SPLIT_DIMS[word]))
+            layouts[path] = ParameterLayout(split=(axis, SPLIT_DIMS[word]))
         elif word == "sequence":
-            layouts[path] = Layout(sum=(axis,))
+            layouts[path] = ParameterLayout(sum=(axis,))
     return layouts
 
 
