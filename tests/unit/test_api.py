@@ -142,11 +142,11 @@ def test_equivalence_is_proved_and_named():
 
 
 def test_what_is_not_proved_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("weft.api.prove", lambda *_, **__: Proof(False, "outputs[0] was not shown to be equal", 1))
+    monkeypatch.setattr("weft.api.prove", lambda *_, **__: Proof(False, "outputs[0] may differ", 1))
     with pytest.raises(VerificationError) as error:
         weft.optimize(module_of(), verify="equivalence")
     assert str(error.value) == (
-        "optimize: the optimized graph is not proved equal: outputs[0] was not shown to be equal\n"
+        "optimize: the optimized graph is not proved equal: outputs[0] may differ\n"
         "compare values with verify='values'; if they differ, please report the listing"
     )
 
@@ -229,7 +229,7 @@ def test_a_report_with_a_cluster_is_drawn_and_one_without_says_what_to_do(tmp_pa
     with pytest.raises(WeftError) as error:
         weft.optimize(module_of()).report.save_html(tmp_path / "none.html")
     assert str(error.value) == (
-        'report: nothing was simulated, for no cluster was given\ngive one: weft.optimize(gm, cluster="h100-8x8")'
+        'report: there are no timelines, because no cluster was given\ngive one: weft.optimize(gm, cluster="h100-8x8")'
     )
 
 

@@ -136,7 +136,7 @@ def test_explain_tells_what_became_of_every_collective(weft: Weft, listing: Path
     done = weft("explain", listing, "--pipeline", "hoist-launches,sink-waits")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "ag: all_gather of 64 bytes over dp (2 ranks)",
+        "ag: all_gather of 64 B over dp (2 ranks)",
         "  + hoist-launches: moved ag up to just after p",
         "  + sink-waits: moved w down to its first use, r",
         "",
