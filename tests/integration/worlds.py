@@ -9,7 +9,6 @@ It runs on every rank with the process group set up. A world ends with the test 
 
 from __future__ import annotations
 
-import ctypes.util
 import faulthandler
 import importlib
 import os
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,10 +32,6 @@ START_S = 120.0
 CALL_S = 240.0
 LAST_WORDS_S = 1.0
 """Others notice that a rank is gone, and say so, before it has ended."""
-
-
-class RankDiedError(RuntimeError):
-    """The process of a rank was ended by a signal."""
 
 
 @dataclass
@@ -60,18 +54,7 @@ class World:
         self.close()
 
     def run(self, function: Callable[..., Any], **keywords: Any) -> list[Any]:
-        """Call a function on all ranks; the results by rank.
-
-        Where a process that has run many programs dies (the C library has found its heap broken, which happens once in
-        some hundred runs), new ones try once more, and a warning tells its last words.
-        """
-        try:
-            return self._call(function, keywords)
-        except RankDiedError as died:
-            warnings.warn(f"{function.__qualname__} is run again in new processes: {died}", stacklevel=2)
-            return self._call(function, keywords)
-
-    def _call(self, function: Callable[..., Any], keywords: dict[str, Any]) -> list[Any]:
+        """Call a function on all ranks; the results by rank."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:
@@ -98,9 +81,9 @@ class World:
         home.mkdir(parents=True)
         environment = {
             **os.environ,
-            **_heap_checks(),
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
             "PYTHONPATH": PYTHONPATH,
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -145,27 +128,22 @@ class World:
 
     def _fail(self, what: str) -> NoReturn:
         time.sleep(LAST_WORDS_S)
-        has_died = any((process.poll() or 0) < 0 for process in self._processes)
+        codes = [process.poll() for process in self._processes]
         self.close()
         logs = [(self._home / f"log{rank}").read_text(errors="replace") for rank in range(self.num_ranks)]
-        told = "\n".join([what, *(f"rank {rank}: ...{text[-3000:]}" for rank, text in enumerate(logs))])
-        raise RankDiedError(told) if has_died else RuntimeError(told)
-
-
-def _heap_checks() -> dict[str, str]:
-    """Settings that let the C library check its heap, so that a process dies where memory is broken, and says so.
-
-    glibc has these checks in a library of its own; without it, or with another C library, there are none.
-    """
-    library = ctypes.util.find_library("c_malloc_debug")
-    return {"LD_PRELOAD": library, "MALLOC_CHECK_": "3", "PYTHONFAULTHANDLER": "1"} if library else {}
+        ends = ["" if code is None else f", which ended with exit code {code}" for code in codes]
+        told = [f"rank {rank}{end}: ...{text[-3000:]}" for rank, (end, text) in enumerate(zip(ends, logs, strict=True))]
+        raise RuntimeError("\n".join([what, *told]))
 
 
 def _serve(rank: int, num_ranks: int, pipe: Connection, home: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from weft.compat import run_gloo_in_order
+
     torch.set_num_threads(1)
+    run_gloo_in_order()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{home / 'store'}",

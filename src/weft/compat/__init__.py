@@ -9,7 +9,9 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import sympy
@@ -331,6 +333,29 @@ def fake_store() -> dist.Store:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def run_gloo_in_order() -> None:
+    """Give each gloo group that this process creates from now on one thread, which runs its collectives one by one.
+
+    By default a group has two threads (2.13). Both write the name of the collective that they have run to the same C++
+    string without a lock. Functional all-gathers have names that live on the heap, so two of them that end at the same
+    time corrupt it: `tests/distributed/gloo_race.py` shows it without Weft.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    create = gloo.__init__
+
+    def create_in_order(self: Any, *args: Any, timeout: timedelta | None = None, **kwargs: Any) -> None:
+        if timeout is None:  # whoever gives options has chosen
+            create(self, *args, **kwargs)
+            return
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        options = gloo._Options()
+        options._timeout, options._threads = timeout, 1
+        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        create(self, *args, options)
+
+    gloo.__init__ = create_in_order
 
 
 def forward_sequence() -> int:

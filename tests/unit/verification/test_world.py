@@ -165,6 +165,55 @@ def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood():
     )
 
 
+@pytest.mark.parametrize(("dying", "number"), [(1, signal.SIGABRT), (0, signal.SIGKILL)])
+def test_a_rank_that_dies_in_a_run_is_the_one_that_is_named(dying: int, number: signal.Signals):
+    """The other rank waits for it, and reports the connection that it lost."""
+    reduces = module_of(REDUCE)
+    receives = module_of(f"""
+        def graph(x: f32[2]):
+            r = recv(x, {1 - dying}, 3, 'dp')
+            v = wait(r)
+            return [v]""")
+    modules = [receives, reduces] if dying == 0 else [reduces, receives]
+    with RealRanks(2) as world:
+        world.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))
+        pids, folder = parts_of(world)
+        threading.Thread(target=kill_at, args=(world, dying, "v", number)).start()
+        with pytest.raises(VerificationError) as caught:
+            world.run(modules, [[torch.ones(2)]] * 2, [read_groups(module) for module in modules])
+        assert remains(pids, folder) == []
+        lines = str(caught.value).splitlines()
+        assert lines[:2] == [
+            f"real ranks: rank {dying} was killed by {number.name} at v",
+            "    v: f32[2] = wait(r)",
+        ]
+        assert ("    Fatal Python error: Aborted" in lines) == (number == signal.SIGABRT)
+        assert world.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))[0].outputs[0].tolist() == [2.0, 2.0]
+
+
+def test_a_rank_that_dies_between_two_runs_is_named_by_the_next():
+    module = module_of(REDUCE)
+    inputs = [[torch.ones(2)]] * 2
+    with RealRanks(2) as world:
+        world.run(module, inputs, read_groups(module))
+        pids, _ = parts_of(world)
+        os.kill(pids[1], signal.SIGKILL)
+        os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
+        with pytest.raises(VerificationError) as caught:
+            world.run(module, inputs, read_groups(module))
+        assert str(caught.value) == "real ranks: rank 1 was killed by SIGKILL before its first node"
+        assert world.run(module, inputs, read_groups(module))[0].outputs[0].tolist() == [2.0, 2.0]
+
+
+def kill_at(world: RealRanks, rank: int, name: str, number: signal.Signals) -> None:
+    """Send a signal to a rank once it stands at a node."""
+    assert world._world is not None
+    progress, process = world._world.progress, world._world.processes[rank]
+    while progress.read(rank) != name:
+        time.sleep(0.01)
+    process.send_signal(number)
+
+
 def parts_of(world: RealRanks) -> tuple[list[int], Path]:
     """The processes and the folder of a running world."""
     assert world._world is not None
@@ -225,6 +274,18 @@ def test_nothing_outlives_a_caller_that_is_killed():
     while remains(pids, folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert remains(pids, folder) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_a_group_runs_its_collectives_in_one_thread():
+    """Two of them corrupt the heap (tests/distributed/gloo_race.py)."""
+    module = module_of(REDUCE)
+    with RealRanks(2) as world:
+        world.run(module, [[torch.ones(2)]] * 2, read_groups(module))
+        pids, _ = parts_of(world)
+        for pid in pids:
+            names = [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+            assert names.count("pt_gloo_runloop") == 2, "one for the group of all ranks, one for dp"
 
 
 def test_an_unused_world_never_starts():

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from weft.bucketing.pack import PACK
-from weft.compat import storage_key
+from weft.compat import run_gloo_in_order, storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.listings.text import parse
@@ -51,6 +51,8 @@ class Worker:
         except Exception as error:
             text = next(iter(str(error).strip().splitlines()), "")
             return Answer(error=f"{type(error).__name__}: {text}", node=self._at)
+        finally:
+            self.progress.mark(self.rank, "")
 
     def _prepare(self, message: Prepare) -> Answer:
         for identity, part in message.groups:
@@ -106,6 +108,7 @@ def main(arguments: list[str]) -> None:
     connection = Connection(pipe)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, messages, folder), daemon=True).start()
+    run_gloo_in_order()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'store'}",

@@ -2,13 +2,16 @@
 
 Contract: one world of processes serves many runs; it starts on first use and speaks over the loopback only. Every run
 has a timeout: when it expires all ranks are killed, the error says at which node each one stood, and the next run
-starts a new world. Nothing outlives the caller: no process, no file.
+starts a new world. Where a rank dies, the error names that rank, its exit code or signal and the end of its log, rather
+than the lost connections of the others. Nothing outlives the caller: no process, no file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +40,8 @@ START_TIMEOUT_S = 120.0
 """Importing torch in every process takes a few seconds each, more on a busy machine."""
 GRACE_S = 0.5
 """How long the other ranks have to report an error of their own once one has."""
+MAX_LOG_LINES = 30
+"""Of a rank that died: enough for what the C library says and the stack of each Python thread."""
 
 
 class _World:
@@ -53,6 +58,7 @@ class _World:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # a fatal signal leaves a stack in the log
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         }
         for rank in range(num_ranks):
@@ -81,7 +87,7 @@ class _World:
             self.pipes.append(mine)
 
     def receive(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Answer | None]:
-        """The answers of these ranks; None for one that died. Stops early once one reports an error."""
+        """The answers of these ranks as they come; None for one that died. Stops early once one reports an error."""
         answers: dict[int, Answer | None] = {}
         deadline = time.monotonic() + timeout_s
         while len(answers) < len(ranks) and time.monotonic() < deadline:
@@ -94,15 +100,25 @@ class _World:
                     answers[rank] = None
                 if (answer := answers[rank]) is None or answer.error:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        return dict(sorted(answers.items()))
+        return answers
 
-    def log_of(self, rank: int) -> str:
-        """The last line that a process wrote."""
+    def end_of(self, rank: int) -> str:
+        """How the process of a rank that died ended."""
+        code = self.processes[rank].wait()
+        if code >= 0:
+            return f"rank {rank} ended with exit code {code}"
+        known = -code in set(signal.Signals)
+        return f"rank {rank} was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+    def log_of(self, rank: int) -> list[str]:
+        """The last lines that a process wrote."""
         try:
-            lines = (self.folder / f"log{rank}").read_text(errors="replace").strip().splitlines()
+            text = (self.folder / f"log{rank}").read_text(errors="replace")
         except OSError:
-            return ""
-        return lines[-1] if lines else ""
+            return []
+        # faulthandler ends with a list of all extension modules: nothing that tells one crash from another.
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
+        return lines[-MAX_LOG_LINES:]
 
     def stop(self) -> None:
         self._stop()
@@ -184,10 +200,14 @@ class RealRanks:
         world = self._world = _World(self.num_ranks, self.timeout_s)
         ranks = range(self.num_ranks)
         ready = world.receive(ranks, START_TIMEOUT_S)
-        silent = [r for r in ranks if ready.get(r) is None]
-        if silent:
-            what = f"rank {silent[0]} did not start"
-            raise VerificationError(compose("real ranks", what, where=[world.log_of(silent[0])]))
+        dead = next((rank for rank, answer in ready.items() if answer is None), None)
+        if dead is not None:
+            what = f"{world.end_of(dead)} while it started"
+            raise VerificationError(compose("real ranks", what, where=world.log_of(dead)))
+        late = [r for r in ranks if r not in ready]
+        if late:
+            what = f"rank {late[0]} did not start in {START_TIMEOUT_S:g} s"
+            raise VerificationError(compose("real ranks", what, where=world.log_of(late[0])))
         return world
 
     def _prepare(self, world: _World, used: Sequence[Mapping[str, tuple[str, Partition]]]) -> None:
@@ -206,17 +226,21 @@ class RealRanks:
         tables: Sequence[GroupTable],
     ) -> list[Answer]:
         for rank, message in messages.items():
-            world.pipes[rank].send(message)
+            with contextlib.suppress(OSError):  # it died: `receive` finds out
+                world.pipes[rank].send(message)
         answers = world.receive(list(messages), self.timeout_s)
-        for rank, answer in answers.items():
-            if answer is None:
-                name = world.progress.read(rank) or "its start"
-                code = world.processes[rank].wait()
-                what = f"rank {rank} ended at {name} with exit code {code}: {world.log_of(rank)}"
-                raise VerificationError(compose("real ranks", what, where=_line(graphs, tables, rank, name)))
-            if answer.error:
-                what = f"{answer.node or 'the set-up'} failed with {answer.error} (rank {rank})"
-                raise VerificationError(compose("real ranks", what, where=_line(graphs, tables, rank, answer.node)))
+        dead = next((rank for rank, answer in answers.items() if answer is None), None)
+        if dead is not None:
+            name = world.progress.read(dead)
+            where = [*_line(graphs, tables, dead, name), *world.log_of(dead)]
+            what = f"{world.end_of(dead)} {f'at {name}' if name else 'before its first node'}"
+            raise VerificationError(compose("real ranks", what, where=where))
+        failed = {rank: answer for rank, answer in answers.items() if answer and answer.error}
+        if failed:
+            rank = min(failed, key=lambda rank: (_is_lost_connection(failed[rank].error), rank))
+            answer = failed[rank]
+            what = f"{answer.node or 'the set-up'} failed with {answer.error} (rank {rank})"
+            raise VerificationError(compose("real ranks", what, where=_line(graphs, tables, rank, answer.node)))
         late = [rank for rank in messages if rank not in answers]
         if late:
             stands = [(rank, world.progress.read(rank)) for rank in late]
@@ -227,7 +251,12 @@ class RealRanks:
             ]
             do = "run the same graphs on the virtual cluster: it says what each rank waits for"
             raise VerificationError(compose("real ranks", f"no answer in {self.timeout_s:g} s", where=where, do=do))
-        return [answer for answer in answers.values() if answer is not None]
+        return [answer for _, answer in sorted(answers.items()) if answer is not None]
+
+
+def _is_lost_connection(error: str) -> bool:
+    """Whether an error only tells that another rank closed its connection: the cause is there."""
+    return "by peer" in error
 
 
 def _line(graphs: Sequence[GraphModule], tables: Sequence[GroupTable], rank: int, name: str) -> list[str]:

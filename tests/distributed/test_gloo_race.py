@@ -1,0 +1,16 @@
+"""The program that shows how torch corrupts the heap runs, in the one thread that real ranks give to a group."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def test_gathers_in_one_thread_survive():
+    """With two threads it ends at an unforeseeable time, so no test waits for that."""
+    script = Path(__file__).with_name("gloo_race.py")
+    done = subprocess.run([sys.executable, script, "1", "1"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()[1:]) == (0, ["gathers", "in", "1", "threads"]), done.stderr
