@@ -50,7 +50,7 @@ def module_name(source: Source) -> str:
 
 
 def imported_modules(source: Source, names: dict[str, Source]) -> set[str]:
-    """The modules of the package that a file imports; of `from a import b` the module `a.b` if there is one, else `a`."""
+    """The modules of the package that a file imports: for `from a import b`, `a.b` if that is a module, else `a`."""
     found: set[str] = set()
     for each in imports(source):
         parts = each.origin.split(".")
