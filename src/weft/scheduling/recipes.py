@@ -1,7 +1,7 @@
 """Recipes: the plain orders that frameworks use, as schedules to compare with.
 
-Jobs run in the order of the graph. Each launch starts as soon as its inputs are ready, as long as the bytes in flight of
-its queue stay below a limit, and is waited for before its first consumer. Launches may be merged first, as DDP does: a
+Jobs run in the order of the graph. Each launch starts as soon as its inputs are ready, while the bytes in flight of its
+queue stay below a limit, and is waited for before its first consumer. Launches may be merged first, as DDP does: a
 bucket takes launches of one key in their order, and closes when it is long enough or when one of them is needed.
 """
 
