@@ -255,10 +255,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
-def fill(path: Path, found: Figures) -> None:
-    """Put the page between the marks of a file."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
+def fill(path: Path, made: str, begin: str = BEGIN, end: str = END) -> None:
+    """Put a text between the marks of a file."""
+    before, _, rest = path.read_text().partition(begin)
+    _, mark, after = rest.partition(end)
     if not mark:
-        raise SystemExit(f"{path} has no {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{page(found)}\n\n{END}{after}")
+        raise SystemExit(f"{path} has no {begin} ... {end}")
+    path.write_text(f"{before}{begin}\n\n{made}\n\n{end}{after}")

@@ -30,10 +30,9 @@ from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.scheduling.search import Effort, search
 from weft.simulation.build import program_of
-from weft.simulation.program import OpKind, Program
+from weft.simulation.program import MILLION, OpKind, Program
 from weft.simulation.simulator import run
 
-MILLION = 1_000_000
 GRAIN_NS = 100
 """The solver's unit of time; what takes time is rounded down."""
 

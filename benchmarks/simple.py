@@ -2,6 +2,8 @@
 
     python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step]
                                 [--pipeline schedule-overlap] [--overlap-costs] [--json FILE]
+    python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     every step of docs/planning.md
+    python benchmarks/simple.py --docs benchmarks/results/simple-DATE.json              writes its table there
 
 Simple pipelines hoist launches and sink waits; most of them merge launches first, each pass in each strategy that it
 has, with DDP's buckets or by layer as FSDP2 does. The planner may use what it uses without a limit of memory. A row
@@ -14,10 +16,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from scenarios import SCENARIOS, Scenario, capture
+from bench_table import NAMES, fill
+from scenarios import HERE, SCENARIOS, Scenario, capture
 from torch.fx import GraphModule
 
 import weft
@@ -41,6 +45,23 @@ BUCKETS = {
 SINGLE = 5000
 """In larger graphs passes that merge run only all together."""
 LAYERS = "*.[0-9]/*.[0-9][0-9]"
+PAGE = HERE.parent / "docs" / "planning.md"
+BEGIN, END = "<!-- simple: begin -->", "<!-- simple: end -->"
+IB, ETHERNET = ("x8-nvlink", "x64-ib", "x512-ib"), ("x64-ethernet", "x512-ethernet")
+SHARDED = (*(f"fsdp-{each}" for each in IB), "tp-x8-nvlink", "fsdp-x64-tp-x8", "hsdp-x64", "moe-x64")
+REPLICATED = ("ddp-x8-nvlink", "ddp-x512-ib")
+TABLES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    ("joint", 16, tuple(f"ddp-{each}" for each in IB)),
+    ("joint", 32, (*SHARDED, "fsdp-x8-tp-x8")),
+    ("joint", 8, ("ddp-x64-ethernet", *(f"fsdp-{each}" for each in ETHERNET), "fsdp-x64-tp-x8-ethernet")),
+    ("joint", 8, ("hsdp-x64-ethernet", "moe-x64-ethernet")),
+    ("forward", 8, SHARDED),
+    ("backward", 8, (*REPLICATED, *SHARDED)),
+    ("step", 8, (*REPLICATED, *SHARDED)),
+    ("backward", 32, ("fsdp-x8-nvlink", "fsdp-x64-ib", "moe-x64")),
+)
+STEPS = [(part, layers, name) for part, layers, names in TABLES for name in names]
+"""The steps of the tables in docs/planning.md: 17 joint ones and 28 parts."""
 
 
 def simple_pipelines(module: GraphModule) -> Iterator[str]:
@@ -91,30 +112,77 @@ def compare(scenario: Scenario, layers: int, part: str, pipeline: str, overlap_c
     return row
 
 
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    lines = [
+        "| step | part, layers | nodes | as captured | best simple pipeline | its buckets | Weft |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ms = "{captured_ms:.2f} | {best_ms:.2f}".format(**row)
+        by = 100 * (row["planned_ms"] / row["best_ms"] - 1)
+        lines.append(
+            f"| {_step(SCENARIOS[row['scenario']])} | {row['part']}, {row['layers']} | {row['nodes']} | {ms}"
+            f" | {_buckets(row['best'])} | {row['planned_ms']:.2f} ({by:+.2f} %) |"
+        )
+    joint, longer = sum(row["part"] == "joint" for row in rows), sum(not row["is_shorter"] for row in rows)
+    lines += ["", f"{longer} of {joint} joint steps and {len(rows) - joint} parts are longer than a simple pipeline."]
+    done = {(row["part"], row["layers"], row["scenario"]) for row in rows}
+    left = [
+        f"{_step(SCENARIOS[name])} ({part}, {layers})"
+        for part, layers, name in STEPS
+        if (part, layers, name) not in done
+    ]
+    lines += ["", f"Not compared: {'; '.join(left)}."] if left else []
+    return "\n".join(lines)
+
+
+def _step(scenario: Scenario) -> str:
+    ranks = " x ".join(str(size) for _, size in scenario.mesh)
+    return f"{NAMES[scenario.parallel]}, {ranks} ranks{', Ethernet' if scenario.wire == 'ethernet' else ''}"
+
+
+def _buckets(spec: str) -> str:
+    """The buckets of a simple pipeline, in words."""
+    if "fuse-ddp-all-reduces" in spec:
+        return "DDP's"
+    if "modules=" in spec:
+        return "FSDP2's"
+    strategy = next((each for each in ("concat", "coalesced", "pack") if f"strategy={each}" in spec), "")
+    kinds = [name.removeprefix("bucket-") for name in dict.fromkeys(BUCKETS.values()) if name in spec]
+    in_flight = " (1 GiB in flight)" if "max-in-flight-bytes=1073741824" in spec else ""
+    return f"{', '.join(kinds)}: {strategy}" if kinds else f"none{in_flight}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", default="all", help="names, separated by commas; all for all")
     parser.add_argument("--layers", type=int, default=0, help="those of the peer's figures where it is left out")
     parser.add_argument("--parts", default="joint", help="of joint, forward, backward, step, separated by commas")
+    parser.add_argument("--tables", action="store_true", help="the steps of docs/planning.md, whatever else is chosen")
     parser.add_argument("--pipeline", default="schedule-overlap")
     parser.add_argument("--overlap-costs", action="store_true", help="with overlap slowdown and launch gap")
     parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the rows of this file into the docs, and end")
     options = parser.parse_args()
+    if options.docs:
+        fill(PAGE, page(json.loads(options.docs.read_text())), BEGIN, END)
+        return
     names = list(SCENARIOS) if options.scenarios == "all" else options.scenarios.split(",")
+    chosen = [(part, options.layers or SCENARIOS[n].layers, n) for part in options.parts.split(",") for n in names]
+    chosen = STEPS if options.tables else chosen
     rows: list[dict[str, Any]] = []
-    for part in options.parts.split(","):
-        for name in names:
-            layers = options.layers or SCENARIOS[name].layers
-            row = compare(SCENARIOS[name], layers, part, options.pipeline, options.overlap_costs)
-            rows.append(row)
-            print(
-                f"{'ok  ' if row['is_shorter'] else 'LONG'} {name}, {layers}, {part}: planned"
-                f" {row['planned_ms']:.3f} ms in {row['seconds']:.1f} s, {row['best_ms']:.3f} ms by {row['best']}",
-                flush=True,
-            )
-            if options.json:
-                with open(options.json, "w") as file:
-                    json.dump(rows, file, indent=1)
+    for part, layers, name in chosen:
+        row = compare(SCENARIOS[name], layers, part, options.pipeline, options.overlap_costs)
+        rows.append(row)
+        print(
+            f"{'ok  ' if row['is_shorter'] else 'LONG'} {name}, {layers}, {part}: planned"
+            f" {row['planned_ms']:.3f} ms in {row['seconds']:.1f} s, {row['best_ms']:.3f} ms by {row['best']}",
+            flush=True,
+        )
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(rows, file, indent=1)
     longer = sum(not row["is_shorter"] for row in rows)
     print(f"{longer} of {len(rows)} steps are longer than a simple pipeline")
     sys.exit(longer > 0)

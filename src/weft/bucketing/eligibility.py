@@ -1,13 +1,11 @@
-"""Members: collectives as bucketing sees them. What may share a bucket, what may not, and why.
+"""Eligibility: which collectives may share a bucket, and why the others may not.
 
-Contract: two members may share a bucket only if their keys are equal. A collective that no bucket can take is told with
-its reason; nothing here changes the graph.
+Contract: two members may share a bucket only if their keys are equal. A collective that no bucket can take gets a
+refusal with its reason. Nothing here changes the graph.
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import getitem
@@ -29,33 +27,33 @@ from weft.plan.decision import Reason, Refusal
 
 Strategy = Literal["concat", "coalesced", "pack"]
 MOVES_DATA = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.BROADCAST})
-"""Kinds that only move bytes: dtypes may mix in one buffer."""
+"""Kinds that only move bytes, so one buffer may mix dtypes."""
 COALESCED = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE})
-"""Kinds that have an operator for lists of tensors."""
+"""Kinds with an operator for lists of tensors."""
 BY_ROWS = frozenset({Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
-"""Kinds whose buffer holds one row for each rank that it goes to."""
+"""Kinds whose send buffer holds one row for each destination rank."""
 FROM_ROWS = frozenset({Kind.ALL_GATHER, Kind.ALL_TO_ALL})
-"""Kinds whose result holds one row from each rank."""
+"""Kinds whose result holds one row from each source rank."""
 
 
 class Key(NamedTuple):
-    """What members of one bucket have in common."""
+    """Properties that all members of one bucket share."""
 
     kind: Kind
     group: str
-    """Run-time name."""
+    """The name that the graph uses at run time."""
     group_size: int
-    """1 for kinds whose layout does not depend on it."""
+    """1 for kinds whose layout does not depend on the size."""
     reduce_op: str | None
     root: int | None
-    """The rank that a broadcast comes from."""
+    """The rank that sends a broadcast."""
     device: str
     dtype: torch.dtype | None
-    """None where dtypes may mix."""
+    """None if dtypes may mix."""
 
 
-class Part(NamedTuple):
-    """One tensor of a collective: what is sent, and the nodes that hold what is received."""
+class Payload(NamedTuple):
+    """One tensor of a collective: the node that is sent, and the nodes that hold the received tensor."""
 
     source: Node
     results: tuple[Node, ...]
@@ -63,14 +61,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A collective that a bucket may take."""
+    """A collective that may join a bucket."""
 
     collective: Collective
     index: int
-    """Position of the launch."""
+    """Position of the launch in the graph."""
     key: Key
     num_bytes: int
-    """The larger of what is sent and what is received."""
+    """The larger of the sent and the received size."""
 
     @property
     def name(self) -> str:
@@ -78,41 +76,41 @@ class Member:
 
 
 def is_bucket(collective: Collective) -> bool:
-    """Whether the launch was made from several."""
+    """Whether an earlier pass merged this launch from several."""
     return len(collective.launch.meta.get(MEMBERS_KEY, ())) > 1
 
 
-def parts_of(collective: Collective) -> list[Part]:
-    """The tensors of a collective in order."""
+def payloads_of(collective: Collective) -> list[Payload]:
+    """The tensors of a collective, in order."""
     if not collective.form.coalesced:
-        return [Part(collective.inputs[0], (collective.launch,))]
+        return [Payload(collective.inputs[0], (collective.launch,))]
     items = [user for user in collective.launch.users if user.target is getitem]
     count = len(collective.inputs)
     return [
-        Part(source, tuple(item for item in items if item.args[1] in (number, number - count)))
+        Payload(source, tuple(item for item in items if item.args[1] in (number, number - count)))
         for number, source in enumerate(collective.inputs)
     ]
 
 
-def written_buffer(collective: Collective, part: Part) -> Node | None:
-    """What a collective writes this tensor to; None where it writes to nothing that anybody else sees."""
+def written_buffer(collective: Collective, payload: Payload) -> Node | None:
+    """The buffer that a collective writes this tensor to; None if no other node can see the write."""
     form = collective.form
     if form.written is None or form.written == form.tensors:
-        return part.source if form.written is not None else None
+        return payload.source if form.written is not None else None
     buffer: Node = ops.bind(collective.launch)[form.written]
     fresh = isinstance(buffer.target, OpOverload) and buffer.target.name().startswith("aten::empty")
     return None if fresh and len(buffer.users) == 1 else buffer
 
 
 def read_member(collective: Collective, dag: Dag, strategy: Strategy) -> Member | Refusal:
-    """The collective as a member, or why it cannot be one."""
+    """The collective as a member, or why no bucket can take it."""
     refusal = _why_not(collective, dag, strategy)
     if refusal is not None:
         return refusal
     bound = ops.bind(collective.launch)
     kind = collective.kind
     values: list[Tensor] = [ops.value_of(source) for source in collective.inputs]
-    # Not `coalesced`: gloo (torch 2.13) fills wrong values where a list of tensors to gather has several dtypes.
+    # Not with `coalesced`: gloo (torch 2.13) returns wrong values when it gathers a list of tensors of several dtypes.
     mixes = kind in MOVES_DATA and strategy == "pack"
     size = bound.get("group_size")
     if kind is Kind.ALL_TO_ALL:
@@ -133,14 +131,16 @@ def read_member(collective: Collective, dag: Dag, strategy: Strategy) -> Member 
 def _why_not(collective: Collective, dag: Dag, strategy: Strategy) -> Refusal | None:
     launch, kind, name = collective.launch, collective.kind, collective.launch.name
     if isinstance(launch.target, OpOverload) and "autograd" in launch.target.namespace:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it is differentiable, which its bucket would not be")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it is differentiable, and a bucket is not")
     if strategy == "coalesced" and kind not in COALESCED:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: no {kind.value} takes a list of tensors")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: torch has no {kind.phrase} for lists of tensors")
     if collective.escapes:
-        return Refusal(Reason.ESCAPES, f"{name} stays: it is returned before it is waited for")
+        return Refusal(Reason.ESCAPES, f"{name} stays: the graph returns the launch, not just the result of its wait")
     group = ops.bind(launch)[collective.form.group]
     if isinstance(group, Node) and group.op == "call_function":
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its group is computed", group.name)
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{name} stays: the graph computes its group, so Weft does not know it", group.name
+        )
     return _why_not_by_values(collective, strategy) or _why_not_by_waits(collective)
 
 
@@ -150,21 +150,23 @@ def _why_not_by_values(collective: Collective, strategy: Strategy) -> Refusal | 
     results = ops.value_of(collective.launch)
     received = results if isinstance(results, list | tuple) else [results]
     if not values or not all(isinstance(v, Tensor) and v.layout is torch.strided for v in [*values, *received]):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it sends something else than dense tensors")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its tensors are not all dense")
     if collective.input_bytes is None or collective.output_bytes is None:
-        return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: a size of what it sends has no hint")
+        return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: its tensors have a symbolic size without a hint")
     needs_numbers = strategy == "pack" or kind is Kind.ALL_TO_ALL
     if needs_numbers and any(type(size) is not int for value in values for size in value.shape):
-        return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: a size of what it sends is no number, as its layout needs")
+        return Refusal(
+            Reason.UNKNOWN_SIZE, f"{name} stays: its tensors have a symbolic size, and packing needs numbers"
+        )
     if len({value.dtype for value in values}) > 1 and (strategy != "pack" or kind not in MOVES_DATA):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it sends several dtypes, which only a pack can hold")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: only strategy=pack merges several dtypes")
     if not all(_is_contiguous(value) for value in received):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, that of a bucket is")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, a bucket's is")
     if strategy == "coalesced" and kind is Kind.ALL_REDUCE and not all(_is_contiguous(value) for value in values):
-        what = "it sends what is not contiguous, and a list of such is traced with results that are not"
+        what = "it sends a tensor that is not contiguous, and the result of a list of these is not contiguous either"
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {what}")
     if kind is Kind.ALL_TO_ALL and not _has_equal_splits(collective):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its splits are not numbers, all equal")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its split sizes are not equal numbers")
     return None
 
 
@@ -177,7 +179,7 @@ def _why_not_by_waits(collective: Collective) -> Refusal | None:
     items = [user for user in collective.launch.users if user.target is getitem] if collective.form.coalesced else []
     computed = next((item for item in items if not isinstance(item.args[1], int)), None)
     if computed is not None:
-        sentence = f"{collective.launch.name} stays: {computed.name} takes an item of it by a computed number"
+        sentence = f"{collective.launch.name} stays: {computed.name} takes one of its results by a computed index"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence, computed.name)
     if not waits:
         taker = next((user for user in collective.launch.users if waited_inside(user)), None)
@@ -197,8 +199,8 @@ def _has_equal_splits(collective: Collective) -> bool:
     return all(isinstance(split, int) for split in splits) and len(set(splits)) == 1
 
 
-# Views that depend on where in its storage a tensor begins: a part of a buffer begins elsewhere than an own tensor.
-_PLACE_SENSITIVE = frozenset(
+# These operators see where in its storage a tensor begins, and a slice of a bucket does not begin at 0.
+_OFFSET_SENSITIVE = frozenset(
     {
         "aten::as_strided",
         "aten::as_strided_",
@@ -213,13 +215,13 @@ _PLACE_SENSITIVE = frozenset(
 )
 
 
-def depends_on_place(results: Iterable[Node]) -> bool:
-    """Whether a result, or a view of it, is seen through a view that depends on its place in a storage."""
+def depends_on_offset(results: Iterable[Node]) -> bool:
+    """Whether an operator that depends on the storage offset uses a result or a view of it."""
     seen = dict.fromkeys(results)
     stack = list(seen)
     while stack:
         for user in stack.pop().users:
-            if isinstance(user.target, OpOverload) and user.target.name() in _PLACE_SENSITIVE:
+            if isinstance(user.target, OpOverload) and user.target.name() in _OFFSET_SENSITIVE:
                 return True
             if user not in seen and is_alias(user):
                 seen[user] = None
@@ -232,10 +234,7 @@ class Touches:
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
-        self.by_storage: dict[int, list[tuple[int, bool]]] = {}
-        for i, storage, is_write in dag.effects.accesses:
-            if storage >= 0:
-                self.by_storage.setdefault(storage, []).append((i, is_write))
+        self.memory = dag.effects.memory
 
     def is_written(self, node: Node) -> bool:
         """Whether something writes to what the node holds."""
@@ -246,29 +245,24 @@ class Touches:
         return any(writer is not launch and not ops.is_wait(writer.target) for writer in self._writers(result))
 
     def _writers(self, node: Node) -> Iterable[Node]:
-        for touches in self._touched([node]):
-            yield from (self.dag.nodes[i] for i, is_write in touches if is_write)
+        for storage in self._held([node]):
+            yield from (self.dag.nodes[i] for i in self.memory.writes.get(storage, ()))
 
     def is_touched(self, collective: Collective, first: int, last: int) -> bool:
         """Whether something but its own waits touches what the collective sends or receives between two places."""
-        if not self.by_storage:
+        if not self.memory.by_storage:
             return False
         own = {self.dag.index[node] for node in (collective.launch, *collective.waits)}
-        results = [result for part in parts_of(collective) for result in part.results]
-        touched = self._touched([*collective.inputs, *results])
-        return any(i not in own for touches in touched for i, _ in self._between(touches, first, last))
+        results = [result for payload in payloads_of(collective) for result in payload.results]
+        held = self._held([*collective.inputs, *results])
+        return any(i not in own for storage in held for i in self.memory.accesses_after(storage, first, last))
 
-    def _touched(self, nodes: list[Node]) -> list[list[tuple[int, bool]]]:
-        held = {s for node in nodes for s in self.dag.effects.held(self.dag.index[node])}
-        return [self.by_storage[s] for s in sorted(held) if s in self.by_storage]
-
-    def _between(self, touches: list[tuple[int, bool]], first: int, last: int) -> Iterable[tuple[int, bool]]:
-        start = bisect_right(touches, (first, True))
-        return itertools.takewhile(lambda touch: touch[0] <= last, itertools.islice(touches, start, None))
+    def _held(self, nodes: list[Node]) -> list[int]:
+        return sorted({s for node in nodes for s in self.dag.effects.held(self.dag.index[node])})
 
 
 def uses_of(collective: Collective) -> list[Node]:
-    """The nodes that take a result, its waits and views of it aside."""
+    """The nodes that use a result, directly or through waits and views."""
     seen = {collective.launch: None}
     stack, found = [collective.launch], dict[Node, None]()
     while stack:

@@ -1,9 +1,9 @@
-"""Buckets: which collectives are launched as one, and where.
+"""Engine: which collectives are merged into which bucket.
 
-Contract: one engine for every kind, policy and strategy. Members are taken in the order of their launches: every rank
-decides the same. They need not be neighbours. A member that needs another of its key goes to a later level, it is never
-lost. Whether a bucket may take a member is decided by keys, by dependencies through all buckets so far, and by
-writes to what it sends. Every collective that was considered ends as one decision.
+Contract: one engine serves every kind, policy and strategy. It takes members in launch order, so every rank decides the
+same. Members of a bucket need not be neighbours. A member that depends on another member with the same key goes to a
+later level, where it can still be merged. A bucket accepts a member if their keys are equal, if no dependency through
+the buckets formed so far forbids it, and if no write to its memory does. Every collective ends as one decision.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from weft.bucketing.eligibility import (
     Key,
     Member,
-    Part,
+    Payload,
     Strategy,
     Touches,
-    depends_on_place,
+    depends_on_offset,
     is_bucket,
-    parts_of,
+    payloads_of,
     read_member,
     written_buffer,
 )
@@ -30,29 +30,31 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
-from weft.graph.memory import ValueNumbers
 from weft.graph.ops import REDUCTIONS, Kind
 from weft.graph.roles import Roles
+from weft.graph.value_numbers import ValueNumbers
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Merge, bucket_names
+from weft.quantities import size_text
 
 Slot = tuple[Key, str | None]
-"""What tells apart the rows of buckets: the key, and the module where the policy asks for it."""
+"""Members of one slot may share buckets: they have the same key and, if the policy asks for it, the same module."""
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Members to be launched as one; a single member is a bucket of its own."""
+    """Members that become one launch. Each member starts as a bucket with itself alone."""
 
     slot: Slot
     members: list[Member]
     num_bytes: int
     cap: int = 0
     seen_bytes: int = 0
-    """Bytes of its slot that had come when it was opened."""
+    """Total size of the earlier members of its slot when this bucket was opened."""
     closed: bool = False
-    """Takes no more: it was pinned, or made by an earlier pass."""
+    """Accepts no more members: the user pinned it, or an earlier pass made it."""
     shards: set[int] = field(default_factory=set[int])
+    """Value numbers of the shards that its members gather."""
 
     @property
     def first(self) -> Member:
@@ -60,7 +62,7 @@ class Bucket:
 
 
 class Bucketing:
-    """The planning of buckets for one graph."""
+    """Plans the buckets of one graph."""
 
     def __init__(
         self, name: str, dag: Dag, groups: GroupTable, policy: Policy, strategy: Strategy, alias_outputs: bool
@@ -75,7 +77,7 @@ class Bucketing:
         self.decisions: list[tuple[int, Decision]] = []
 
     def plan(self, kinds: Iterable[Kind]) -> tuple[list[Merge], list[Decision]]:
-        """The merges, and a decision for every collective of these kinds."""
+        """The merges to make, and a decision for every collective of these kinds."""
         members = self._members(frozenset(kinds))
         buckets = self._pin([Bucket(self._slot(m), [m], m.num_bytes, closed=is_bucket(m.collective)) for m in members])
         while self._sweep(buckets):
@@ -87,7 +89,7 @@ class Bucketing:
             self._decide(bucket, buckets)
         return merges, [decision for _, decision in sorted(self.decisions, key=lambda pair: pair[0])]
 
-    # Which collectives are considered.
+    # Members.
 
     def _members(self, kinds: frozenset[Kind]) -> list[Member]:
         roles, policy = Roles(self.dag), self.policy
@@ -100,11 +102,12 @@ class Bucketing:
             role = roles.of(collective) if policy.role is not None else None
             if role != policy.role:
                 told_by = roles.told_by(collective)
-                sentence = f"{launch} carries {role}, not {policy.role}"
-                sentence += f": it {'comes from' if collective.kind not in REDUCTIONS else 'goes to'} {told_by}"
+                direction = "goes to" if collective.kind in REDUCTIONS else "comes from"
+                sentence = f"{launch} stays: it carries {role}, not {policy.role}"
+                sentence += f", since it {direction} {told_by.name}" if told_by is not None else ""
                 member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
             elif launch in policy.forbidden:
-                member = Refusal(Reason.FORBIDDEN, f"{launch} stays: that was asked for")
+                member = Refusal(Reason.FORBIDDEN, f"{launch} stays: the option `forbidden` names it")
             elif (group := self.groups.canonical(collective.group)) in policy.withheld:
                 member = Refusal(Reason.OTHER_RANKS, f"{launch} stays: {policy.withheld[group]}")
             if isinstance(member, Member):
@@ -117,7 +120,7 @@ class Bucketing:
         return member.key, self.policy.module_of(member.collective.launch)
 
     def _pin(self, buckets: list[Bucket]) -> list[Bucket]:
-        """Make the buckets that the user pins."""
+        """Form the buckets that the user pinned."""
         by_name = {bucket.first.name: bucket for bucket in buckets}
         for names in self.policy.pinned:
             chosen = [by_name[name] for name in names if name in by_name and not by_name[name].closed]
@@ -134,7 +137,7 @@ class Bucketing:
     # Filling.
 
     def _sweep(self, buckets: list[Bucket]) -> bool:
-        """Put every single member into a bucket that is open for it; returns whether anything was merged."""
+        """Merge single members into open buckets of their slot and level. Returns whether any were merged."""
         merged = False
         levels = _Levels(self.contraction, buckets)
         opened: dict[tuple[Slot, int], Bucket] = {}
@@ -151,7 +154,7 @@ class Bucketing:
                     continue
             number = count[slot] = count.get(slot, -1) + 1
             bucket.cap, bucket.seen_bytes = self.policy.cap(slot[0], number), seen.get(slot, 0)
-            if bucket.num_bytes >= bucket.cap:  # it fills a bucket, and keeps no small ones around it apart
+            if bucket.num_bytes >= bucket.cap:  # full by itself: the open bucket stays open for small members
                 self._say_full(bucket)
                 continue
             seen[slot] = bucket.seen_bytes + bucket.num_bytes
@@ -162,7 +165,7 @@ class Bucketing:
 
     def _say_full(self, bucket: Bucket) -> None:
         name, size, cap = bucket.first.name, bucket.num_bytes, bucket.cap
-        sentence = f"{name} stays alone: its {size} bytes fill a bucket of {cap}"
+        sentence = f"{name} stays alone: its {size_text(size)} fill a bucket of at most {size_text(cap)}"
         self.refusals.setdefault(name, Refusal(Reason.FULL, sentence, name))
 
     def _takes(self, bucket: Bucket, member: Member, seen_bytes: int) -> bool:
@@ -177,11 +180,17 @@ class Bucketing:
         cap, total = bucket.cap, bucket.num_bytes + member.num_bytes
         full = bucket.num_bytes >= cap if self.policy.may_overshoot else total > cap
         if full:
-            sentence = f"{member.name} does not join {bucket.first.name}: {total} bytes are over the cap of {cap}"
+            sentence = (
+                f"{member.name} does not join {bucket.first.name}:"
+                f" {size_text(total)} together exceed the limit of {size_text(cap)}"
+            )
             return Refusal(Reason.FULL, sentence, bucket.first.name)
         passed = seen_bytes - bucket.seen_bytes - bucket.num_bytes
-        if passed > cap:  # what would be gathered so much too early, or sent so much too late, is held in between
-            sentence = f"{member.name} does not join {bucket.first.name}: {passed} bytes of others lie between"
+        if passed > cap:  # gathered that early, or sent that late, its memory would be held all the way between
+            sentence = (
+                f"{member.name} does not join {bucket.first.name}:"
+                f" other buckets with {size_text(passed)} are launched in between"
+            )
             return Refusal(Reason.FULL, sentence, bucket.first.name)
         return None
 
@@ -193,20 +202,21 @@ class Bucketing:
         again = bucket.shards & self._shards(member)
         if again and not pinned:
             sentence = (
-                f"{member.name} does not join {first.name}: it gathers the same again, which would be held between"
+                f"{member.name} does not join {first.name}: both gather the same shard, which would stay in memory"
             )
             return Refusal(Reason.HOLDS_MEMORY, sentence, first.name)
         needed = self.contraction.why_not_merge([first.index, member.index])
         if needed is not None:
             blocking = self.dag.nodes[needed].name
-            sentence = f"{member.name} does not join {first.name}: {blocking} must come between"
+            sentence = f"{member.name} does not join {first.name}: {blocking} has to run between them"
             if needed in (m.index for m in (*bucket.members, member)):
-                sentence = f"{member.name} does not join {first.name}: one needs {blocking}, which is of the other"
+                on = "the other" if blocking in (first.name, member.name) else f"{blocking} in the bucket of the other"
+                sentence = f"{member.name} does not join {first.name}: one of them depends on {on}"
             return Refusal(Reason.DEPENDENCY, sentence, blocking)
         return None
 
     def _shards(self, member: Member) -> set[int]:
-        """What an all-gather gathers, by value number."""
+        """The shards that an all-gather sends, as value numbers: equal numbers mean equal values."""
         if member.key.kind is not Kind.ALL_GATHER:
             return set()
         return {self.numbers.of(source) for source in member.collective.inputs}
@@ -221,29 +231,31 @@ class Bucketing:
         bucket.num_bytes += other.num_bytes
         other.members = []
 
-    # The outcome.
+    # Actions and decisions.
 
     def _merge(self, bucket: Bucket, place: tuple[tuple[str, ...], str | None, str | None]) -> Merge:
         carried, launch_before, wait_before = place
-        parts = [(member.collective, part) for member in bucket.members for part in parts_of(member.collective)]
-        owned = tuple(n for n, (collective, part) in enumerate(parts) if self._must_own(collective, part))
-        folded = foldable([part.source for _, part in parts], self.strategy, self.touches)
+        payloads = [
+            (member.collective, payload) for member in bucket.members for payload in payloads_of(member.collective)
+        ]
+        owned = tuple(n for n, (collective, payload) in enumerate(payloads) if self._must_own(collective, payload))
+        folded = foldable([payload.source for _, payload in payloads], self.strategy, self.touches)
         launches = tuple(member.name for member in bucket.members)
         carried = tuple(name for name in carried if name not in folded)
         last = bucket.members[-1].index
         together = any(self.touches.is_touched(member.collective, member.index, last) for member in bucket.members)
         return Merge(launches, self.strategy, owned, folded, carried, launch_before, wait_before, together)
 
-    def _must_own(self, collective: Collective, part: Part) -> bool:
-        if written_buffer(collective, part) is not None:  # the result is copied to it
+    def _must_own(self, collective: Collective, payload: Payload) -> bool:
+        if written_buffer(collective, payload) is not None:  # the bucket copies the result into it
             return False
         effects = self.dag.effects
-        held = {s for node in part.results for s in effects.held(self.dag.index[node])}
+        held = {s for node in payload.results for s in effects.held(self.dag.index[node])}
         returned = not self.alias_outputs and not held.isdisjoint(effects.held_by_outputs)
         return (
             returned
-            or depends_on_place(part.results)
-            or any(self.touches.is_overwritten(node, collective.launch) for node in part.results)
+            or depends_on_offset(payload.results)
+            or any(self.touches.is_overwritten(node, collective.launch) for node in payload.results)
         )
 
     def _note(self, index: int, refusal: Refusal, *launches: str) -> None:
@@ -252,17 +264,17 @@ class Bucketing:
         )
 
     def _decide(self, bucket: Bucket, buckets: list[Bucket]) -> None:
-        first, kind = bucket.first, bucket.first.key.kind.value
+        first, kind = bucket.first, bucket.first.key.kind.phrase
         group = self.groups.canonical(first.key.group)
         if len(bucket.members) > 1 and not bucket.num_bytes:
             for member in bucket.members:
-                sentence = f"{member.name} stays: it sends nothing, nor does any that it could join"
+                sentence = f"{member.name} stays: it sends 0 bytes, and so does every collective it could join"
                 refusal = Refusal(Reason.ALONE, sentence)
                 self._note(member.index, refusal, member.name)
             return
         if len(bucket.members) > 1:
             names = tuple(member.name for member in bucket.members)
-            what = f"{len(names)} launches of {kind} in {group!r} become one of {bucket.num_bytes} bytes"
+            what = f"merged {len(names)} {kind}s of group {group!r} into one of {size_text(bucket.num_bytes)}"
             self._note(
                 first.index,
                 Refusal(Reason.APPLIED, f"{what}: {first.name} to {names[-1]}"),
@@ -272,26 +284,27 @@ class Bucketing:
             return
         refusal = self.refusals.get(first.name) or self._why_alone(bucket, buckets)
         if is_bucket(first.collective):
-            refusal = Refusal(Reason.ALREADY_DONE, f"{first.name} is a bucket already")
+            refusal = Refusal(Reason.ALREADY_DONE, f"{first.name} is already a bucket")
         self._note(first.index, refusal, first.name)
 
     def _why_alone(self, bucket: Bucket, buckets: list[Bucket]) -> Refusal:
         first = bucket.first
-        bit = self.contraction.block(first.index).members
+        mine = self.contraction.supernode(first.index)
         for other in buckets:
             if other is bucket or other.slot != bucket.slot:
                 continue
-            needs = self.contraction.block(first.index).before & self.contraction.block(other.first.index).members
-            needed = self.contraction.block(other.first.index).before & bit
+            theirs = self.contraction.supernode(other.first.index)
+            needs, needed = mine.before & theirs.members, theirs.before & mine.members
             if needs or needed:
-                sentence = f"{first.name} stays alone: it {'needs' if needs else 'is needed by'} {other.first.name}"
+                relation = "depends on" if needs else "is needed by"
+                sentence = f"{first.name} stays alone: it {relation} {other.first.name}"
                 return Refusal(Reason.DEPENDENCY, sentence, other.first.name)
-        kind, group = first.key.kind.value, self.groups.canonical(first.key.group)
-        return Refusal(Reason.ALONE, f"{first.name} stays alone: no other {kind} in {group!r} is of its sort")
+        kind, group = first.key.kind.phrase, self.groups.canonical(first.key.group)
+        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind} like it")
 
 
 class _Levels:
-    """How many buckets of its slot, each needing the one before, each bucket needs."""
+    """The level of each bucket: the length of the longest chain of buckets of its slot that it depends on."""
 
     def __init__(self, contraction: Contraction, buckets: list[Bucket]) -> None:
         self.contraction = contraction
@@ -300,7 +313,7 @@ class _Levels:
         for bucket in buckets:
             masks = self.masks.setdefault(bucket.slot, [])
             before = contraction.before(bucket.first.index)
-            low, high = 0, len(masks)  # who needs a bucket of some level needs one of each level below
+            low, high = 0, len(masks)  # a bucket that depends on one level depends on every level below it
             while low < high:
                 middle = (low + high) // 2
                 if before & masks[middle]:
@@ -309,7 +322,7 @@ class _Levels:
                     high = middle
             if low == len(masks):
                 masks.append(0)
-            masks[low] |= contraction.block(bucket.first.index).members
+            masks[low] |= contraction.supernode(bucket.first.index).members
             self.levels[id(bucket)] = low
 
     def of(self, bucket: Bucket) -> int:

@@ -1,12 +1,12 @@
-"""`weft::pack`: several tensors of any dtypes in one buffer of bytes, in one operator.
+"""`weft::pack`: an operator that copies tensors of any dtypes into one buffer of bytes.
 
     weft::pack(Tensor[] tensors, ScalarType[] dtypes, int num_rows, int alignment) -> Tensor
 
-Each tensor is converted to its dtype and seen as `num_rows` rows. Row k of the buffer holds row k of every tensor in
-turn, each at the next multiple of `alignment` bytes; so does the next row. Bytes between are zero. With one row this
-is a concatenation; with one row per rank it is what a reduce-scatter or an all-to-all wants.
+Each tensor is converted to its dtype and viewed as `num_rows` rows. Row k of the buffer holds row k of every tensor in
+turn, each aligned to `alignment` bytes; padding is zero. One row gives a concatenation. One row per rank gives the send
+buffer of a reduce-scatter or an all-to-all.
 
-The layout is in `row_layout`, for this operator, its fake kernel and whoever takes the buffer apart.
+`row_layout` is the only definition of the layout: this operator, its fake kernel and the unpacking code all use it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from weft.compat import dtype_of, foreach_copy
 
 SCHEMA = "pack(Tensor[] tensors, ScalarType[] dtypes, int num_rows, int alignment) -> Tensor"
 ALIGNMENT = 16
-"""Bytes: no dtype is larger, so that any part of a buffer may be seen as any dtype."""
+"""Alignment of each tensor in bytes. No dtype is larger, so any slice of the buffer can be viewed as any dtype."""
 
 _LIBRARY = torch.library.Library("weft", "FRAGMENT")
 
 
 def row_layout(sizes: Sequence[Any], alignment: int) -> tuple[list[Any], Any]:
-    """Where each of these sizes, in bytes, begins in a row, and the size of the row."""
+    """The offset in a row of each of these sizes, and the size of the row, all in bytes."""
     offsets: list[Any] = []
     end: Any = 0
     for size in sizes:

@@ -1,9 +1,9 @@
 """Placement: where a bucket is launched and where it is waited for.
 
-A bucket whose inputs are there before its first member was launched is launched in that place, with the cheap nodes
-that prepare the others: nothing waits for it longer than before. Any other bucket is launched where its last member
-was, and waited for before its first use, but not later than when another bucket has been launched behind it: what it
-sends is held until then.
+If the inputs of all members are available where the first member was launched, the bucket is launched there, together
+with the cheap nodes that prepare the other inputs, so no member starts later than before. Otherwise the bucket is
+launched where its last member was. It is then waited for before its first use, but no later than the launch of a later
+bucket (`Policy.defer`), because its send buffer stays in memory until the wait.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from weft.graph.dag import Dag
 from weft.graph.profiles import is_cheap
 
 Place = tuple[tuple[str, ...], str | None, str | None]
-"""The nodes to be carried along, the node to launch before, the node to wait before."""
+"""The nodes to move up with the launch, the node to launch before, the node to wait before."""
 
 
 class Placement:
-    """The places of the buckets of one graph."""
+    """Chooses the places of the buckets of one graph."""
 
     def __init__(self, dag: Dag, policy: Policy) -> None:
         self.dag, self.policy = dag, policy
 
     def of(self, buckets: Sequence[Sequence[Collective]]) -> list[Place]:
-        """The place of each bucket, given in the order of their first members."""
+        """The place of each bucket. The buckets come in the order of their first members."""
         dag = self.dag
         launches = [sorted(dag.index[c.launch] for c in members) for members in buckets]
         carried = [self._carried(indices) for indices in launches]
@@ -53,9 +53,9 @@ class Placement:
         return places
 
     def _carried(self, launches: Sequence[int], start: int | None = None) -> list[int] | None:
-        """The cheap nodes that must go up for the launches to stand at the first of them, or before `start`.
+        """The cheap nodes that have to move up for all launches to run at the first of them, or before `start`.
 
-        None where something that is not cheap would have to.
+        None if an expensive node would have to move.
         """
         dag = self.dag
         start = launches[0] if start is None else start

@@ -1,8 +1,8 @@
-"""Policies: which members a bucket should take. Whether it may is asked of the engine, whatever the policy.
+"""Policies: which members a bucket should take. The engine decides, for any policy, which ones it may take.
 
-By size: a bucket closes at a cap, which may differ by the number of the bucket. By module: buckets for each module
-that a pattern matches. Explicit: the user pins launches to a bucket, or forbids some. By role: parameters or gradients
-only.
+By size: a bucket closes at a limit, which may differ from bucket to bucket. By module: each module that matches a
+pattern gets its own buckets. Explicit: the user pins launches to one bucket, or forbids merging some. By role: only
+collectives that carry parameters, or only those that carry gradients.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from weft.graph.groups import GroupTable
 from weft.graph.roles import Role
 
 SHARE = 0.9
-"""Of its bandwidth that a collective of a whole bucket should reach."""
+"""Share of the asymptotic bandwidth that a full bucket should reach; it sets the default size limit. Our choice."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What buckets should hold."""
+    """The members that buckets should hold."""
 
     cap: Callable[[Key, int], int]
-    """Bytes of the bucket of this number among those of its key."""
+    """Size limit in bytes, by key and by the number of the bucket among those of its key."""
     may_overshoot: bool = False
-    """Whether a bucket closes once it holds its cap, instead of before it would hold more."""
+    """Whether a bucket closes after the member that reaches the limit, not before the one that would exceed it."""
     role: Role | None = None
-    """Take only collectives that carry this."""
+    """Take only collectives with this role."""
     modules: tuple[str, ...] = ()
-    """Patterns: what belongs to one module that matches shares buckets with nothing else. Empty: all may."""
+    """Patterns of module names. Collectives of a matching module share buckets only with each other."""
     pinned: tuple[tuple[str, ...], ...] = ()
-    """Launches that make a bucket whatever its size."""
+    """Launches that form one bucket, whatever its size."""
     forbidden: frozenset[str] = frozenset()
-    """Launches that stay as they are."""
+    """Launches that must not be merged."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Groups, by canonical name, whose launches stay as they are, and why: other ranks would not merge the same."""
+    """Groups, by canonical name, whose launches must not be merged, and why: other ranks would merge differently."""
     prefetch: int = 0
-    """Launch a bucket as many buckets earlier."""
+    """Number of buckets by which to launch each bucket earlier."""
     defer: int = 1
-    """Wait for a bucket that is launched late when as many others have been launched behind it."""
+    """Number of later buckets that may be launched before a bucket that was launched late is waited for."""
 
     def module_of(self, node: Node) -> str | None:
-        """The name of the outermost module that matches, of those that the node belongs to; None where none does."""
+        """The outermost matching module that the node belongs to; None if no module matches."""
         for path in module_paths(node) if self.modules else ():
             if any(fnmatchcase(path, pattern) for pattern in self.modules):
                 return path
@@ -55,7 +55,7 @@ class Policy:
 
 
 def module_paths(node: Node) -> list[str]:
-    """The modules that a node, or else the first of its inputs that has some, belongs to, outermost first."""
+    """The modules of a node, outermost first. A node without a record takes those of its first inputs."""
     stack: Mapping[str, Any] | None = node.meta.get("nn_module_stack")
     while not stack and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -66,7 +66,7 @@ def module_paths(node: Node) -> list[str]:
 def cap_from(
     caps: tuple[int, ...], cluster: Cluster, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:
-    """The caps of the first, second, ... bucket, the last one for all further ones; empty: from the cluster."""
+    """Size limits of the first, second, ... bucket; the last one holds for all later ones. Empty: from the cluster."""
     if caps:
         return lambda _, number: caps[min(number, len(caps) - 1)]
     known: dict[Key, int] = {}

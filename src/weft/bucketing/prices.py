@@ -1,7 +1,7 @@
-"""What launches would take as one, for a scheduler that may merge what waits beside each other.
+"""Prices: how long several launches would take as one, for a scheduler that may merge launches.
 
-Only the form without copies is asked for: one operator that takes lists of tensors. It needs no packing, so the bytes
-of the members and one latency are all that it takes, and each member keeps its own wait.
+Only the strategy `coalesced` is priced: one operator that takes a list of tensors. It packs nothing, so its time is one
+latency plus the bytes of all members, and each member keeps its own wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.scheduling.scheduler import NEVER
 
 
 class BucketPrices:
-    """Keys and prices of the launches of one program."""
+    """Keys and merged durations of the launches of one program."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class BucketPrices:
         self.keys = [-1] * len(jobs)
         self.num_bytes = [0] * len(jobs)
         self.groups: list[tuple[Kind, Group]] = []
-        """By key."""
+        """Kind and group of each key."""
         known: dict[Key, int] = {}
         self.prices: dict[tuple[int, int], int] = {}
         for job, queue in enumerate(jobs.queue):
@@ -56,11 +56,11 @@ class BucketPrices:
             self.keys[job], self.num_bytes[job] = known[member.key], full_bytes(collective) or 0
 
     def key(self, launch: int) -> int:
-        """Launches of one key may be one; -1: this one stays alone."""
+        """Launches with the same key may be merged; -1: this launch may not."""
         return self.keys[launch]
 
     def latency(self, launch: int) -> int:
-        """What a launch takes however little it sends, in nanoseconds."""
+        """Fixed cost of a launch in nanoseconds: its duration without any bytes."""
         key = self.keys[launch]
         if (key, 0) not in self.prices:
             kind, group = self.groups[key]
@@ -68,7 +68,7 @@ class BucketPrices:
         return self.prices[key, 0]
 
     def duration(self, launches: Sequence[int]) -> int:
-        """What launches of one key take as one, in nanoseconds; NEVER where that is more bytes than allowed."""
+        """Duration of launches of one key merged into one, in nanoseconds; NEVER if they exceed `max_bytes`."""
         key, total = self.keys[launches[0]], sum([self.num_bytes[launch] for launch in launches])
         if self.max_bytes is not None and total > self.max_bytes and len(launches) > 1:
             return NEVER

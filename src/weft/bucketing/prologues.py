@@ -1,7 +1,8 @@
-"""Prologues: the casts and scalings in front of launches that can happen once for a whole bucket.
+"""Prologues: casts and scalings before the launches that can run once for the whole bucket.
 
-Contract: only what is exactly a cast of the dtype or a product with a number folds, only where nobody else takes its
-result and nobody writes to its source. The element-wise operator is the same on a packed tensor, so folding is exact.
+Contract: a node folds only if it is exactly a cast to another dtype or a scaling by a number, if nothing else uses its
+result, and if nothing writes to its source. The operator is element-wise, so it gives the same values on the packed
+tensor, and folding is exact.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ SCALINGS = frozenset({"aten::div.Tensor", "aten::div.Scalar", "aten::mul.Tensor"
 CASTS = frozenset({"aten::_to_copy", "prims::convert_element_type"})
 
 Step = tuple[Any, ...]
-"""An operator with its arguments but the first, and the dtype of its result."""
+"""An operator, its arguments after the first, and the dtypes of its result and its source."""
 
 
 def foldable(sources: list[Node], strategy: Strategy, touches: Touches) -> tuple[str, ...]:
-    """The names of the nodes in front of these tensors that fold into one bucket, nearest to the launch first."""
+    """The names of the nodes before these tensors that fold into one bucket, nearest to the launch first."""
     if strategy == "coalesced":
         return ()
     chains = [prologue(source, touches) for source in sources]
-    if strategy == "pack":  # converts each tensor by itself, as the last thing it does
+    if strategy == "pack":  # the operator converts each tensor separately, so only the last cast can fold
         casts = [chain[0] for chain in chains if chain and ops_name(chain[0]) in CASTS]
         return tuple(node.name for node in casts)
     depth = 0
     while all(len(chain) > depth for chain in chains) and len({step_of(chain[depth]) for chain in chains}) == 1:
         depth += 1
-    while depth and _narrows(chains[0][depth - 1], chains[0][0]):  # packing the wide tensors would move more bytes
+    while depth and _narrows(chains[0][depth - 1], chains[0][0]):  # packing the wider dtype would copy more bytes
         depth -= 1
     return tuple(node.name for chain in chains for node in chain[:depth])
 
 
 def prologue(source: Node, touches: Touches) -> list[Node]:
-    """The casts and scalings before a tensor that only serve it, the nearest first."""
+    """The casts and scalings before a tensor that nothing else uses, the nearest first."""
     chain: list[Node] = []
     node = source
     while step_of(node) is not None and len(node.users) == 1:
@@ -52,7 +53,7 @@ def prologue(source: Node, touches: Touches) -> list[Node]:
 
 
 def step_of(node: Node) -> Step | None:
-    """What a node does to its first argument, if that is exactly a cast or a scaling by a number."""
+    """The cast or scaling by a number that a node applies to its first argument; None if it does anything else."""
     value = ops.value_of(node)
     if node.op != "call_function" or not isinstance(value, Tensor) or not node.args:
         return None
@@ -64,7 +65,9 @@ def step_of(node: Node) -> Step | None:
     if name in SCALINGS:
         scale = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         known = isinstance(scale, int | float)
-        return (node.target, repr(scale), value.dtype, before.dtype) if known else None  # 0.0 == -0.0, 1 == True
+        return (
+            (node.target, repr(scale), value.dtype, before.dtype) if known else None
+        )  # repr, since 0.0 == -0.0 and 1 == True
     if name in CASTS and _only_casts(node):
         return (CASTS, value.dtype, before.dtype)
     return None
@@ -76,7 +79,7 @@ def ops_name(node: Node) -> str:
 
 
 def _only_casts(node: Node) -> bool:
-    """Whether nothing but the dtype changes: no other device, layout or memory format is asked for."""
+    """Whether only the dtype changes: not the layout, the memory format or the pinning."""
     bound = ops.bind(node)
     return (
         bound.get("layout") in (None, torch.strided)

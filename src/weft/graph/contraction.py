@@ -14,7 +14,7 @@ from weft.graph.dag import Dag
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class Supernode:
     """Registered nodes that are one."""
 
     members: int
@@ -29,24 +29,24 @@ class Contraction:
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
         self._nodes = list(dag.bits)
-        self._blocks: dict[int, Block] = {}
+        self._supernodes: dict[int, Supernode] = {}
         self._merged = 0
         """Mask of all members of blocks."""
 
-    def block(self, i: int) -> Block:
+    def supernode(self, i: int) -> Supernode:
         """The block of a registered node."""
-        return self._blocks.get(i) or Block(1 << self.dag.bits[i], self.dag.before[i])
+        return self._supernodes.get(i) or Supernode(1 << self.dag.bits[i], self.dag.before[i])
 
     def before(self, i: int) -> int:
         """The mask of the registered nodes that must come before the block of node i, through other blocks too."""
-        block = self.block(i)
+        block = self.supernode(i)
         return self._closure(block.members, block.before)
 
     def why_not_merge(self, ids: Iterable[int]) -> int | None:
         """A node among the blocks of `ids` that another of them needs, so that they cannot be one; None if they can."""
         members = before = 0
         for i in ids:
-            block = self.block(i)
+            block = self.supernode(i)
             members |= block.members
             before |= block.before
         needed = before & members or self._closure(members, before) & members
@@ -55,24 +55,24 @@ class Contraction:
     def merge(self, ids: Iterable[int]) -> None:
         """Make one block of the blocks of these nodes."""
         ids = list(ids)
-        known = list({id(block): block for i in ids if (block := self._blocks.get(i))}.values())
-        parts = [self.block(i) for i in ids]
-        merged = known[0] if known else Block(0, 0)
+        known = list({id(block): block for i in ids if (block := self._supernodes.get(i))}.values())
+        parts = [self.supernode(i) for i in ids]
+        merged = known[0] if known else Supernode(0, 0)
         for block in parts:
             merged.members |= block.members
             merged.before |= block.before
         for i in ids:
-            self._blocks[i] = merged
+            self._supernodes[i] = merged
         self._merged |= merged.members
         for block in known[1:]:
-            self._blocks |= {i: merged for i, other in self._blocks.items() if other is block}
+            self._supernodes |= {i: merged for i, other in self._supernodes.items() if other is block}
 
     def _closure(self, members: int, before: int) -> int:
         """What is needed by way of other blocks: a block that is touched is needed with all that it needs."""
         mask = before
         touched = mask & self._merged & ~members
         while touched:  # the latest first: it needs most of the others
-            block = self._blocks[self._nodes[touched.bit_length() - 1]]
+            block = self._supernodes[self._nodes[touched.bit_length() - 1]]
             reached = (block.members | block.before) & ~mask
             mask |= reached
             touched = (touched | reached & self._merged & ~members) & ~block.members

@@ -34,6 +34,7 @@ from weft.graph import ops
 from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.host import Wait, transfer_of
+from weft.graph.memory import MemoryAccesses
 from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
 
 # Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
@@ -158,11 +159,9 @@ class Effects:
         return i in self._waits or i in self._arrived
 
     @functools.cached_property
-    def written(self) -> frozenset[int]:
-        """The storages that some node other than a launch or a wait writes."""
-        quiet = {i for i, p in self.special if p.wait or (p.launch and not p.writes)}
-        writes = ((i, storage) for i, storage, is_write in self.accesses if is_write and storage >= 0)
-        return frozenset(storage for i, storage in writes if i not in quiet)
+    def memory(self) -> MemoryAccesses:
+        """The accesses by storage and by node."""
+        return MemoryAccesses(self.accesses, self.special)
 
     def issue_order(self) -> list[tuple[int, int]]:
         """Pairs of launches of one group, each with the next: the order in which every rank issues them."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -18,11 +19,14 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from weft.compat import (
+    FakeTensor,
     FakeTensorMode,
     OpOverload,
+    call_fake,
     expression_of,
     fake_mode_of,
     fake_tensor,
+    fake_view,
     new_fake_mode,
     schema_of,
     storage_key,
@@ -31,11 +35,12 @@ from weft.errors import GraphError, compose
 from weft.graph import ops
 from weft.graph.ops import Kind
 from weft.graph.profiles import profile
-from weft.graph.remembered import remembered
 
 MAX_RESULTS = 1 << 12
 # Operators that touch the world even when their arguments are fake.
 FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
+MAX_REMEMBERED = 1 << 16
+CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def mode_of(nodes: Iterable[Node]) -> FakeTensorMode:
@@ -56,7 +61,7 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
             raise RuntimeError("the operator reaches outside the graph")
         _check_enumerations(target, args, kwargs)
         _check_number_of_results(target, args, kwargs)
-        return remembered(target, args, kwargs, mode)
+        return call_remembered(target, args, kwargs, mode)
     except GraphError:
         raise
     except Exception as error:
@@ -233,3 +238,92 @@ def _dense_strides(tensor: Tensor) -> Sequence[Any]:
     expected = contiguous_strides([tensor.shape[d] for d in reversed(order)])[::-1]
     dense = all(tensor.stride(d) == step for d, step in zip(order, expected, strict=True))
     return tensor.stride() if dense else contiguous_strides(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    is_view: bool
+    """Of the first argument."""
+
+
+class _Unknown(Exception):  # noqa: N818  # a signal inside this module
+    """An argument that says too little: a symbolic size, a real tensor."""
+
+
+_TYPES: dict[Hashable, _Type] = {}
+
+
+def call_remembered(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Any:
+    """The fake result of a call."""
+    kind = _kind(target)
+    if kind is None:
+        return call_fake(target, args, kwargs, mode)
+    try:
+        key = (target, tuple(map(_key, args)), tuple((name, _key(value)) for name, value in kwargs.items()))
+    except _Unknown:
+        return call_fake(target, args, kwargs, mode)
+    found = _TYPES.get(key)
+    if found is None:
+        value = call_fake(target, args, kwargs, mode)
+        found = _remember(key, kind, args, value)
+        if found is None or found.is_view:
+            return value
+    if found.is_view:
+        return fake_view(args[0], found.size, found.stride, found.offset, found.dtype)
+    return fake_tensor(mode, found.size, found.stride, found.dtype, found.device)
+
+
+@functools.cache
+def _kind(target: Any) -> str | None:
+    """`new` for operators that return a new tensor, `view` for views of the first argument, `either` for those whose
+    arguments decide, None for others."""
+    if not isinstance(target, OpOverload):
+        return None
+    found = profile(target)
+    if found.several or found.random or found.writes or found.launch or found.wait or found.ordered:
+        return None
+    if found.plain:
+        return "new"
+    if not found.views_first:
+        return None
+    return "view" if found.is_view else "either" if found.may_copy else None
+
+
+def _remember(key: Hashable, kind: str, args: Sequence[Any], value: Any) -> _Type | None:
+    if not isinstance(value, FakeTensor) or value.is_conj() or value.is_neg() or value.layout is not torch.strided:
+        return None
+    offset = value.storage_offset()
+    if not isinstance(offset, int) or any(type(n) is not int for n in (*value.shape, *value.stride())):
+        return None
+    is_view = isinstance(args[0], Tensor) and storage_key(args[0]) == storage_key(value) if args else False
+    if kind != "either" and is_view != (kind == "view"):
+        return None
+    if len(_TYPES) >= MAX_REMEMBERED:
+        _TYPES.clear()
+    size, stride = tuple(value.shape), tuple(value.stride())
+    found = _TYPES[key] = _Type(size, stride, offset, value.dtype, value.device, is_view)
+    return found
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return _tensor_key(value)
+    if isinstance(value, list | tuple):
+        return ("list", *map(_key, value))
+    if isinstance(value, CONSTANTS):
+        return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0, nan is nan
+    raise _Unknown
+
+
+def _tensor_key(value: Tensor) -> Hashable:
+    if type(value) is not FakeTensor or value.is_conj() or value.is_neg() or value.layout is not torch.strided:
+        raise _Unknown
+    size, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    if any(type(n) is not int for n in (*size, *stride, offset)):
+        raise _Unknown
+    return value.dtype, value.device, size, stride, offset

@@ -35,6 +35,11 @@ class Kind(Enum):
     BATCH_P2P = "batch_p2p"
     BARRIER = "barrier"
 
+    @property
+    def phrase(self) -> str:
+        """The kind as prose spells it: `all-gather`."""
+        return self.value.replace("_", "-")
+
 
 POINT_TO_POINT = frozenset({Kind.SEND, Kind.RECV, Kind.BATCH_P2P})
 REDUCTIONS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})

@@ -173,6 +173,14 @@ COPIES = frozenset(
 )
 
 
+def is_pointwise(target: Any) -> bool:
+    """Whether torch tags the operator as pointwise: each element of its result comes from the elements at its place.
+
+    Operators that write in place are tagged as well.
+    """
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
 @functools.cache
 def is_cheap(target: Any) -> bool:
     """Whether the operator only moves, casts or scales data: what may travel with a launch as its prologue."""
@@ -181,7 +189,7 @@ def is_cheap(target: Any) -> bool:
     if not isinstance(target, OpOverload):
         return False
     found = profile(target)
-    cheap = torch.Tag.pointwise in target.tags or target.name() in COPIES or bool(found.aliases)
+    cheap = is_pointwise(target) or target.name() in COPIES or bool(found.aliases)
     return cheap and not (found.writes or found.random or found.launch or found.wait)
 
 
@@ -195,7 +203,7 @@ def profile_of(node: Node) -> Profile:
     name = node.target.name()
     if not _has_only_graphs(node):
         return OPAQUE
-    bodies = [_Body(module.graph) for module in nested_graphs(node)]
+    bodies = [_Body(module.graph) for module in graph_arguments(node)]
     random = any(body.random for body in bodies)
     if name in FUNCTIONAL_WRAPPERS:
         random |= any(profile(op).random for op in node.args if isinstance(op, OpOverload))
@@ -331,7 +339,7 @@ def _is_graph(node: Node) -> bool:
     return node.op == "get_attr" and isinstance(attribute(owner, str(node.target)), GraphModule)
 
 
-def nested_graphs(node: Node) -> list[GraphModule]:
+def graph_arguments(node: Node) -> list[GraphModule]:
     """The graph modules that a call takes as arguments."""
     owner = node.graph.owning_module
     found: list[GraphModule] = []
@@ -354,7 +362,7 @@ def touched(node: Node) -> Collection[Node]:
 
 def waited_inside(node: Node) -> list[Node]:
     """The operands that a call waits for in the nested graph that it runs, whatever else it does there."""
-    nested = nested_graphs(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
+    nested = graph_arguments(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
     if len(nested) != 1:
         return []
     parameters = [inner for inner in nested[0].graph.nodes if inner.op == "placeholder"]

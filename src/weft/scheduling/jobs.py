@@ -8,11 +8,11 @@ where a schedule of jobs needs them.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.graph.orders import topological
 from weft.simulation.program import OpKind, Program
 
 NO_JOB = -1
@@ -59,7 +59,7 @@ def jobs_of(program: Program) -> Jobs:
     unfused: frozenset[int] = frozenset()
     while True:
         jobs = _jobs(program, _members(program, unfused))
-        order = _sorted(jobs)
+        order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
             return _jobs(program, _folded(jobs, order))
         stuck = set(range(len(jobs))).difference(order)
@@ -158,22 +158,6 @@ def _union(found: Sequence[Needs]) -> Needs:
         return found[0]
     jobs = dict.fromkeys(job for need in found for job in need.jobs)
     return Needs(tuple(jobs), tuple(dict.fromkeys(launch for need in found for launch in need.launches)))
-
-
-def _sorted(jobs: Jobs) -> list[int]:
-    """The jobs in topological order, ties by first operation; jobs on a cycle are left out."""
-    waiting = [len({*preds, *comm}) for preds, comm in zip(jobs.preds, jobs.comm_preds, strict=True)]
-    heap = [(jobs.ops[job][0], job) for job, count in enumerate(waiting) if count == 0]
-    heapq.heapify(heap)
-    order: list[int] = []
-    while heap:
-        _, job = heapq.heappop(heap)
-        order.append(job)
-        for succ in jobs.succs[job]:
-            waiting[succ] -= 1
-            if waiting[succ] == 0:
-                heapq.heappush(heap, (jobs.ops[succ][0], succ))
-    return order
 
 
 class Emitter:

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.graph.profiles import profile
+from weft.graph.profiles import is_pointwise, profile
 from weft.streaming.view_layouts import names, qualified, sizes_of
 
 OPERANDS: Mapping[str, tuple[str, str, str]] = {
@@ -57,12 +56,6 @@ class Rowwise:
         return [name for name, tensor in self.tensors.items() if tensor is source]
 
 
-@functools.cache
-def is_product(target: Any) -> bool:
-    """Whether a call multiplies matrices in a way that is followed."""
-    return qualified(target) in OPERANDS
-
-
 def read_rowwise(node: Node) -> Rowwise | None:
     """The call as one that works by rows, or None."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or sizes_of(node) is None:
@@ -72,7 +65,7 @@ def read_rowwise(node: Node) -> Rowwise | None:
         return _product(node)
     if name in REDUCTIONS:
         return _reduction(node)
-    return _pointwise(node) if is_pointwise(node) else None
+    return _pointwise(node) if _maps_elements(node) else None
 
 
 def left_operand(node: Node) -> Node:
@@ -81,21 +74,21 @@ def left_operand(node: Node) -> Node:
 
 
 @functools.cache
-def _is_pointwise(target: OpOverload) -> bool:
+def _is_pure_pointwise(target: OpOverload) -> bool:
     found = profile(target)
     plain = not (found.writes or found.random or found.launch or found.wait or found.several or found.opaque)
-    return plain and (torch.Tag.pointwise in target.tags or target.name() in COPIES)
+    return plain and (is_pointwise(target) or target.name() in COPIES)
 
 
-def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result is made from the elements at its place; reading bytes anew counts."""
+def _maps_elements(node: Node) -> bool:
+    """Whether a pure call computes each element from the elements at the same place; casts of the bytes count."""
     target: Any = node.target
     if not isinstance(target, OpOverload):
         return False
     if target.name() == "aten::view.dtype":
         source = ops.value_of(node.all_input_nodes[0])
         return isinstance(source, Tensor) and source.element_size() == ops.value_of(node).element_size()
-    return _is_pointwise(target)
+    return _is_pure_pointwise(target)
 
 
 def _tensors(node: Node) -> dict[str, tuple[int, ...]] | None:

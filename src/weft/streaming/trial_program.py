@@ -7,7 +7,6 @@ chunks follow the same rules as all others: flops at the peak, bytes at the band
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -23,6 +22,7 @@ from weft.graph.collective import Collective, num_bytes
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind
+from weft.graph.orders import topological
 from weft.simulation.program import OpKind, Program
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 
@@ -331,19 +331,8 @@ class Trial:
         )
 
     def _order(self) -> list[int]:
-        waiting = [len(set(op.preds)) for op in self.ops]
         succs: list[list[int]] = [[] for _ in self.ops]
         for i, op in enumerate(self.ops):
-            for pred in set(op.preds):
+            for pred in op.preds:
                 succs[pred].append(i)
-        heap = [(op.rank, i) for i, op in enumerate(self.ops) if not waiting[i]]
-        heapq.heapify(heap)
-        order: list[int] = []
-        while heap:
-            _, i = heapq.heappop(heap)
-            order.append(i)
-            for succ in succs[i]:
-                waiting[succ] -= 1
-                if not waiting[succ]:
-                    heapq.heappush(heap, (self.ops[succ].rank, succ))
-        return order
+        return topological(succs, [op.rank for op in self.ops])

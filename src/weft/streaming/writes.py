@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 
 from torch.fx import Node
@@ -14,15 +13,11 @@ from weft.streaming.chunking import Chunking
 
 
 class Writes:
-    """The writes of one Dag, by storage."""
+    """The writes of one Dag, as far as they keep sites from being cut."""
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
-        self._places: dict[int, list[int]] = {}
-        quiet = {i for i, profile in dag.effects.special if profile.wait or (profile.launch and not profile.writes)}
-        for i, storage, is_write in dag.effects.accesses:
-            if is_write and storage >= 0 and i not in quiet:
-                self._places.setdefault(storage, []).append(i)
+        self.memory = dag.effects.memory
 
     def why_not(self, cut: Chunking) -> Refusal | None:
         """The write that keeps a site from being cut."""
@@ -32,7 +27,7 @@ class Writes:
         waits = [user for user in launch.users if ops.is_wait(user.target)]
         made = [*cut.calls, *([launch, *waits] if cut.result is None else [])]
         for node in made:
-            if any(storage in self._places for storage in self.dag.effects.held(index[node])):
+            if self.memory.written.intersection(self.dag.effects.held(index[node])):
                 return self._refusal(cut, node, self._writer(node, -1, len(index)))
         source = launch.all_input_nodes[0]
         reads = [(source, index[launch])] if cut.result is None else []
@@ -48,10 +43,9 @@ class Writes:
     def _writer(self, node: Node, first: int, last: int) -> int | None:
         """The first node behind one place and before another that writes to a tensor."""
         for storage in self.dag.effects.held(self.dag.index[node]):
-            places = self._places.get(storage, [])
-            k = bisect_right(places, first)
-            if k < len(places) and places[k] < last:
-                return places[k]
+            found = self.memory.first_direct_write(storage, first, last)
+            if found is not None:
+                return found
         return None
 
     def _refusal(self, cut: Chunking, tensor: Node, writer: int | None) -> Refusal:

@@ -85,7 +85,7 @@ REFUSED: list[tuple[Callable[[], Any], type[WeftError], str]] = [
     (
         lambda: weft.verify([], GRAPH),
         GraphError,
-        "verify: there is no graph to verify\ngive one graph module or more as before",
+        "verify: before is empty, at least one graph is needed\ngive one graph module or more as before",
     ),
     (lambda: weft.bisect(WRONG), GraphError, f"bisect: module is 'x', a graph module is needed\n{READ}"),
     # options

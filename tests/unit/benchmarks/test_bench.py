@@ -173,7 +173,7 @@ def test_the_docs_show_the_latest_figures(beside: Any, tmp_path: Path) -> None:
     page = ROOT / "docs" / "benchmarks.md"
     copy = tmp_path / "benchmarks.md"
     copy.write_text(page.read_text())
-    table.fill(copy, found)
+    table.fill(copy, table.page(found))
     assert copy.read_text() == page.read_text(), f"run: python benchmarks/bench.py --docs {RESULTS[-1]}"
     assert found["date"] in page.read_text()
     assert (ROOT / "docs" / "images" / "bench-steps.svg").read_text() == plot.steps(found)
@@ -184,4 +184,4 @@ def test_a_page_without_marks_is_refused(beside: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing\n")
     with pytest.raises(SystemExit, match="has no <!-- bench: begin -->"):
-        beside("bench_table").fill(page, {})
+        beside("bench_table").fill(page, "")

@@ -12,7 +12,7 @@ from weft.bucketing.eligibility import (
     Strategy,
     Touches,
     is_bucket,
-    parts_of,
+    payloads_of,
     read_member,
     uses_of,
     written_buffer,
@@ -84,75 +84,68 @@ def test_the_size_is_the_larger_of_both_sides(launch: str, num_bytes: int):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "launch", "options", "reason", "sentence"),
+    ("inputs", "launch", "options", "reason"),
     [
         (
             "x: f32[4]",
             "broadcast(x, 0, 'dp')",
             {"strategy": "coalesced"},
             Reason.UNSUPPORTED_FORM,
-            "c stays: no broadcast takes a list of tensors",
         ),
         (
             "x: f32[4]",
             "_c10d_functional_autograd.all_gather_into_tensor.default(x, 2, 'dp')",
             {},
             Reason.UNSUPPORTED_FORM,
-            "c stays: it is differentiable, which its bucket would not be",
         ),
         (
             "x: f32[4]",
             "all_reduce(x, 'sum', 'dp')",
             {"returns": "c"},
             Reason.ESCAPES,
-            "c stays: it is returned before it is waited for",
         ),
         (
             "x: f32[u0]",
             "all_reduce(x, 'sum', 'dp')",
             {"head": f"{GROUP}\nsymbol('u0')"},
             Reason.UNKNOWN_SIZE,
-            "c stays: a size of what it sends has no hint",
         ),
         (
             "x: f32[s0]",
             "all_reduce(x, 'sum', 'dp')",
             {"head": f"{GROUP}\nsymbol('s0', hint=4)", "strategy": "pack"},
             Reason.UNKNOWN_SIZE,
-            "c stays: a size of what it sends is no number, as its layout needs",
         ),
         (
             "x: f32[4]",
             "all_to_all(x, [1, 3], [3, 1], 'dp')",
             {},
             Reason.UNSUPPORTED_FORM,
-            "c stays: its splits are not numbers, all equal",
         ),
         (
             "x: f32[4]",
             "all_to_all(x, [2, 2], [1, 3], 'dp')",
             {},
             Reason.UNSUPPORTED_FORM,
-            "c stays: its splits are not numbers, all equal",
         ),
     ],
 )
-def test_a_refusal_says_why(inputs: str, launch: str, options: dict[str, str], reason: Reason, sentence: str):
-    found = refusal(inputs, f"c = {launch}", "w = wait(c)", **options)
-    assert (found.reason, found.sentence) == (reason, sentence)
+def test_a_refusal_has_its_reason(inputs: str, launch: str, options: dict[str, str], reason: Reason):
+    assert refusal(inputs, f"c = {launch}", "w = wait(c)", **options).reason is reason
 
 
 def test_a_coalesced_launch_of_several_dtypes_is_refused_but_by_a_pack():
     lines = ("c = all_gather_coalesced([x, y], 2, 'dp')", "i = c[0]", "j = c[1]", "w = wait(i)", "v = wait(j)")
-    found = refusal("x: f32[4], y: bf16[4]", *lines)
-    assert found.sentence == "c stays: it sends several dtypes, which only a pack can hold"
+    assert refusal("x: f32[4], y: bf16[4]", *lines).reason is Reason.UNSUPPORTED_FORM
     assert isinstance(read("x: f32[4], y: bf16[4]", *lines, strategy="pack"), Member)
 
 
-def test_parts_of_a_coalesced_launch_are_its_tensors_with_every_item():
+def test_payloads_of_a_coalesced_launch_are_its_tensors_with_every_item():
     lines = ("c = all_reduce_coalesced([x, y], 'sum', 'dp')", "i = c[1]", "j = c[1]", "w = wait(i)", "v = wait(j)")
     module = graph("x: f32[4], y: f32[2]", *lines, "k = c[0]", "u = wait(k)")
-    found = [(part.source.name, [n.name for n in part.results]) for part in parts_of(collective(module, "c"))]
+    found = [
+        (payload.source.name, [n.name for n in payload.results]) for payload in payloads_of(collective(module, "c"))
+    ]
     assert found == [("x", ["k"]), ("y", ["i", "j"])]
 
 
@@ -179,7 +172,7 @@ def test_parts_of_a_coalesced_launch_are_its_tensors_with_every_item():
 def test_memory_that_somebody_else_sees_is_written_to(lines: tuple[str, ...], expected: str | None):
     module = graph("x: f32[4], o: f32[8]", *lines, "w = wait(c)")
     found = collective(module, "c")
-    buffer = written_buffer(found, parts_of(found)[0])
+    buffer = written_buffer(found, payloads_of(found)[0])
     assert (buffer and buffer.name) == expected
 
 

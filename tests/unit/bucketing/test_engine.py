@@ -1,4 +1,4 @@
-"""Buckets: decisions by their text, one for every collective, the same in every run."""
+"""Buckets: one decision for every collective, the same in every run."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ import os
 import subprocess
 import sys
 
+from torch.fx import GraphModule
+
 import weft
-from tests.unit.plan.listings import buckets, decisions, gathers, graph, merges, reasons, run
+from tests.unit.plan.listings import buckets, decisions, gathers, graph, merges, run
 from weft.plan.decision import Reason
 
 AG = "bucket-all-gathers"
 
 
-def test_a_merge_is_told_with_its_launches_and_what_becomes_of_them():
+def outcomes(module: GraphModule, pipeline: str) -> list[tuple[Reason, tuple[str, ...], str | None]]:
+    """The reason, the nodes and the blocking node of each decision."""
+    return [(d.reason, d.nodes, d.blocking) for d in decisions(module, pipeline)]
+
+
+def test_a_merge_names_its_launches_and_the_nodes_of_the_bucket():
     (decision,) = decisions(gathers(3), AG)
     assert decision.reason is Reason.APPLIED
-    assert decision.sentence == "3 launches of all_gather in 'dp' become one of 96 bytes: ag0 to ag2"
     assert decision.nodes == ("ag0", "ag1", "ag2", "ag0_bucket", "ag0_done")
 
 
-def test_a_second_run_says_that_it_is_done():
+def test_a_second_run_changes_nothing():
     done = run(gathers(2), AG).module
-    assert reasons(done, AG) == ["already-done: ag0_bucket is a bucket already"]
+    assert outcomes(done, AG) == [(Reason.ALREADY_DONE, ("ag0_bucket",), None)]
 
 
-def test_a_full_bucket_is_told():
-    assert reasons(gathers(2), AG + "{max-bytes=48}") == [
-        "full: ag1 does not join ag0: 64 bytes are over the cap of 48",
-        "full: ag1 does not join ag0: 64 bytes are over the cap of 48",
+def test_a_bucket_never_exceeds_its_limit():
+    assert outcomes(gathers(2), AG + "{max-bytes=48}") == [
+        (Reason.FULL, ("ag0",), "ag1"),
+        (Reason.FULL, ("ag1",), "ag0"),
     ]
 
 
-def test_what_fills_a_bucket_alone_is_told():
-    assert reasons(gathers(2), AG + "{max-bytes=32}") == [
-        "full: ag0 stays alone: its 32 bytes fill a bucket of 32",
-        "full: ag1 stays alone: its 32 bytes fill a bucket of 32",
+def test_a_gather_that_reaches_the_limit_stays_alone():
+    assert outcomes(gathers(2), AG + "{max-bytes=32}") == [
+        (Reason.FULL, ("ag0",), "ag0"),
+        (Reason.FULL, ("ag1",), "ag1"),
     ]
 
 
-def test_what_lies_too_far_behind_is_not_taken():
+def test_a_gather_too_far_away_does_not_join():
     lines = ["ag0 = all_gather(a, 2, 'dp')", "w0 = wait(ag0)", "n = slice(w0, 0, 0, 2)"]
     lines += ["ag1 = all_gather(n, 2, 'dp')", "w1 = wait(ag1)", "ag2 = all_gather(b, 2, 'dp')", "w2 = wait(ag2)"]
     lines += ["ag3 = all_gather(c, 2, 'dp')", "w3 = wait(ag3)"]
@@ -49,11 +55,13 @@ def test_what_lies_too_far_behind_is_not_taken():
     assert buckets(large, AG + "{max-bytes=64}") == [("ag0", "ag3")]
 
 
-def test_the_same_shard_again_is_told():
+def test_two_gathers_of_one_shard_do_not_share_a_bucket():
     lines = ("ag0 = all_gather(p, 2, 'dp')", "w0 = wait(ag0)", "ag1 = all_gather(p, 2, 'dp')", "w1 = wait(ag1)")
     module = graph("p: f32[4]", *lines, returns="w0, w1")
-    sentence = "holds-memory: ag1 does not join ag0: it gathers the same again, which would be held between"
-    assert reasons(module, AG) == [sentence, sentence]
+    assert outcomes(module, AG) == [
+        (Reason.HOLDS_MEMORY, ("ag0",), "ag1"),
+        (Reason.HOLDS_MEMORY, ("ag1",), "ag0"),
+    ]
 
 
 def test_the_same_shard_is_seen_through_casts_and_views():
@@ -73,24 +81,25 @@ def test_a_write_between_the_launches_has_them_brought_together():
     assert not merge.together
 
 
-def test_a_dependency_names_the_node_behind_it():
+def test_a_dependency_names_the_other_gather():
     lines = ("ag0 = all_gather(p, 2, 'dp')", "w0 = wait(ag0)", "ag1 = all_gather(w0, 2, 'dp')", "w1 = wait(ag1)")
-    (first, second) = decisions(graph("p: f32[4]", *lines, returns="w1"), AG)
-    assert (first.sentence, first.blocking) == ("ag0 stays alone: it is needed by ag1", "ag1")
-    assert (second.sentence, second.blocking) == ("ag1 stays alone: it needs ag0", "ag0")
+    assert outcomes(graph("p: f32[4]", *lines, returns="w1"), AG) == [
+        (Reason.DEPENDENCY, ("ag0",), "ag1"),
+        (Reason.DEPENDENCY, ("ag1",), "ag0"),
+    ]
 
 
-def test_another_role_is_told():
+def test_a_gather_of_activations_is_left_alone_if_only_parameters_are_wanted():
     lines = ("a = mm(x, x)", "ag = all_gather(a, 2, 'dp')", "w = wait(ag)", "r = mm(w, x)")
     module = graph("x: f32[2, 2]", *lines, returns="r")
-    (found,) = reasons(module, AG + "{only=parameters}")
-    assert found.startswith("other-role: ag carries activations, not parameters")
+    ((reason, nodes, _),) = outcomes(module, AG + "{only=parameters}")
+    assert (reason, nodes) == (Reason.OTHER_ROLE, ("ag",))
 
 
-def test_launches_that_send_nothing_are_told():
-    assert reasons(gathers(2, size=0), AG) == [
-        "alone: ag0 stays: it sends nothing, nor does any that it could join",
-        "alone: ag1 stays: it sends nothing, nor does any that it could join",
+def test_launches_that_send_nothing_are_not_merged():
+    assert outcomes(gathers(2, size=0), AG) == [
+        (Reason.ALONE, ("ag0",), None),
+        (Reason.ALONE, ("ag1",), None),
     ]
 
 

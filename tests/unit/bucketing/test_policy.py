@@ -6,13 +6,14 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.plan.listings import buckets, gathers, graph, node, reasons, run
+from tests.unit.plan.listings import buckets, decisions, gathers, graph, node, run
 from weft.bucketing.eligibility import Key
 from weft.bucketing.policy import SHARE, Policy, cap_from, module_paths
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
+from weft.plan.decision import Reason
 
 MIB = 1 << 20
 NODE = Cluster.load("h100-8")
@@ -149,8 +150,6 @@ def test_names_of_launches_that_a_bucket_took_are_known_in_a_second_run():
     assert not entry.changed
 
 
-def test_a_ban_is_told():
-    assert reasons(gathers(2), "bucket-all-gathers{forbidden=ag1}") == [
-        "alone: ag0 stays alone: no other all_gather in 'dp' is of its sort",
-        "forbidden: ag1 stays: that was asked for",
-    ]
+def test_a_forbidden_gather_stays_alone():
+    found = [(d.reason, d.nodes) for d in decisions(gathers(2), "bucket-all-gathers{forbidden=ag1}")]
+    assert found == [(Reason.ALONE, ("ag0",)), (Reason.FORBIDDEN, ("ag1",))]

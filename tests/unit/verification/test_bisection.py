@@ -147,7 +147,7 @@ def test_a_pass_that_breaks_a_check_is_named_with_the_action_that_does():
 def test_a_pass_that_ends_with_any_error_is_named():
     fault = found("remove-noops,stumble-often")
     assert (fault.spec, fault.position, fault.action) == ("stumble-often", 2, None)
-    assert fault.what == "it ends with KeyError: 'no such thing'"
+    assert fault.what == "it raised KeyError: 'no such thing'"
 
 
 def test_a_wrong_witness_is_refused():
