@@ -73,9 +73,9 @@ class Program:
     """Storages that exist before the first operation: those of inputs and constants. They are kept, too."""
     latency_ns: tuple[int, ...] = ()
     """For each launch, the most that merging can save of it; 0 for other operations. A bucket takes at least the
-    longest of these and the rest of each member. It is the duration minus the time of the bytes at the highest bandwidth, which
-    is more than the time of an empty message if large messages reach a higher bandwidth. Empty: unknown, so bounds do
-    not allow merging."""
+    longest of these and the rest of each member. It is the duration minus the time of the bytes at the highest
+    bandwidth, which is more than the time of an empty message if large messages reach a higher bandwidth. Empty:
+    unknown, so bounds do not allow merging."""
     kernel: tuple[int, ...] = ()
     """The kernel that each operation is part of; -1 for none. No gap separates two consecutive parts of a kernel.
     Empty: each operation is its own kernel."""
