@@ -36,9 +36,8 @@ from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.process import left_as_it_was
-from weft.report.comparison import Comparison
-from weft.report.report import GraphRecord, Report, record_passes
-from weft.report.stream_counts import record_streams
+from weft.report.report import GraphRecord, Report, record_passes, record_streams
+from weft.report.simulated import with_simulations
 from weft.report.work import check_tokens
 from weft.simulation.timeline import Timeline
 from weft.verification.bisection import Fault, find_fault
@@ -54,13 +53,17 @@ Witness = Literal["structure", "equivalence", "values", "off"]
 
 @dataclass(frozen=True)
 class Result:
-    """An optimized module, the plan that led to it, and the report of how."""
+    """An optimized module, the plan that led to it, and the report."""
 
     module: GraphModule
-    plan: Plan
     report: Report
     log: tuple[LogEntry, ...] = field(default=(), repr=False)
-    """What each pass did, with the listing before and after it."""
+    """The step of each pass, with the listing before and after it."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan. For a cluster it has evidence, which is computed when the plan is first asked for."""
+        return self.report.plan
 
 
 @left_as_it_was()
@@ -119,10 +122,10 @@ def optimize(
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
-    comparison = None if described is None else Comparison(module, run.module, described, groups, tokens_per_step)
-    if comparison is not None:
-        run = replace(run, plan=replace(run.plan, evidence=comparison.evidence()))
-    return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)), run.log)
+    report = _report(module, run, tuple(witnesses))
+    if described is not None:
+        report = with_simulations(report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step)
+    return Result(run.module, report, run.log)
 
 
 def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
@@ -139,7 +142,7 @@ def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
     return proof
 
 
-def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnesses: tuple[str, ...]) -> Report:
+def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report:
     return Report(
         before=_record(module, run.before),
         after=_record(run.module, run.after),
@@ -147,9 +150,7 @@ def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnes
         streams=record_streams(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
-        cluster=None if comparison is None else comparison.cluster.name,
-        comparison=comparison,
-        plan_digest=run.plan.digest,
+        bare_plan=run.plan,
         witnesses=witnesses,
         may_share_inputs=may_share_inputs(module),
     )

@@ -139,8 +139,7 @@ def _rates(device: Device) -> dict[str, float]:
 
 def _compute_lines(found: ComputeTrace, device: Device) -> list[str]:
     """Products and copies against the device that was fitted to them, and the kernels that took longest."""
-    from weft.report.plain_text import plain_line
-    from weft.report.report import table
+    from weft.report.plain_text import plain_line, table
 
     lines: list[str] = []
     for key, rate in _rates(device).items():
@@ -164,7 +163,7 @@ def _short(name: str) -> str:
 
 
 def _table(fitted: Fit) -> list[str]:
-    from weft.report.report import table
+    from weft.report.plain_text import table
 
     lines: list[str] = []
     for line in fitted.lines:

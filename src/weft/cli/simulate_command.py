@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +38,7 @@ def simulate(
         from weft.cli.source import load_source
         from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
         from weft.graph.groups import read_groups
-        from weft.report.notes import notes_on
+        from weft.report.simulated import notes_on
 
     known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
@@ -54,7 +55,7 @@ def simulate(
     usage.write(text + "\n", output)
 
 
-def _record(timeline: Timeline, cluster: str, notes: list[str]) -> dict[str, Any]:
+def _record(timeline: Timeline, cluster: str, notes: Sequence[str]) -> dict[str, Any]:
     names = timeline.program.names if timeline.program is not None else ()
     return {
         "cluster": cluster,
@@ -89,8 +90,7 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
 
 def _lines(timeline: Timeline) -> list[str]:
     from weft.quantities import duration_text, size_text
-    from weft.report.plain_text import plain_line
-    from weft.report.report import table
+    from weft.report.plain_text import plain_line, table
 
     totals = [
         ("step", duration_text(timeline.step_us)),

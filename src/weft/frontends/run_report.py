@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.report.report import table
+from weft.report.plain_text import table
 
 
 @dataclass(frozen=True)

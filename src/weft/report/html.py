@@ -23,7 +23,7 @@ from weft.errors import ReportError
 from weft.plan.decision import Reason
 from weft.plan.plan import save_text
 from weft.quantities import duration_text
-from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.explain import CollectiveDecision, CollectiveRecord
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
@@ -167,7 +167,7 @@ def _collective(span: CollectiveSpan, run: SimulatedRun, critical: set[int]) -> 
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: CollectiveDecision) -> dict[str, Any]:
     return {
         "pass": outcome.pass_name,
         "reason": outcome.reason.value,

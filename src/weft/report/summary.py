@@ -17,7 +17,7 @@ from rich.table import Table
 
 from weft.quantities import count_text, duration_text, share_text, size_text
 from weft.report.explain import CollectiveRecord
-from weft.report.report import table
+from weft.report.plain_text import table
 from weft.report.work import Work
 from weft.simulation.timeline import NS_PER_US, Timeline
 

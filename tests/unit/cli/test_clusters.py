@@ -76,11 +76,11 @@ def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
         ("", NOTE),
         (
             "memory_gbps = 1.0",
-            "cluster pair has no peak_tflops in [device]: products take the time of their bytes alone",
+            "cluster pair has no peak_tflops in [device]: products are priced by their bytes alone",
         ),
         (
             "peak_tflops = { f32 = 1.0 }",
-            "cluster pair has no memory_gbps in [device]: compute other than products takes no time",
+            "cluster pair has no memory_gbps in [device]: only matrix products take time",
         ),
         ("peak_tflops = { f32 = 1.0 }\nmemory_gbps = 1.0", None),
     ],

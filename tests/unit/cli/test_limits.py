@@ -78,7 +78,7 @@ def test_a_limit_that_nothing_meets_ends_with_1_and_the_number_that_would_fit(
 def test_a_limit_needs_a_pass_that_keeps_it(weft: Weft, listing: Path):
     done = weft("optimize", listing, "--memory-limit", "1GiB", "--pipeline", "sink-waits")
     assert done.exit_code == 2
-    assert done.stderr.startswith("pipeline: no pass of 'sink-waits' keeps a limit of memory\n")
+    assert done.stderr.startswith("pipeline: no pass of 'sink-waits' keeps a memory limit\n")
 
 
 def test_the_effort_is_one_of_three(weft: Weft, listing: Path):

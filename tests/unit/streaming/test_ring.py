@@ -98,7 +98,7 @@ def large(lines: str, rows: int) -> str:
 
 @pytest.mark.parametrize(("name", "lines", "rows"), [(GATHER, GATHERED, 2048), (SCATTER, SCATTERED, 16384)])
 def test_whether_it_pays_is_decided_by_the_simulator(name: str, lines: str, rows: int):
-    assert decision(name + "{kernel=ring rank=3}", large(lines, rows)).endswith("run in a ring of 8 ranks")
+    assert decision(name + "{kernel=ring rank=3}", large(lines, rows)).endswith("around a ring of 8 ranks")
     small = decision(name + "{kernel=ring rank=3}", large(lines, 16 if name == GATHER else 128))
     assert small.startswith("no-gain: ")
     assert small.endswith(" us in 8 chunks")

@@ -233,7 +233,7 @@ def test_a_call_between_is_declined():
 
 
 def test_auto_takes_plain_nodes_where_the_fused_operators_cannot_run():
-    assert declined(GATHER.replace("symmetric-memory", "auto"), "cuda") == "applied: ag and y run in 2 chunks"
+    assert declined(GATHER.replace("symmetric-memory", "auto"), "cuda") == "applied: streamed ag with y in 2 chunks"
 
 
 def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: pytest.MonkeyPatch):
@@ -242,7 +242,7 @@ def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: 
     for spec in (GATHER, GATHER.replace("symmetric-memory", "auto")):
         run = Pipeline.parse(spec).run(before)
         (decision,) = run.plan.steps[0].decisions
-        assert decision.sentence == "ag and y run as one operator of symmetric memory"
+        assert (decision.applied, decision.nodes) == (True, ("ag", "y"))
         line = "symm_mem.fused_all_gather_matmul.default(x, [b], 0, 'tp', return_A=False)"
         assert line in run.after
         assert "all_gather(" not in run.after

@@ -26,7 +26,7 @@ from weft.graph.groups import GroupTable, read_groups
 from weft.graph.listings.text import parse, render
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import place_in
-from weft.rewriting.slices import Piece, part_of
+from weft.rewriting.slices import Slice, slice_on_any_dim
 from weft.verification.agreement.deadlock import BlockedRank, cycles
 from weft.verification.agreement.issue_order import LABELS, IssuedLaunch, IssuedTransfer, IssueOrder, read_order
 from weft.verification.agreement.world import World
@@ -261,13 +261,15 @@ def own_parts(graphs: Sequence[GraphModule]) -> tuple[str, ...]:
         names += [heads.pop().partition(":")[0].strip()] if len(set(lines)) > 1 else []
     drafts = [Draft(graph.graph) for graph in graphs]
     nodes = [{node.name: node for node in graph.graph.nodes} for graph in graphs]
-    pieces = {name: [part_of(draft, held[name]) for draft, held in zip(drafts, nodes, strict=True)] for name in names}
+    pieces = {
+        name: [slice_on_any_dim(draft, held[name]) for draft, held in zip(drafts, nodes, strict=True)] for name in names
+    }
     if any(piece is None for found in pieces.values() for piece in found):
         return ()
     return tuple(name for name, found in pieces.items() if _are_own(found, tables))
 
 
-def _are_own(pieces: Sequence[Piece | None], tables: Sequence[GroupTable]) -> bool:
+def _are_own(pieces: Sequence[Slice | None], tables: Sequence[GroupTable]) -> bool:
     if len({(piece.source.name, piece.dim, piece.size) for piece in pieces if piece is not None}) != 1:
         return False
     for rank, (piece, table) in enumerate(zip(pieces, tables, strict=True)):
