@@ -88,9 +88,9 @@ def optimize(
     `strict` makes an error of what a pass found to do and the graph forbids. `groups` gives sizes or ranks of groups
     that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
-    runs both on every rank of a virtual cluster. `withheld` names groups whose launches stay apart, with the reason:
-    `weft.verification.agreement.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of
-    all ranks together, is for the report; the zoo sets it for its own captures.
+    runs both on every rank of a virtual cluster. `withheld` maps groups whose launches no pass may merge to the
+    reason why; `weft.verification.agreement.agreement.withheld` finds them for ranks with different graphs.
+    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures.
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an argument that cannot be,
     `RefusedError` where `strict` or the limit of memory is not kept, `VerificationError` where the witness fails.

@@ -1,7 +1,7 @@
 """Reads and writes of memory, by storage and by node.
 
 Contract: the tables list every access to a storage that some node writes. Storages that nothing writes are left out,
-since accesses to them can never conflict. Positions are those of the nodes in the graph, in ascending order.
+since accesses to them can never conflict. Lists of positions ascend in the order of the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class MemoryAccesses:
     """The accesses of one sequence of nodes. Each table is built when it is first used."""
 
     def __init__(self, accesses: Sequence[tuple[int, int, bool]], special: Sequence[tuple[int, Profile]]) -> None:
-        """`accesses` and `special` are those of `Effects`."""
+        """Takes `accesses` and `special` from `Effects`."""
         self._accesses, self._special = accesses, special
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Orders of nodes: which are legal, which put some side by side or elsewhere, and why there is none."""
+"""Orders of nodes: topological sorts, preferred positions, groups side by side, and errors for cycles."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from weft.graph.listings.writer import excerpt
 
 
 def check_order(dag: Dag, order: Sequence[Node], keep_issue_order: bool) -> None:
-    """Refuse what is no order of the nodes of a Dag, or does not keep what depends on what."""
+    """Refuse an order that does not hold every node of a Dag once, or that breaks a dependency."""
     nodes = dag.nodes
     place = {node: i for i, node in enumerate(order)}
     if len(place) != len(nodes) or len(order) != len(nodes) or any(node not in place for node in nodes):
-        what = f"the order has {len(order)} nodes, {len(place)} of them different; the graph has {len(nodes)}"
-        raise GraphError(compose("edit", what, do="order each node once"))
+        what = f"the order has {len(order)} nodes, {len(place)} of them distinct; the graph has {len(nodes)}"
+        raise GraphError(compose("edit", what, do="list each node once"))
     edges = [(j, i) for i, preds in enumerate(dag.preds) for j in preds]
     edges += dag.queue if keep_issue_order else []
     for earlier, later in edges:
         first, second = nodes[earlier], nodes[later]
         if place[first] > place[second]:
-            what = f"{second.name} is put before {first.name}, which it needs"
-            raise GraphError(compose("edit", what, where=excerpt(second), do="keep what depends on what in order"))
+            what = f"the order puts {second.name} before {first.name}, which it needs"
+            raise GraphError(compose("edit", what, where=excerpt(second), do="put each node after its inputs"))
 
 
 def displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[Node, Any]) -> set[Node]:
@@ -45,7 +45,7 @@ def displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[N
 def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> list[Node]:
     """The nodes in the order that moves ask for: inputs first, the output last.
 
-    Anchors: by moved node the one that it is to stand beside, and whether after it.
+    `anchors` maps each moved node to the node next to which it goes, and to whether it goes after that node.
     """
     nodes = list(nodes)
     beside: dict[tuple[Node, bool], list[Node]] = {}
@@ -95,7 +95,7 @@ def topological(succs: Sequence[Iterable[int]], rank: Sequence[Any]) -> list[int
 
 
 def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[Node]:
-    """The nodes of a Dag, each as near to its place in the order that is wanted as its dependencies allow."""
+    """The nodes of a Dag, each as near to its position in the wanted order as its dependencies allow."""
     nodes = dag.nodes
     place = {node: i for i, node in enumerate(wanted)}
     succs = dag.succs
@@ -110,7 +110,7 @@ def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[No
 
 
 def contracted(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:
-    """The nodes in an order that the Dag allows, each group in one place and everything else as it was if possible."""
+    """The nodes in an order that the Dag allows, with the nodes of each group adjacent and few other changes."""
     last_of = list(range(len(dag.nodes)))
     members: dict[int, list[int]] = {}
     for group in groups:
@@ -118,7 +118,7 @@ def contracted(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:
         members[ids[-1]] = ids
         for i in ids:
             last_of[i] = ids[-1]
-    units = [members.get(i, [i]) for i, last in enumerate(last_of) if i == last]  # a group stands where its last did
+    units = [members.get(i, [i]) for i, last in enumerate(last_of) if i == last]  # a group goes where its last node was
     number = {unit[-1]: k for k, unit in enumerate(units)}
     unit_of = [number[last] for last in last_of]
     succs = [[unit_of[j] for i in unit for j in dag.succs[i] if unit_of[j] != k] for k, unit in enumerate(units)]

@@ -1,7 +1,7 @@
-"""Which values are equal by construction.
+"""Value numbering: finds values that are equal by construction.
 
-Contract: equal keys mean equal values on every rank; unequal keys mean nothing. Values are followed through
-collectives and the cheap operators around them, and a tensor that is written to counts as another value from then on.
+Contract: equal keys mean equal values on every rank; different keys mean nothing. Numbering goes through collectives
+and the cheap operators around them. Each write to a tensor gives it a new value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ValueNumbers:
         self.known: dict[Hashable, int] = {}
 
     def of_launch(self, collective: Collective) -> Hashable:
-        """The key of a launch: what it does, to what, in which group."""
+        """The key of a launch: operator, arguments and group."""
         arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
         return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
 
@@ -48,7 +48,7 @@ class ValueNumbers:
         return node
 
     def _freeze(self, arguments: Any, reader: Node) -> Hashable:
-        """Arguments as text, with a number for each node and for how often it was written to before it is read here."""
+        """Arguments as text. Each node becomes its number and the count of writes to its storages before the reader."""
         position, effects = self.dag.index[reader], self.dag.effects
 
         def leaf(value: Any) -> Any:

@@ -122,7 +122,7 @@ class Pipeline:
     ) -> Run:
         """Run the passes on a copy of the module.
 
-        `withheld` names groups that no pass may merge launches of, with the reason; `agreement.withheld` finds them.
+        `withheld` maps groups whose launches no pass may merge to the reason why; `agreement.withheld` finds them.
         """
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})

@@ -25,11 +25,10 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable
 from weft.plan.decision import Reason, Refusal
 from weft.quantities import duration_text
-from weft.scheduling.execution import Knobs
+from weft.scheduling.job_tables import JobTables
 from weft.scheduling.jobs import Emitter, jobs_of
-from weft.scheduling.scheduler import schedule
+from weft.scheduling.scheduler import Knobs, schedule
 from weft.scheduling.search import SPARE, SPARE_BYTES, Effort, search
-from weft.scheduling.shape import Shape
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
 from weft.simulation.program import Program
@@ -212,7 +211,7 @@ class _Choice:
     def _scheduled(self, program: Program) -> OperationTimes | None:
         """The best order by the settings left; only the winner is kept. None if it needs too much memory."""
         jobs = jobs_of(program)
-        shape, emitter = Shape(jobs), Emitter(jobs)
+        shape, emitter = JobTables(jobs), Emitter(jobs)
         if not self._limit:
             peak = Footprint(program).peak(range(len(program.names)))
             self._limit = peak + max(int(peak * SPARE), SPARE_BYTES)

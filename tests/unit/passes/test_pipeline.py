@@ -413,7 +413,7 @@ def test_an_invalid_graph_is_refused_and_left_as_it_was():
     with pytest.raises(GraphError) as error:
         Pipeline.parse("none").run(module)
     assert str(error.value) == (
-        "graph: ag is never waited for and is no output of the graph\n"
+        "graph: ag is never waited for and is not an output of the graph\n"
         "    ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
         "    ^^\n"
         "wait for it, return it, or delete the launch"
@@ -507,7 +507,7 @@ def test_a_pass_that_breaks_an_invariant_changes_nothing(registry: None):
     with pytest.raises(GraphError) as error:
         RemoveWaits().run(module.graph, Context())
     assert str(error.value) == (
-        "graph: ag is never waited for and is no output of the graph\n"
+        "graph: ag is never waited for and is not an output of the graph\n"
         "    ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
         "    ^^\n"
         "wait for it, return it, or delete the launch"
@@ -718,7 +718,7 @@ def test_a_plan_that_was_changed_by_hand_cannot_break_the_graph():
         (Move(("nobody",), "w", "before"), "plan: the graph has no node 'nobody'"),
         (
             Move(("w",), "w", "before"),
-            "edit: w is to stand beside itself\n    w: f32[4, 4] = wait(ag)\n    ^\nchoose another anchor",
+            "edit: w cannot be moved next to itself\n    w: f32[4, 4] = wait(ag)\n    ^\nchoose another anchor",
         ),
     ):
         forged = Plan((dataclasses.replace(step, actions=(action,)),), run.plan.facts)

@@ -139,7 +139,7 @@ def test_a_pass_that_is_not_as_exact_as_it_says_is_at_fault():
 def test_a_pass_that_breaks_a_check_is_named_with_the_action_that_does():
     fault = found("sink-waits,lose-waits,hoist-launches")
     assert (fault.spec, fault.position) == ("lose-waits", 2)
-    assert fault.what.startswith("graph: ag is never waited for and is no output of the graph\n")
+    assert fault.what.startswith("graph: ag is never waited for and is not an output of the graph\n")
     assert fault.action == Erase(("w",))
     assert (fault.action_position, fault.num_actions) == (3, 3)
 
