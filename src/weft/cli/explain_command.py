@@ -1,4 +1,4 @@
-"""`weft explain`: what became of the collectives of a source, or of one of them."""
+"""`weft explain`: the decisions about each collective of a source, or about one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from weft.report.summary import SimulatedRun
 
 CollectiveArgument = Annotated[
-    str | None, typer.Argument(metavar="[COLLECTIVE]", help="Explain only this one: the name of its launch or a wait.")
+    str | None,
+    typer.Argument(metavar="[COLLECTIVE]", help="Explain only this collective; give the name of its launch or wait."),
 ]
 
 
@@ -38,10 +39,10 @@ def explain(
     plan: usage.PlanOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Say what became of every collective of a graph: what was done to it, what was declined, and why.
+    """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
-    For what is still exposed: what blocks it, and what lifting that would gain. Of one collective, and with --cluster,
-    also when it ran and what hid it, before and after.
+    An exposed collective is shown with its blocker and the time that removing the blocker could save. For a single
+    collective, --cluster adds when it ran and which kernels hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:
@@ -117,7 +118,7 @@ def _one(explanation: Explanation, launch: str, after: GraphModule, report: Repo
 
 
 def _replacements(record: CollectiveRecord, after: GraphModule) -> list[str]:
-    """The launches that do its work afterwards: itself, or those that the decisions about it have put in its place."""
+    """The launches that do its work after the run: itself, or those that applied decisions put in its place."""
     from weft.graph.collective import collectives
 
     found = list(collectives(after.graph))
@@ -146,7 +147,7 @@ def _figures(run: SimulatedRun, names: list[str]) -> list[Figures]:
 
 
 def _table(cluster: str, before: list[Figures], after: list[Figures]) -> list[str]:
-    """One column for each collective; `-` where it is gone."""
+    """One column for each collective; `-` if it is gone."""
     from weft.report.plain_text import plain_line, table
 
     columns = [*_columns("before", before), *_columns("after", after)]

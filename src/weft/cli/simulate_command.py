@@ -1,4 +1,4 @@
-"""`weft simulate`: how long a step takes on a described cluster, and what of its communication is exposed."""
+"""`weft simulate`: the time of a step on a described cluster, and its exposed communication."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from weft.simulation.timeline import CollectiveSpan, Timeline
 
 MAX_COLLECTIVES = 10
-"""That the table shows."""
+"""Number of exposed collectives that the table lists."""
 
 Sources = Annotated[
-    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one behind the other.")
+    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one after the other.")
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME|FILE", help="A preset, or a TOML file; else h100-8x8, or larger."),
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="A preset or a TOML file; the default is h100-8x8, or larger if the graph needs it.",
+    ),
 ]
 
 
@@ -31,7 +35,7 @@ def simulate(
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
+    """Simulate a graph: step time, exposed communication, and the kernels that hide the rest. Needs no GPU."""
     usage.check_files((output,), (*sources, cluster))
     with usage.progress("importing torch"):
         from weft.bounds.bounded_simulation import simulate_modules
@@ -50,7 +54,7 @@ def simulate(
     if as_json:
         text = json.dumps(_record(timeline, described.name, notes), indent=1)
     else:
-        assumed = [] if cluster is not None else [f"on {described.name}, for no --cluster is given", ""]
+        assumed = [] if cluster is not None else [f"on {described.name}, the default without --cluster", ""]
         text = "\n".join([*assumed, *_lines(timeline), *(f"note: {note}" for note in notes)])
     usage.write(text + "\n", output)
 
@@ -105,7 +109,11 @@ def _lines(timeline: Timeline) -> list[str]:
         totals.append(("lower bound", f"{duration_text(timeline.lower_bound_us)} (gap {timeline.gap * 100:.1f} %)"))
     exposed = [span for span in timeline.collectives if span.exposed_ns]
     if not exposed:
-        return [*table(totals), "", "no collective is exposed" if timeline.collectives else "there are no collectives"]
+        return [
+            *table(totals),
+            "",
+            "no collective is exposed" if timeline.collectives else "the graph has no collectives",
+        ]
     most = sorted(exposed, key=lambda span: (-span.exposed_ns, span.launched_ns, span.op))[:MAX_COLLECTIVES]
     rows = [("most exposed", "group", "exposed", "hidden", "hidden by")]
     for span in most:

@@ -24,25 +24,25 @@ from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import GatherSite
 from weft.streaming.lowerings.low_contention import LowContention
 from weft.streaming.lowerings.portable import Portable
-from weft.streaming.lowerings.protocol import Kernel, Name
+from weft.streaming.lowerings.protocol import Lowering, Name
 from weft.streaming.lowerings.ring import Ring
 from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
 from weft.streaming.profit import choose
 from weft.streaming.scatter_sites import ScatterSite
-from weft.streaming.trial_program import Costs
-from weft.streaming.writes import Writes
+from weft.streaming.trial_program import ChunkCosts
+from weft.streaming.write_conflicts import WriteConflicts
 
 Site = GatherSite | ScatterSite
-KERNELS: tuple[Kernel, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())
+LOWERINGS: tuple[Lowering, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())
 AUTO = ("symmetric-memory", "portable")
-"""The kernels that `auto` tries, in this order."""
+"""The lowerings that `auto` tries, in this order."""
 APPLIED: dict[Name, str] = {
     "portable": "streamed {launch} with {products} in {chunks} chunks",
     "symmetric-memory": "fused {launch} and {products} into one symmetric-memory operator",
     "low-contention": "copied {launch} from peer to peer while {products} runs",
     "ring": "streamed {launch} with {products} around a ring of {chunks} ranks",
 }
-"""The sentence for an applied site, by kernel."""
+"""The sentence for an applied site, by lowering."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StreamPass(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        writes, roles = Writes(dag), Roles(dag)
+        writes, roles = WriteConflicts(dag), Roles(dag)
         decisions: list[Decision] = []
         sites: list[Site] = []
         taken: set[Node] = set()
@@ -103,14 +103,14 @@ class StreamPass(Pass):
             if isinstance(cut, Refusal):
                 decisions.append(self._declined(site.collective, cut))
                 continue
-            kernel = self._kernel(cut)
-            if isinstance(kernel, Refusal):
-                decisions.append(self._declined(site.collective, kernel))
+            lowering = self._lowering(cut)
+            if isinstance(lowering, Refusal):
+                decisions.append(self._declined(site.collective, lowering))
                 continue
-            decisions += [self._declined(site.collective, refusal) for refusal in cut.lost]
+            decisions += [self._declined(site.collective, refusal) for refusal in cut.dropped]
             products = tuple(node.name for node in cut.products)
-            actions.append(Stream(name, products, cut.chunks, kernel.name, cut.own, cut.apart))
-            sentence = APPLIED[kernel.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
+            actions.append(Stream(name, products, cut.chunks, lowering.name, cut.ring_rank, cut.decomposed_over))
+            sentence = APPLIED[lowering.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
 
@@ -124,16 +124,16 @@ class StreamPass(Pass):
             return [_whole(site) for site in sites]
         if self.chunks is not None:
             cuts = [site.cut(self.chunks) for site in sites]
-            costs = Costs(context.cluster, context.groups) if context.cluster is not None else None
+            costs = ChunkCosts(context.cluster, context.groups) if context.cluster is not None else None
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
         return choose(sites, dag, context.groups, context.target_cluster, context.effort)
 
-    def _kernel(self, cut: Chunking) -> Kernel | Refusal:
-        """The first of the requested kernels that can run a site, or why none can."""
+    def _lowering(self, cut: Chunking) -> Lowering | Refusal:
+        """The first of the requested lowerings that can run a site, or why none can."""
         asked_for = self.kernel != "auto"
-        wanted = [kernel for kernel in KERNELS if kernel.name in (AUTO if not asked_for else (self.kernel,))]
-        reasons = [(kernel, kernel.why_not(cut, asked_for=asked_for)) for kernel in wanted]
-        return next((kernel for kernel, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
+        wanted = [lowering for lowering in LOWERINGS if lowering.name in (AUTO if not asked_for else (self.kernel,))]
+        reasons = [(lowering, lowering.why_not(cut, asked_for=asked_for)) for lowering in wanted]
+        return next((lowering for lowering, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
 
     def _site(self, collective: Collective, dag: Dag, taken: set[Node], context: Context) -> Site | Refusal:
         site = self.read(collective, dag)
@@ -154,7 +154,7 @@ class StreamPass(Pass):
         if own is None:
             what = f"{collective.launch.name} cannot be a ring: rank {self.rank} is not in its group"
             return Refusal(Reason.OTHER_RANKS, what, collective.launch.name)
-        return replace(site, own=own)
+        return replace(site, ring_rank=own)
 
     def _declined(self, collective: Collective, refusal: Refusal) -> Decision:
         name = collective.launch.name
@@ -167,8 +167,8 @@ class StreamPass(Pass):
         cuts = [self._cut(action, nodes, dag) for action in actions]
         replacements: dict[Node, Node] = {}
         for action, cut in zip(actions, cuts, strict=True):
-            kernel = next(kernel for kernel in KERNELS if kernel.name == action.kernel)
-            replacements |= kernel.build(edit, cut)
+            lowering = next(lowering for lowering in LOWERINGS if lowering.name == action.kernel)
+            replacements |= lowering.build(edit, cut)
         edit.replace_each(replacements)
 
     def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:
@@ -176,12 +176,12 @@ class StreamPass(Pass):
         site = self.read(Collective(nodes[action.launch]), dag)
         products = tuple(nodes[name] for name in action.products)
         if not isinstance(site, Refusal):
-            site = replace(site.with_products(products), own=action.own)
+            site = replace(site.with_products(products), ring_rank=action.own)
         whole = action.kernel == "low-contention"
         found = site if isinstance(site, Refusal) else _whole(site) if whole else site.cut(action.chunks)
         if isinstance(found, Refusal):
             raise PlanError(compose("plan", f"{action.launch} cannot be split as planned: {found.sentence}"))
-        return replace(found, apart=action.apart)
+        return replace(found, decomposed_over=action.apart)
 
 
 def _whole(site: Site) -> Chunking:

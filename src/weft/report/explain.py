@@ -157,7 +157,7 @@ class Explanation:
 def explain(module: GraphModule, report: Report, evidence: Evidence | None = None) -> Explanation:
     """Sort the decisions of a report by the collectives of the module that it was made for.
 
-    `evidence` is that of the plan.
+    `evidence` comes from the plan.
     """
     groups = read_groups(module)
     found = list(collectives(module.graph))

@@ -100,7 +100,7 @@ def test_graphs_that_do_not_part_the_ranks_are_usage(weft: Weft, tmp_path: Path,
     done = weft("agree", listing, listing, "--ranks", 3)
     assert (done.exit_code, done.stderr) == (
         2,
-        "agree: 2 graphs do not part 3 ranks\ngive one graph for all ranks, or one for each\n",
+        "agree: 3 ranks cannot be divided evenly among 2 graphs\ngive one graph, or one for each rank\n",
     )
     assert weft("agree", tmp_path / "none").exit_code == 2
     assert weft("agree", listing, "--ranks", 2).stdout.startswith("2 ranks agree: 1 graph, ")

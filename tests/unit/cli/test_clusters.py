@@ -66,7 +66,7 @@ def test_too_few_ranks_are_told_with_a_cluster_that_has_them(
 
 
 def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
-    assert weft("simulate", listing).stdout.startswith("on h100-8x8, for no --cluster is given\n\nstep ")
+    assert weft("simulate", listing).stdout.startswith("on h100-8x8, the default without --cluster\n\nstep ")
     assert weft("simulate", listing, "--cluster", "h100-8x8").stdout.startswith("step ")
 
 

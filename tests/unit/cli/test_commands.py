@@ -166,7 +166,7 @@ def test_passes_lists_stages_and_presets_and_what_they_are_made_of(weft: Weft):
     lines = weft("passes").stdout.splitlines()
     assert "Stage: simplify-arithmetic" in next(line for line in lines if line.startswith("algebra "))
     assert "Preset: clean,algebra,communication,plan" in next(line for line in lines if line.startswith("ddp "))
-    assert lines[-1].split(maxsplit=1) == ["auto", "Preset: the one that the collectives of the graph ask for"]
+    assert lines[-1].split(maxsplit=1) == ["auto", "Preset: chosen by the collectives of the graph"]
     assert [line.split()[0] for line in weft("passes", "communication").stdout.splitlines()] == [
         "remove-single-rank-collectives",
         "dedupe-collectives",

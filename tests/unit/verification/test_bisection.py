@@ -170,7 +170,7 @@ def test_the_command_names_the_pass_and_shows_what_it_was_given(tmp_path: Path):
     assert done.exit_code == 1
     assert done.stdout.startswith("lose-signs, pass 7 of ")
     assert "    action 2 of 3: Rewrite(" in done.stdout
-    assert "it was given\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
+    assert "its input was\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
 
 
 def test_the_command_tells_that_all_is_well(tmp_path: Path):
@@ -189,7 +189,7 @@ def test_the_command_tells_a_fault_as_json(tmp_path: Path):
 def test_bisect_writes_no_result(tmp_path: Path):
     done = run(tmp_path / "graph.txt", "--bisect", "-o", str(tmp_path / "out.txt"))
     assert done.exit_code == 2
-    assert done.stderr == "optimize: --bisect writes no result, and -o is given\nleave -o off\n"
+    assert done.stderr == "optimize: --bisect writes no result, so -o has no effect\nleave -o off\n"
 
 
 def test_listings_behind_passes_go_to_stderr(tmp_path: Path):
