@@ -165,7 +165,7 @@ def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], s
     return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), offset, tuple(size), tuple(stride))
 
 
-class Program:
+class RankProgram:
     """A graph module as a list of nodes, and the values whose last use each node is."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -197,7 +197,7 @@ class Program:
 class Rank:
     """The values of one rank, and how it evaluates the nodes that do not communicate."""
 
-    def __init__(self, number: int, program: Program, inputs: Sequence[Any], *, wide: bool = False) -> None:
+    def __init__(self, number: int, program: RankProgram, inputs: Sequence[Any], *, wide: bool = False) -> None:
         self.number, self.program = number, program
         self._wide = wide
         self._copies = Copies(wide=wide)

@@ -17,7 +17,7 @@ from weft.errors import GraphError, VerificationError, compose
 from weft.graph.groups import Group
 from weft.verification.agreement.issue_order import IssueOrder
 from weft.verification.rank import partition_of
-from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, cannot_tell
+from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, ambiguous_groups
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict
         groups = orders[number].groups.items()
         mine = {name: places.of(group, _part_of(group, num_ranks, rank)) for name, group in groups}
         if len(set(mine.values())) < len(mine):
-            raise VerificationError(cannot_tell(*_alike(mine)))
+            raise VerificationError(ambiguous_groups(*_alike(mine)))
         found.append(mine)
     return tuple(found)
 

@@ -28,7 +28,7 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import same_bits
-from weft.verification.rendezvous import cannot_tell
+from weft.verification.rendezvous import ambiguous_groups
 from weft.verification.symbolic.arguments import Token, literal
 from weft.verification.symbolic.run import Setting, SymbolicRun
 from weft.verification.symbolic.storage import Lost
@@ -124,7 +124,7 @@ def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -
     found: list[dict[str, Hashable]] = []
     for table in tables:
         if table.alike is not None and not by_name and not by_runtime_name:
-            raise VerificationError(cannot_tell(*table.alike))
+            raise VerificationError(ambiguous_groups(*table.alike))
         names: dict[str, Hashable] = {}
         for group in table:
             is_told = not by_runtime_name and group.name not in table.unplaced

@@ -25,8 +25,8 @@ from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import touched
-from weft.verification.rank import Program, Rank, RankResult, check_inputs, one_per_rank, show, tensors_in
-from weft.verification.rendezvous import RESHARD, MeetingPlaces, told_apart
+from weft.verification.rank import Rank, RankProgram, RankResult, check_inputs, one_per_rank, show, tensors_in
+from weft.verification.rendezvous import RESHARD, MeetingPlaces, with_distinct_groups
 from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
 from weft.verification.virtual.in_flight import TensorInFlight, TensorsInFlight
 from weft.verification.virtual.launches import LaunchReader, poison
@@ -69,8 +69,8 @@ class VirtualCluster:
         `wide` runs in f64, whatever dtypes the graph asks for.
         """
         graphs = one_per_rank(modules, GraphModule, self.num_ranks, "modules")
-        tables = told_apart(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
-        programs = {id(module): Program(module) for module in graphs}
+        tables = with_distinct_groups(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
+        programs = {id(module): RankProgram(module) for module in graphs}
         check_inputs(inputs, [len(programs[id(module)].placeholders) for module in graphs])
         rendezvous, places = Rendezvous(tables), MeetingPlaces()
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
