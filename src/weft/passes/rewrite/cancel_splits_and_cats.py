@@ -1,7 +1,7 @@
 """Cancel splits against concatenations that rejoin their pieces, and slices against concatenations they undo.
 
-Why: independent pieces of model code split and concatenate heads, experts and gates; each concatenation copies all of
-its inputs.
+Why: separate parts of a model split and concatenate heads, experts and gates without seeing each other. Each
+concatenation copies all of its inputs.
 
 Before::
 
