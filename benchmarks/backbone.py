@@ -1,8 +1,8 @@
-"""How fast the graph layer is, side by side with torch's own stable topological sort in one process.
+"""Speed of the graph layer, compared with torch's own stable topological sort in one process.
 
     python benchmarks/backbone.py [--json FILE]
 
-Times are medians of processor seconds on whatever machine this is; only the ratios and the growth mean something.
+Times are medians of processor seconds on the machine at hand; only ratios and growth carry over.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Weft side by side with PyTorch Inductor's own passes: same captured graphs, one simulator, one run, one page.
+"""Weft compared with PyTorch Inductor's own passes: same captured graphs, one simulator, one run, one page.
 
     python benchmarks/bench.py [--full] [--only fsdp,rewrites] [--jobs 2] [--json FILE] [--resume] [--plots FOLDER]
     python benchmarks/bench.py --docs benchmarks/results/bench-DATE.json
 
 Steps of the zoo, by parallelism and ranks: as captured, naive, each variant of the peer (`peer.py`, on Weft's prices;
 once for each parallelism on its own estimates, too), Weft's planner alone (the peer's moves: order and merging), and
-Weft as `auto` leaves the graph. The bound is that of the captured graph. Every step has 16 layers; one of each
-parallelism has 32, too, and is timed, for the time of a pass does not depend on ranks. Then rewrites (`rewrites.py`),
-merging (`bucketing.py`) and the graph layer (`backbone.py`). What takes less than two seconds of a step is timed three
-times. `--full` adds 64 and 128 layers, larger graphs, and medians of all times.
+Weft as `auto` leaves the graph. The bound holds for the captured graph. Every step has 16 layers; one step of each
+parallelism also has 32 and is timed, because pass time does not depend on the number of ranks. Then rewrites
+(`rewrites.py`), merging (`bucketing.py`) and the graph layer (`backbone.py`). A pass of less than two seconds is timed
+three times. `--full` adds 64 and 128 layers, larger graphs, and medians of all times.
 
-Each line of work is done by one process, all contestants in turn; `--jobs` of these run beside each other. Seconds are
-those of the processor. A run that was cut short goes on with `--resume`. `--docs` writes the page of such a run into
-docs/benchmarks.md, with its pictures.
+One process does each task, all contestants in turn; `--jobs` processes run at the same time. Seconds are processor
+time. `--resume` continues an interrupted run. `--docs` writes the page of a run into docs/benchmarks.md, with its
+pictures.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ OTHERS = (
     "moe-x512",
 )
 OFTEN = ("weft planner", "weft auto", *(f"inductor {name}" for name in ("overlap", "overlap + pre-bucketing")))
-"""Who is timed more than once; beyond 32 layers nobody else runs."""
+"""Contestants that are timed more than once; only these run with more than 32 layers."""
 ON_ITS_OWN = "inductor default, own estimates"
-"""The longest by far, and not on the prices of the others: run where 16 layers are timed."""
+"""Takes by far the longest, and uses its own prices: run only in timed steps of 16 layers."""
 LATE = "inductor overlap + bucketing"
-"""Buckets behind the order: fails where `overlap + pre-bucketing` does, takes the longest of the others, and is hardly
-ever the shortest; run where steps are timed."""
+"""Bucketing after ordering: fails whenever `overlap + pre-bucketing` does, takes long, and is hardly ever the best; run
+only in timed steps."""
 REPEATS = 3
 LONG_S = 2.0
-"""What takes longer is timed once, without `--full`."""
+"""Passes that take longer are timed once, without `--full`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One line of work: where its outcome belongs, and the call that gives it."""
+    """One unit of work: its section and name, and the call that does it."""
 
     section: str
     name: str
@@ -89,7 +89,7 @@ def say(text: str) -> None:
 
 @functools.cache
 def warm_up() -> None:
-    """What is loaded on the first call belongs to no pass."""
+    """Load modules before timing, so that no pass pays for it."""
     torch.set_num_threads(1)
     cluster, module = SCENARIOS[TIMED[0]].cluster(), synthetic(100)
     for work in contestants_of("fsdp", cluster).values():
@@ -156,7 +156,7 @@ def merging(gathers: Sequence[int], layers: Sequence[int], sizes: list[int], rep
 
 
 def tasks_of(full: bool) -> list[Task]:
-    """Long ones first. What several need is captured by then."""
+    """All tasks, long ones first; graphs that several tasks need are captured before."""
     long_s = float("inf") if full else LONG_S
     more = [64, 128] if full else []
     repeats = REPEATS if full else 1
@@ -185,7 +185,7 @@ def measure_graphs(collectives: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def run(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Any, str]]:
-    """Each task when it ends, with its outcome or with what went wrong."""
+    """Yield each task when it ends, with its outcome or its error."""
     start = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = {pool.submit(task.work, *task.arguments): task for task in tasks}
@@ -203,7 +203,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Of the code that is measured; `+` where files differ from it."""
+    """The commit that is measured, with `+` if files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
@@ -217,7 +217,7 @@ def selected(tasks: Sequence[Task], only: str) -> list[Task]:
 
 
 def begin() -> dict[str, Any]:
-    """Figures without any: where and with what they are made."""
+    """The header of the figures: machine and versions."""
     versions = {"weft": importlib.metadata.version("weft"), "torch": str(torch.__version__)}
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -248,7 +248,7 @@ def measure(options: argparse.Namespace) -> int:
 
     for task, outcome, wrong in run([task for task in tasks if task.name not in found[task.section]], options.jobs):
         found["failed" if wrong else task.section][task.name] = wrong or outcome
-        keep()  # a run that is cut short leaves what it has
+        keep()  # an interrupted run keeps its results
     keep()
     drawn = draw(found, options.plots)
     say("\n" + bench_table.page(found) + "\n\n" + "\n".join(f"wrote {path}" for path in (options.json, *drawn)))
@@ -256,13 +256,13 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def processor_s() -> float:
-    """Of this process, and of those that it started and that have ended."""
+    """Processor time of this process and of its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def draw(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the pictures; where they are."""
+    """Write the pictures; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {"bench-steps.svg": bench_plot.steps(found), "bench-seconds.svg": bench_plot.seconds(found)}
     for name, text in pictures.items():
@@ -273,15 +273,17 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="64 and 128 layers, too, and medians of all times")
-    parser.add_argument("--only", default="", help="words, separated by commas: what has one of them in its name")
-    parser.add_argument("--list", action="store_true", help="tell what there is, and end")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes beside each other")
-    parser.add_argument("--json", type=Path, default=ROOT / ".benchmarks" / "bench.json", help="where figures go")
-    parser.add_argument("--resume", action="store_true", help="go on with the figures in that file")
-    parser.add_argument("--note", default="", help="a sentence on this run, such as what else the machine did")
-    parser.add_argument("--plots", type=Path, default=ROOT / ".benchmarks", help="where pictures go")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs, and end")
+    parser.add_argument("--full", action="store_true", help="add 64 and 128 layers, and take medians of all times")
+    parser.add_argument("--only", default="", help="comma-separated words; run the tasks whose names contain one")
+    parser.add_argument("--list", action="store_true", help="list all tasks and exit")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="number of parallel processes")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / ".benchmarks" / "bench.json", help="output file for the figures"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue with the figures in that file")
+    parser.add_argument("--note", default="", help="a remark on this run, such as other load on the machine")
+    parser.add_argument("--plots", type=Path, default=ROOT / ".benchmarks", help="folder for the pictures")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs and exit")
     options = parser.parse_args()
     if options.list:
         say("\n".join(f"{task.section:10} {task.name}" for task in tasks_of(options.full)))

@@ -1,4 +1,4 @@
-"""The figures of `bench.py` as two pictures: how far steps are above their bounds, and pass time by graph size."""
+"""The figures of `bench.py` as two pictures: excess of steps over their bounds, and pass time by graph size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The figures of `bench.py` as a page of tables: printed, and filled into docs/benchmarks.md.
+"""The figures of `bench.py` as Markdown tables, to print or to write into docs/benchmarks.md.
 
-Contract: the page is made of the figures alone, so the same file gives the same page on any machine.
+Contract: the page depends on the figures alone, so the same file gives the same page on any machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {
     "ep-fsdp": "MoE, EP x FSDP",
 }
 DEFAULT = "inductor overlap + pre-bucketing"
-"""What the peer does when it is switched on."""
+"""The peer's variant when a user switches it on."""
 STEPS = (
     "step",
     "layers",
@@ -44,7 +44,7 @@ STEPS = (
 
 
 def page(found: Figures) -> str:
-    """All tables as Markdown, each with what it shows."""
+    """All tables as Markdown, each with a heading."""
     parts = [about(found)]
     if rows := rows_of(found, "steps"):
         parts += ["### Steps over the bound", summary(rows), steps(rows)]
@@ -64,7 +64,7 @@ def page(found: Figures) -> str:
 
 
 def rows_of(found: Figures, section: str) -> list[Any]:
-    """The outcomes in one section, by name: the order in which they came is no matter. Steps come by parallelism."""
+    """The outcomes of one section, sorted by name so that the order of arrival is irrelevant; steps by parallelism."""
     rows = [outcome for _, outcome in sorted(found.get(section, {}).items())]
     if section == "steps":
         order = list(NAMES)
@@ -83,7 +83,7 @@ def about(found: Figures) -> str:
 
 
 def best(row: Figures, start: str) -> tuple[str, Figures] | None:
-    """The shortest step of those whose names start so."""
+    """The shortest step of the contestants with this prefix."""
     ran = [(name, each) for name, each in row["results"].items() if name.startswith(start) and not each["error"]]
     return min(ran, key=lambda pair: pair[1]["step_ms"], default=None)
 
@@ -93,7 +93,7 @@ def seconds(result: Figures | None) -> float | None:
 
 
 def inductor_seconds(row: Figures) -> float | None:
-    """Of its default; where that fails, of the variant with the shortest step."""
+    """Pass time of the peer's default; if it fails, of the variant with the shortest step."""
     run = best(row, "inductor")
     return seconds(row["results"].get(DEFAULT)) or (seconds(run[1]) if run else None)
 
@@ -132,7 +132,7 @@ def _gap(result: Figures | None) -> str:
 
 
 def summary(rows: Sequence[Figures]) -> str:
-    """What the table says, counted."""
+    """A summary of the table in numbers."""
     pairs = [(row, best(row, "inductor"), row["results"].get("weft planner")) for row in rows]
     both = [(row, run[1], mine) for row, run, mine in pairs if run and mine and not mine["error"]]
     ratios = [mine["step_ms"] / run["step_ms"] for _, run, mine in both]
@@ -155,7 +155,7 @@ def summary(rows: Sequence[Figures]) -> str:
 
 
 def losses(rows: Sequence[Figures]) -> str:
-    """The steps that somebody else leaves shorter than Weft's planner."""
+    """The steps in which another contestant beats Weft's planner."""
     lost: list[str] = []
     for row in rows:
         mine = row["results"].get("weft planner")
@@ -256,7 +256,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fill(path: Path, made: str, begin: str = BEGIN, end: str = END) -> None:
-    """Put a text between the marks of a file."""
+    """Replace the text between the marks of a file."""
     before, _, rest = path.read_text().partition(begin)
     _, mark, after = rest.partition(end)
     if not mark:

@@ -1,10 +1,9 @@
-"""How fast collectives are merged, side by side with PyTorch Inductor's own passes on the same graphs in one process.
+"""Speed of merging collectives, compared with PyTorch Inductor's own passes on the same graphs in one process.
 
     python benchmarks/bucketing.py [--json FILE] [--gathers 250 500 1000] [--layers 16 32 64] [--growth 1250 ... 20000]
 
-Weft's time is that of the whole pass as its log has it: Dag, plan, edit, metadata, sort and checks. Runs of the two
-alternate. Times are medians of processor seconds on whatever machine this is; only the ratios and the growth mean
-something.
+Weft's time covers the whole pass, from its log: Dag, plan, edit, metadata, sort and checks. Runs of the two alternate.
+Times are medians of processor seconds on the machine at hand; only ratios and growth carry over.
 """
 
 from __future__ import annotations

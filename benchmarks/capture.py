@@ -1,8 +1,8 @@
-"""How large captured graphs are, and what capturing them takes: nodes, collectives, seconds, peak memory.
+"""Size of captured graphs and cost of capturing them: nodes, collectives, seconds, peak memory.
 
     python benchmarks/capture.py [--model llama-8b] [--layers 32] [--ranks 64] [--part joint] [--json FILE]
 
-Each capture runs in a process of its own, so that its peak memory is its own. Seconds are of whatever machine this is.
+Each capture runs in its own process, so that peak memory is measured separately. Seconds are of the machine at hand.
 """
 
 from __future__ import annotations

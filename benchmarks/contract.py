@@ -2,13 +2,14 @@
 
     program = contract(program, num_blocks=12)
 
-What the last job of the longest path needs is the *spine*: forward, and what backward hands on. Runs of it become
-blocks, cut after an equal share of work and wherever a run would need a collective that it launches itself. Jobs beside
-the spine (gradients of weights, what comes behind their reductions) are one block for each block of the spine that they
-hang on, and for each collective between. Collectives of one queue with the same blocks at both ends are one bucket. The
-cast of a shard counts as work of what needs the gathered one, so that its gather depends on nothing.
+The *spine* is the last job of the longest path and everything that it needs: forward, and the activation gradients of
+backward. Runs of the spine become blocks; a run is cut after an equal share of work, and before it would need a
+collective that it launches itself. Jobs off the spine (weight gradients, and jobs after their reductions) form one
+block for each block of the spine that they depend on and each number of collectives between. Collectives of one queue
+with the same blocks at both ends are one bucket. The cast of a shard counts as work of the block that needs the
+gathered weight, so that the gather depends on nothing.
 
-The blocks are a program of their own: bound, solver and planner all see that one, without memory and without merging.
+The blocks form a new program. Bound, solver and planner all use it, without memory and without merging.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weft.simulation.program import OpKind, Program
 
 
 class Place(NamedTuple):
-    """A block: a part of the spine, or how many collectives away from one."""
+    """A block: a part of the spine, and the number of collectives between it and the block."""
 
     part: int
     depth: int
@@ -29,7 +30,7 @@ class Place(NamedTuple):
 
 
 GIVEN = Place(-1, 0)
-"""What needs no block."""
+"""Jobs that need no block."""
 
 
 @dataclass
@@ -39,22 +40,22 @@ class Block:
     work_ns: int = 0
     preds: set[Place] = field(default_factory=set[Place])
     launches: list[int] = field(default_factory=list[int])
-    """Jobs that launch what it needs."""
+    """Jobs that launch the collectives it needs."""
 
 
 class Bucket(NamedTuple):
-    """Collectives of one queue that start behind the same ones and are needed by the same blocks."""
+    """Collectives of one queue that start after the same blocks and are needed by the same blocks."""
 
     queue: int
     starts: frozenset[Place]
     """The blocks that it needs."""
     behind: frozenset[Bucket]
-    """The buckets that it needs by itself."""
+    """The buckets that it needs directly."""
     users: frozenset[Place]
 
 
 def contract(program: Program, num_blocks: int) -> Program:
-    """The program in about so many blocks of its spine."""
+    """The program with its spine cut into about `num_blocks` blocks."""
     jobs = jobs_of(program)
     places = place(jobs, num_blocks)
     blocks: dict[Place, Block] = {}
@@ -81,7 +82,7 @@ def contract(program: Program, num_blocks: int) -> Program:
 
 
 def place(jobs: Jobs, num_blocks: int) -> dict[int, Place]:
-    """The block of each job; of a launch that of what it needs."""
+    """The block of each job; a launch has the block of its inputs."""
     spine = spine_of(jobs)
     share = sum(jobs.duration[job] for job in spine if jobs.queue[job] < 0) // num_blocks
     places: dict[int, Place] = {}
@@ -106,7 +107,7 @@ def place(jobs: Jobs, num_blocks: int) -> dict[int, Place]:
 
 
 def is_cast(jobs: Jobs, job: int) -> bool:
-    """Whether it needs nothing and is only there for one collective that others need."""
+    """Whether a job needs nothing and only feeds one collective."""
     if jobs.preds[job] or jobs.comm_preds[job] or len(jobs.succs[job]) != 1:
         return False
     launch = jobs.succs[job][0]
@@ -114,7 +115,7 @@ def is_cast(jobs: Jobs, job: int) -> bool:
 
 
 def spine_of(jobs: Jobs) -> set[int]:
-    """What the end of the longest path needs, itself included."""
+    """The end of the longest path and everything that it needs."""
     ends = [0] * len(jobs)
     for job in range(len(jobs)):
         before = (ends[pred] for pred in (*jobs.preds[job], *jobs.comm_preds[job]))
@@ -130,7 +131,7 @@ def spine_of(jobs: Jobs) -> set[int]:
 
 
 class Writer:
-    """Writes blocks and buckets as a program: gathers of what is given before their first user, others at once."""
+    """Writes blocks and buckets as a program: gathers of inputs right before their first user, others at once."""
 
     def __init__(
         self, program: Program, jobs: Jobs, blocks: dict[Place, Block], members: dict[Bucket, list[int]]
@@ -156,7 +157,7 @@ class Writer:
         self.op[at] = self.add(f"block {at.part}.{at.depth}", OpKind.COMPUTE, work_ns, needs)
 
     def launch(self, bucket: Bucket) -> int:
-        """A bucket's wait; it is launched where it was not."""
+        """A bucket's wait; launches the bucket if necessary."""
         if bucket not in self.wait:
             program = self.program
             needs = [self.op[at] for at in bucket.starts] + [self.launch(before) for before in bucket.behind]

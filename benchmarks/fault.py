@@ -1,17 +1,17 @@
-"""Is the bound or the order at fault? Training steps in few blocks, solved by CP-SAT, with what overlap costs.
+"""Is the bound or the order at fault? Training steps in few blocks, solved by CP-SAT, with the cost of overlap.
 
     python benchmarks/fault.py [--scenarios tp-x8-nvlink,... ] [--layers 4] [--blocks 12] [--seconds 60]
                                [--no-overlap-costs]
 
-Each step is contracted (`contract.py`). On that program, without memory and without merging: bound <= what the solver
-proves <= the shortest order known <= Weft's. What is between the bound and the proof is the bound's fault, what is
-between the shortest known and Weft's is the order's; the solver leaves open what lies between.
+Each step is contracted (`contract.py`). On that program, without memory and without merging: bound <= the solver's
+proof <= the shortest known order <= Weft's order. The gap between bound and proof is the bound's fault, the gap between
+the shortest known order and Weft's is the order's fault. The solver leaves the gap in the middle open.
 
-The solver counts in the time that compute takes by itself, which makes overlap linear: compute takes its own time,
-collectives and gaps take `1 / (1 + slowdown)` of theirs, and the step is the end and the slowdown's share of the time
-in which some link is busy. Gaps behind launches are left out there. So what it proves holds if every queue has its
-link to itself; queues on one link take turns here and share it in the simulator, so then it proves nothing. Its order
-counts by what the simulator says of it.
+The solver measures by the work clock of `weft.bounds.problem`, which makes overlap linear: compute takes its
+undisturbed time, collectives and gaps take `1 / (1 + slowdown)` of theirs, and the step is the end plus the slowdown's
+share of the time during which some link is busy. The solver's model has no gaps after launches. Its proof holds if
+every queue has its own link. Queues on one link take turns in the solver and share the link in the simulator, so then
+there is no proof. The simulator judges the solver's order.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.scheduling.search import Effort, search
 from weft.simulation.build import program_of
-from weft.simulation.program import OpKind, Program
+from weft.simulation.program import MILLION, OpKind, Program
 from weft.simulation.simulator import run
 
-MILLION = 1_000_000
 GRAIN_NS = 100
-"""The solver's unit of time; what takes time is rounded down."""
+"""The solver's unit of time; durations are rounded down."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What a solver says of a program."""
+    """The solver's result for a program."""
 
     proved_ns: int | None
-    """No order is shorter; None where the model is none of the simulator's."""
+    """No order is shorter; None if the solver's model differs from the simulator's."""
     order: list[int]
 
 
@@ -57,7 +56,7 @@ class Verdict:
     bound_ns: int
     proved_ns: int | None
     known_ns: int
-    """The shortest order that anyone found."""
+    """The shortest order that any method found."""
     weft_ns: int
 
     def line(self) -> str:
@@ -71,7 +70,7 @@ class Verdict:
 
 
 class Model:
-    """A program as the solver sees it."""
+    """A program as a constraint model."""
 
     def __init__(self, program: Program) -> None:
         from ortools.sat.python import cp_model
@@ -82,10 +81,10 @@ class Model:
         self.takes = [self.units(op) for op in range(len(program.kinds))]
         self.horizon = sum(self.takes) + 1
         self.begin = [self.time() for _ in program.kinds]
-        """Of a launch: when its collective starts."""
+        """For a launch, when its collective starts."""
         self.end: Any = self.time()
         self.on: dict[int, list[int]] = {}
-        """By link, -1 for the stream, what takes time there."""
+        """By link (-1 for the stream), the operations that take time there."""
         self.overlaps: dict[tuple[int, int], Any] = {}
         for op in range(len(program.kinds)):
             self.add(op)
@@ -112,7 +111,7 @@ class Model:
             self.on.setdefault(self.link(op), []).append(op)
 
     def needed(self, op: int) -> list[int]:
-        """What has ended before it starts. What only needs a launch to be issued needs what that needs."""
+        """Operations that end before this one starts. To need an issued launch is to need its inputs."""
         program, found = self.program, list[int]()
         for pred in program.preds[op]:
             is_issued = program.kinds[pred] is OpKind.LAUNCH and pred not in program.waits_for[op]
@@ -124,7 +123,7 @@ class Model:
         return -1 if queue < 0 else self.program.queues[queue].link
 
     def busy(self) -> Any:
-        """How long some link is busy: all collectives, less what runs beside each other."""
+        """How long some link is busy: all collectives, minus their overlap."""
         links = [ops for link, ops in sorted(self.on.items()) if link >= 0]
         total = sum(self.takes[op] for ops in links for op in ops)
         beside: dict[int, list[Any]] = {}
@@ -145,7 +144,7 @@ class Model:
         return total - sum(self.overlaps.values())
 
     def hint(self, order: list[int]) -> None:
-        """Start from an order: each as early as it can."""
+        """Hint an order to the solver: each operation as early as possible."""
         free: dict[int, int] = {}
         begin = [0] * len(self.takes)
         for op in order:
@@ -160,7 +159,7 @@ class Model:
             self.model.add_hint(overlap, max(0, min(ends) - max(begin[one], begin[other])))
 
     def solve(self, order: list[int], seconds: float) -> Solved:
-        """The best order found in a time, from another one."""
+        """The best order found within a time limit, starting from another one."""
         scale = MILLION if self.program.slowdown_ppm else 1
         self.model.minimize(scale * self.end + (self.program.slowdown_ppm * self.busy() if scale > 1 else 0))
         self.hint(order)
@@ -175,7 +174,7 @@ class Model:
         return Solved(proved if is_exact else None, self.ordered([solver.value(begin) for begin in self.begin]))
 
     def ordered(self, begin: list[int]) -> list[int]:
-        """The operations by time: a launch as soon as what it needs is there and those before it on its queue are."""
+        """The operations by time. A launch is issued after its inputs and after the earlier launches of its queue."""
         program = self.program
         launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
         places = {op: number for number, op in enumerate(sorted(launches, key=lambda op: (begin[op], op)))}
@@ -202,7 +201,7 @@ class Model:
 
 
 def judge(name: str, program: Program, seconds: float, effort: Effort = "best") -> Verdict:
-    """The bound, the solver and the planner on one program; the solver starts from an order found with an effort."""
+    """The bound, the solver and the planner on one program; the solver starts from the planner's order."""
     bound = lower_bound(program, MergingAssumption.EXCLUDED)
     weft, best = search(program), search(program, effort)
     solved = Model(program).solve(list(best.order), seconds)
@@ -221,7 +220,7 @@ HEAD = "| step | operations | bound ms | proved | shortest known | Weft | bound'
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenarios", default=",".join(PREPARED), help="names, separated by commas")
+    parser.add_argument("--scenarios", default=",".join(PREPARED), help="comma-separated names")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=60)

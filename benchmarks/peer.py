@@ -1,11 +1,11 @@
-"""PyTorch Inductor's own overlap scheduler, called on a graph of Weft's with Weft's prices, on a machine without a GPU.
+"""PyTorch Inductor's own overlap scheduler, called on Weft's graphs with Weft's prices, on a machine without a GPU.
 
-Contract: a graph is copied before it is given away, what is patched in torch is restored behind each call, and a
-variant that raises is reported with its message. What comes back is an ordinary graph module that Weft's judges read.
+Contract: the peer gets a copy of the graph, patches of torch are undone after each call, and a variant that raises is
+reported with its message. The result is an ordinary graph module that Weft's simulator can read.
 
-The peer asks for a device, a process group and its own estimates of compute. Here every tensor says that it is on
-`meta` (on `cpu` its memory limits count nothing), the groups are fake ones, the two figures that it reads off a GPU are
-constants, and attention of the CPU counts as compute like its twin on a GPU, which its table of flops knows.
+The peer needs a device, a process group and its own estimates of compute. Here every tensor claims to be on `meta` (on
+`cpu` the peer's memory limits have no effect), the groups are fake, the two figures that the peer reads from a GPU are
+constants, and CPU attention counts as compute like the GPU variant that the peer's flop table knows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.graph.groups import GroupTable, group_argument, read_groups
 from weft.graph.ops import Kind
 
 TFLOPS, MEMORY_GBPS = 600.0, 2500.0
-"""What the peer's own estimates run on; those of the reference machines."""
+"""Device figures for the peer's own estimates: those of the reference machines."""
 CAP_MB = 25
 """Of a bucket of DDP gradients: the peer's default."""
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ Work = Callable[[GraphModule, Estimate], GraphModule]
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one variant of the peer made of a graph."""
+    """The result of one variant of the peer."""
 
     name: str
     seconds: float
@@ -211,7 +211,7 @@ def _on_meta(module: GraphModule) -> Iterator[None]:
 
 
 def _back_from_meta(module: GraphModule) -> None:
-    """What the peer made is on the device of the rest."""
+    """Put the tensors that the peer made on the device of the rest."""
 
     def move(value: Any) -> Any:
         if isinstance(value, FakeTensor) and value.fake_device.type == "meta":

@@ -1,4 +1,4 @@
-"""The planner side by side with Inductor's overlap scheduler: same graphs, same prices, one simulator, one process.
+"""The planner compared with Inductor's overlap scheduler: same graphs, same prices, one simulator, one process.
 
     python benchmarks/planner.py [--scenarios fsdp-x8-nvlink,tp-x8-nvlink | all] [--layers 16,32] [--parts joint]
                                  [--efforts fast,default,best] [--pipeline schedule-overlap] [--overlap-costs]
@@ -7,12 +7,13 @@
 
 Every contestant starts from the captured graph: as it is; naive (launches hoisted under several limits of bytes in
 flight, waits sunk); the peer's variants (`peer.py`) on Weft's prices; and Weft. The simulator judges the order of nodes
-that each leaves; the bound is that of the captured graph, over any order and any merging. `split` is a part, too:
-forward and backward as two graphs, each planned alone and judged as a sequence. Weft may use at most 5 % more memory
-than the captured order; the others are not held to that.
+that each leaves; the bound holds for any order and any merging of the captured graph. The part `split` is forward and
+backward as two graphs, each planned alone and judged as a sequence. Weft may use at most 5 % more memory than the
+captured order; the others have no such limit.
 
-A cell is: step in ms, over the bound, peak memory over that of the captured order, seconds of the pass. Those are of
-the processor, so that a busy machine counts less, and medians of alternating runs: only ratios and growth mean much.
+A cell has: step in ms, excess over the bound, peak memory relative to the captured order, seconds of the pass. Seconds
+are processor time, so that a busy machine matters less, and medians of alternating runs; only ratios and growth carry
+over to other machines.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 
 MOST_MEMORY = 1.05
-"""Of the captured order: what Weft may use."""
+"""Memory that Weft may use, relative to the captured order."""
 NAIVE = {
     f"naive {mb} MB": f"hoist-launches{{max-in-flight-bytes={mb << 20}}},sink-waits" for mb in (64, 256, 1024, 4096)
 }
 PARTS = ("joint", "forward", "backward", "step", "split")
 TARGETS = {"ddp": 0.002, "fsdp": 0.002, "tp": 0.01, "fsdp-tp": 0.012}
-"""Gaps to the bound that the planner is held to, of joint graphs without overlap costs."""
+"""Target gaps to the bound for the planner, for joint graphs without overlap costs."""
 
 Modules = list[GraphModule]
 
 
 @dataclass
 class Result:
-    """What one contestant made of a step."""
+    """The result of one contestant for a step."""
 
     step_ms: float = 0.0
     gap: float = 0.0
     peak: float = 0.0
-    """Peak memory over that of the captured order, as a share."""
+    """Peak memory above the captured order, as a share."""
     launches: int = 0
     seconds: list[float] = field(default_factory=list[float])
-    """Of the pass, once per round."""
+    """Seconds of the pass, one for each round."""
     error: str = ""
 
     @property
@@ -90,22 +91,22 @@ class Row:
     nodes: int
     bound_ms: float
     bound: str
-    """The name of the bound that won."""
+    """The argument that gave the bound."""
     bound_s: float
     results: dict[str, Result]
 
     def best(self, start: str) -> tuple[str, Result] | None:
-        """The contestant with the shortest step among those whose names start so."""
+        """The contestant with the shortest step among those with this prefix."""
         found = [(n, r) for n, r in self.results.items() if n.startswith(start) and not r.error]
         return min(found, key=lambda pair: pair[1].step_ms, default=None)
 
 
 Contestant = Callable[[Modules], tuple[Modules | None, float, str]]
-"""Takes graphs; gives those it leaves, the seconds that it took, and what went wrong."""
+"""Takes graphs; returns the resulting graphs, the seconds of the pass, and the error if any."""
 
 
 def run_weft(spec: str, cluster: Cluster, effort: str, memory_limit_bytes: int | None) -> Contestant:
-    """A pipeline of Weft's; its seconds are those of its log: plan, edit, metadata, sort and checks."""
+    """A pipeline of Weft; the seconds come from its log: plan, edit, metadata, sort and checks."""
 
     def work(modules: Modules) -> tuple[Modules | None, float, str]:
         made: Modules = []
@@ -127,7 +128,7 @@ def run_weft(spec: str, cluster: Cluster, effort: str, memory_limit_bytes: int |
 
 
 def run_peer(variant: str, cluster: Cluster) -> Contestant:
-    """A variant of the peer's."""
+    """A variant of the peer."""
 
     def work(modules: Modules) -> tuple[Modules | None, float, str]:
         attempts = [peer.run(variant, module, cluster) for module in modules]
@@ -139,12 +140,12 @@ def run_peer(variant: str, cluster: Cluster) -> Contestant:
 
 
 def program_of(modules: Modules, cluster: Cluster) -> Program:
-    """The graphs one behind the other."""
+    """The graphs as one sequence."""
     return sequence_of([(module, read_groups(module)) for module in modules], cluster)
 
 
 def judge(modules: Modules, cluster: Cluster, bound_ms: float, peak_bytes: int | None) -> tuple[Result, int]:
-    """The step of the order that graphs have, and its peak memory."""
+    """The step and the peak memory of the graphs in their order."""
     timeline = simulate(program_of(modules, cluster))
     peak = timeline.peak_bytes / peak_bytes - 1 if peak_bytes else 0.0
     step_ms = timeline.step_ns / 1e6
@@ -223,11 +224,11 @@ def named(found: tuple[str, Result] | None) -> str:
 
 
 def verdict(row: Row, mine: Result | None, best: tuple[str, Result] | None, default: Result | None) -> list[str]:
-    """Against the peer's best step, against the time of its default, and against the target."""
+    """Compare with the peer's best step, with the time of its default, and with the target."""
     if mine is None or mine.error:
         return ["", "", ""]
     against = f"{mine.step_ms / best[1].step_ms - 1:+.2%}" if best else ""
-    # Where the default fails, the time of the best variant that runs.
+    # If the default fails, the time of the best variant that runs.
     timed = default if default is not None and not default.error else best[1] if best else None
     ratio = f"{timed.median_s / mine.median_s:.1f} x" if timed and mine.median_s else ""
     target = TARGETS.get(SCENARIOS[row.scenario].parallel)
@@ -317,8 +318,8 @@ def keep(path: str | None, found: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenarios", default=",".join(BASELINE), help="names, separated by commas; all for all")
-    parser.add_argument("--layers", default="", help="numbers, separated by commas; those of the peer's figures")
+    parser.add_argument("--scenarios", default=",".join(BASELINE), help="comma-separated names, or all")
+    parser.add_argument("--layers", default="", help="comma-separated numbers; default: those of the peer's figures")
     parser.add_argument("--parts", default="joint", help=f"of {', '.join(PARTS)}, separated by commas")
     parser.add_argument("--efforts", default="default")
     parser.add_argument("--pipeline", default="schedule-overlap")

@@ -1,13 +1,12 @@
-"""How fast graphs are rewritten: the matcher alone, and all rewrites beside PyTorch Inductor's own post-grad passes.
+"""Speed of rewriting graphs: the matcher alone, and all rewrites compared with PyTorch Inductor's own post-grad passes.
 
     python benchmarks/rewrites.py [--json FILE] [--nodes 100000] [--rules 100] [--layers 4 16 32] [--growth 4 8 16 32]
 
-The matcher: rules with patterns of three operators over one graph, none of which applies, so that the time is that of
-the search. Side by side: the same captured training steps, one process, runs in turn; communication passes are off on
-both sides, and on Weft's all rewrites that Inductor also makes by default. Weft's time is that of its passes: Dags,
-plans, edits, metadata, sorts and checks. Times are medians of processor seconds on whatever machine this is; only
-ratios and growth mean something. Inductor's pipeline does more than rewrite (reordering, reinplacing): see the column
-of nodes left.
+The matcher: rules with patterns of three operators over one graph. No pattern applies, so only the search is timed. The
+comparison: the same captured training steps, one process, alternating runs. Communication passes are off on both sides;
+Weft runs all rewrites that Inductor also makes by default. Weft's time covers its passes: Dags, plans, edits, metadata,
+sorts and checks. Times are medians of processor seconds on the machine at hand; only ratios and growth carry over.
+Inductor's pipeline does more than rewrite (reordering, reinplacing): see the column of nodes left.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The training steps that the planner is measured on: which graph, on which wires, and where captured graphs are kept.
+"""The training steps of the planner's benchmarks: graph, cluster, and the cache of captured graphs.
 
     from scenarios import SCENARIOS, capture
     scenario = SCENARIOS["fsdp-x8-nvlink"]
     module, cluster = capture(scenario, layers=4), scenario.cluster()
 
-A capture takes seconds to minutes, so each graph is kept under `.benchmarks/graphs`, by its scenario and by a digest of
-the zoo and of torch's version: a changed zoo captures again. Run as a command, this fills the folder:
+A capture takes seconds to minutes, so each graph is kept under `.benchmarks/graphs`. The key is the scenario and a
+digest of the zoo and of torch's version, so a changed zoo is captured again. Run as a command, this module fills the
+folder:
 
     python benchmarks/scenarios.py --layers 4 32 [--parts joint] [--scenarios ddp-x8-nvlink,...]
 """
@@ -29,7 +30,7 @@ from weft.frontends.capture import Part
 HERE = Path(__file__).parent
 GRAPHS = HERE.parent / ".benchmarks" / "graphs"
 SOURCES = "zoo/**/*.py"
-"""What the digest covers, below the package. Whoever changes how capture works deletes the folder."""
+"""Files that the digest covers, relative to the package. Delete the folder if capture itself changes."""
 
 
 @dataclass(frozen=True)

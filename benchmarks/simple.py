@@ -5,9 +5,9 @@
     python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     every step of docs/planning.md
     python benchmarks/simple.py --docs benchmarks/results/simple-DATE.json              writes its table there
 
-Simple pipelines hoist launches and sink waits; most of them merge launches first, each pass in each strategy that it
-has, with DDP's buckets or by layer as FSDP2 does. The planner may use what it uses without a limit of memory. A row
-tells the best simple pipeline that needs no more than that. The command fails where one of them is shorter.
+Simple pipelines hoist launches and sink waits. Most of them merge launches first, with each strategy of the bucketing
+passes, with DDP's buckets, or by layer as FSDP2 does. The planner runs without a memory limit. A row shows the best
+simple pipeline that needs no more memory than the planner's plan. The command fails if one of them is faster.
 """
 
 from __future__ import annotations

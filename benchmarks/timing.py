@@ -1,4 +1,4 @@
-"""Seconds that the processor was busy, so that a busy machine counts less; and how they grow with a graph."""
+"""Processor seconds, which a busy machine disturbs less than wall time, and their growth with graph size."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 #
 # From a model to an optimized training step in eight short pieces: capture, read the listing, simulate, bucket, plan,
 # explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file, with
-# the `python` of `.venv/bin`, which `make setup` fills:
+# the `python` of `.venv/bin`, which `make setup` installs:
 #
 # ```sh
 # python docs/tutorial.py
@@ -13,9 +13,9 @@
 #
 # ## Capture
 #
-# A model whose weights are sharded over four ranks, as FSDP does it: before a layer multiplies, its weight is gathered;
-# behind it, the gradient is averaged and scattered. `weft.capture` traces the training step in a fake world of any
-# size, so nothing is allocated and no GPU is asked for.
+# A model whose weights are sharded over four ranks, as FSDP does it: its weight is gathered before a layer multiplies;
+# the gradient is averaged and scattered afterwards. `weft.capture` traces the training step in a fake world of any
+# size, so it allocates nothing and needs no GPU.
 
 # %%
 import re
@@ -61,11 +61,11 @@ print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
 print(weft.listing(gm))
 
 # %% [markdown]
-# Every gather is waited for at once: while it is on the wire, nothing is computed.
+# The step waits for every gather at once: while data is on the wire, the GPUs compute nothing.
 #
 # ## Simulate
 #
-# How long does that take on four of the eight H100 of a node? `exposed` is the time for which the GPUs stand still for
+# How long does that take on four of the eight H100 of a node? `exposed` is the time that the GPUs wait for
 # communication.
 
 # %%
@@ -76,7 +76,7 @@ print(f"no order of it takes less than {before.lower_bound_us:.0f} us: it is {be
 # %% [markdown]
 # ## Bucket
 #
-# A pass by name. `bucket-all-gathers` merges gathers of one group, and says what it did to each of them and why.
+# Run one pass by its name. `bucket-all-gathers` merges gathers of one group, and gives its reason for each of them.
 
 # %%
 bucketed = weft.optimize(gm, pipeline="bucket-all-gathers")
@@ -94,8 +94,8 @@ print(f"step {weft.simulate(bucketed.module, cluster='h100-8').step_us:.0f} us, 
 #
 # ## Plan
 #
-# That is what the planner does, and what `weft.optimize` runs if it is not told otherwise. It moves launches, waits and
-# compute, merges what pays, and judges every candidate by the simulator.
+# The planner does that, and `weft.optimize` runs it by default. It moves launches, waits and compute, merges
+# collectives where that pays, and compares candidates with the simulator.
 
 # %%
 result = weft.optimize(gm, cluster="h100-8")
@@ -103,8 +103,9 @@ after = weft.simulate(result.module, cluster="h100-8")
 print(f"step {after.step_us:.0f} us, of which {after.exposed_us:.0f} us exposed; {after.gap:.1%} above the bound")
 
 # %% [markdown]
-# The listing shows how; here are its products, launches and waits alone. Gathers are launched while something else is
-# multiplied, and what is scattered is waited for at the end. `..._coalesced` launches several collectives as one.
+# The listing shows how; here are only its products, launches and waits. Gathers are launched while another layer
+# multiplies, and the step waits for the scattered gradients at the end. `..._coalesced` launches several collectives as
+# one.
 
 # %%
 shown = re.compile(r"\b(mm|all_gather|reduce_scatter|all_gather_coalesced|reduce_scatter_coalesced|wait)\(")
@@ -115,8 +116,8 @@ print("\n".join(line for line in weft.listing(result.module).splitlines() if sho
 #
 # ## Explain
 #
-# What is still exposed, and what would have to change? Every collective has a decision; those that are exposed name
-# what blocks them and the most that lifting the block would gain.
+# Which collectives are still exposed, and what would have to change? Every collective has a decision. For an exposed
+# one it names the blocker, and the time that removing the blocker could save.
 
 # %%
 for decision in result.report.declined:
@@ -124,14 +125,14 @@ for decision in result.report.declined:
         print(f"{decision.reason.value}: {decision.sentence}")
 
 # %% [markdown]
-# The first gather has nothing before it to hide behind, and the last scatter nothing after it. In a training loop the
-# optimizer and the next step would be there.
+# No compute can hide the first gather and the last scatter of a step. In a training loop the optimizer and the next
+# step would.
 #
 # ## Prove
 #
-# Does the new graph compute the same? Three witnesses, none of which trusts the passes: invariants after every pass, a
-# symbolic proof for all data and at this size, and the values of all four ranks, computed in this process (of a smaller
-# model, since they are computed).
+# Does the new graph compute the same? Three checks, independent of the passes, say so: invariants after every pass, a
+# symbolic proof for all data at this size, and the values of all four ranks, computed in this process for a smaller
+# model.
 
 # %%
 print(prove(gm, result.module))
@@ -141,7 +142,7 @@ print(weft.verify(small, weft.optimize(small, cluster="h100-8").module, ranks=4)
 # %% [markdown]
 # ## Keep
 #
-# A plan is data: review it, diff it, pin it, ship it to all ranks. It is refused for a graph that it was not made for.
+# A plan is data: review it, diff it, pin it, ship it to all ranks. Weft refuses to apply it to another graph.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -157,6 +158,6 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## Next
 #
-# In a training script it is one line, `torch.compile(model, backend="weft")`: see `integrations.md`. The same on the
-# command line is `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. The words used here
-# are in `concepts.md`, and how the planner finds its orders is in `planning.md`.
+# In a training script, Weft is one line, `torch.compile(model, backend="weft")`: see `integrations.md`. On the command
+# line there are `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. `concepts.md`
+# explains the terms, and `planning.md` how the planner finds its orders.

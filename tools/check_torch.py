@@ -1,10 +1,10 @@
-"""Check the private and version-dependent names that Weft uses against the torch that is installed, or a wheel of it.
+"""Check the private and version-dependent torch names that Weft uses against the installed torch or a wheel.
 
     python tools/check_torch.py [--json] [--wheel torch-2.14.1-....whl]
 
 Reads `weft/compat` as text, looks every torch name in it up, and lists the schemas of the collectives. Exit status 1: a
-name that Weft cannot do without is missing. Run it with the interpreter of each torch that you care about; a wheel is
-only read, so it says less: nothing about names that are made at run time.
+required name is missing. Run it with the interpreter of each torch version of interest. A wheel is only read, so it
+shows less: no names that are created at run time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.torch_wheel import Wheel
 
 SOURCE = Path(__file__).parents[1] / "src" / "weft"
 OPTIONAL = {"isend", "irecv", "batch_p2p_ops", "wait_tensors"}
-"""Operators that some versions do not have; Weft then has no name for them."""
+"""Operators that some versions lack; Weft has no name for them there."""
 INDUCTOR_SETTINGS = ("post_grad_custom_post_pass", "reorder_for_peak_memory", "use_post_grad_passes")
 
 
@@ -35,7 +35,7 @@ class Finding:
     name: str
     where: str
     found: str
-    """What is there: a schema, `yes`, `missing`, or `unreadable` in a wheel."""
+    """The result: a schema, `yes`, `missing`, or `unreadable` in a wheel."""
     needed: bool
 
 
@@ -66,7 +66,7 @@ def names_in(path: Path) -> Iterator[tuple[str, int, bool]]:
 
 
 def _names_through_imports(function: ast.FunctionDef, guarded: set[ast.AST]) -> Iterator[tuple[str, int, bool]]:
-    """Attributes of what a function imports: `home.CustomGraphPass`."""
+    """Attributes of names that a function imports: `home.CustomGraphPass`."""
     origins = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(function)
@@ -138,7 +138,7 @@ def check_operators(schema: Callable[[str], str] = schema_installed) -> list[Fin
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--wheel", type=Path, help="read this wheel instead of the torch that is installed")
+    parser.add_argument("--wheel", type=Path, help="read this wheel instead of the installed torch")
     options = parser.parse_args()
     if options.wheel:
         wheel = Wheel(options.wheel)
@@ -148,7 +148,7 @@ def main() -> int:
     else:
         version, findings = torch.__version__, check_names()
         if not any(finding.needed and finding.found == "missing" for finding in findings):
-            findings += check_settings() + check_operators()  # which import Weft, and that needs all those names
+            findings += check_settings() + check_operators()  # these import Weft, which needs all those names
     broken = [finding for finding in findings if finding.needed and finding.found == "missing"]
     if options.json:
         print(json.dumps({"torch": version, "findings": [asdict(f) for f in findings]}, indent=1))

@@ -1,4 +1,4 @@
-"""The page of the Python interface: every public name with its signature and what it says of itself."""
+"""The page of the Python interface: every public name with its signature and docstring."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def members(cls: type) -> Iterator[str]:
-    """The fields, then the public members that say something of themselves."""
+    """The fields, then the public members that have a docstring."""
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     told = sentences(cls)
     for name in fields:
@@ -90,7 +90,7 @@ def _is_method(member: Any) -> bool:
 
 
 def sentences(cls: type) -> dict[str, str]:
-    """What stands under the fields of a class in its source."""
+    """The docstrings under the fields of a class in its source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     found: dict[str, str] = {}
     for statement, below in itertools.pairwise(body.body if isinstance(body, ast.ClassDef) else []):

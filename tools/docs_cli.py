@@ -1,4 +1,4 @@
-"""The page of the command line, made of the functions that are the commands."""
+"""The page of the command line, generated from the functions that implement the commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def section(callback: Callable[..., Any]) -> str:
-    """One command: what it does, its arguments and its options."""
+    """One command: its description, arguments and options."""
     hints = typing.get_type_hints(callback, include_extras=True)
     arguments: list[tuple[str, str, str]] = []
     options: list[tuple[str, str, str]] = []

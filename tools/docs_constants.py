@@ -1,4 +1,4 @@
-"""The page of constants: each number of the cost model with the source that stands beside it in the code."""
+"""The page of constants: each number of the cost model with its source, as the code states it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 COST = REPOSITORY / "src" / "weft" / "cost"
 CODE = ("communication.py", "device.py", "robust.py")
-"""The modules whose numbers price something; limits of readers are no constants of the model."""
+"""Modules whose numbers are part of the cost model; limits of readers are not."""
 SHAPE = ("name", "spans", "num_nodes", "ranks_per_node", "kind", "num_ranks", "level", "wire", "input_bytes")
-"""Keys that say what a cluster is, and need no source."""
+"""Keys that identify a cluster; they need no source."""
 LABELS = ("name", "kind", "num_ranks")
-"""Those of them that tell sections of one kind apart."""
+"""Keys among them that distinguish sections of one kind."""
 QUOTE = '"'
 KEY = re.compile(r"(\w+) = (.+?)(?:\s+# (.*))?")
 INTRODUCTION = """\
 # Constants and their sources
 
-Made of `src/weft/cost/`. What the constants are used for is told in [Cost model](cost-model.md). Your own cluster comes
+Made of `src/weft/cost/`. [Cost model](cost-model.md) explains their use. Your own cluster comes
 from measurements instead: [Calibration](calibration.md).
 """
 
@@ -62,13 +62,13 @@ def opening(text: str) -> str:
 
 
 def last_paragraphs(doc: str) -> str:
-    """What a docstring says of constants; else its first line."""
+    """The paragraph of a docstring about constants; else its first line."""
     found = [p for p in doc.split("\n\n") if "onstants" in p]
     return "\n\n".join(found) or doc.partition("\n")[0]
 
 
 def of_cluster(text: str) -> list[Constant]:
-    """The numbers of a cluster file. The source of one stands behind it, or right above it."""
+    """The numbers of a cluster file. A comment after or right above a number names its source."""
     found: list[Constant] = []
     section, above = "", ""
     for line in text.split("\n"):

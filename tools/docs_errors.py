@@ -1,6 +1,6 @@
-"""The page of error texts: every message that the code composes, with what it says to do about it.
+"""The page of error texts: every message that the code composes, with its advice.
 
-Contract: the source is read, not run. What a message fills in is shown as an ellipsis.
+Contract: the source is read, not run. Values that a message fills in are shown as an ellipsis.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def messages(path: Path) -> Iterator[Message]:
 
 
 def texts(value: ast.expr, function: ast.FunctionDef) -> list[str]:
-    """What an expression may say: a name says what is assigned to it in its function."""
+    """Possible texts of an expression; a name stands for the values assigned to it in its function."""
     match value:
         case ast.Constant():
             return [str(value.value)]

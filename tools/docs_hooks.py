@@ -1,7 +1,7 @@
-"""The hook of mkdocs (`mkdocs.yml`): adds the pages that are made from the code, and links the names of pages.
+"""The hook of mkdocs (`mkdocs.yml`): adds the pages generated from the code, and links page names.
 
-Contract: nothing is written below docs/. A page that is named in the text as `planning.md` becomes a link on the site,
-so that the sources read well as plain files too.
+Contract: nothing is written below docs/. A page name in the text, such as `planning.md`, becomes a link on the site, so
+that the sources also read well as plain files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BORROWED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages of the passes into the table of contents."""
+    """Add the pages of the passes to the table of contents."""
     nav: list[Any] = config.nav or []
     pages = [{name: f"passes/{name}.md"} for name in docs_passes.names()]
     reference = next(i for i, entry in enumerate(nav) if "Reference" in entry)
@@ -34,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made."""
+    """Add the generated pages."""
     made = docs_passes.pages() | {"cli.md": docs_cli.page(), "constants.md": docs_constants.page()}
     made |= {name: borrowed(source) for name, source in BORROWED.items()}
     made |= {"api.md": docs_api.page(), "errors.md": docs_errors.page()}
@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def borrowed(source: str) -> str:
-    """A file of the repository's root as a page, with its links as they are from here."""
+    """A file of the repository's root as a page, with its links adjusted."""
     text = (REPOSITORY / source).read_text().replace("](docs/", "](")
     for page, name in BORROWED.items():
         text = text.replace(f"]({name})", f"]({page})")
@@ -54,7 +54,7 @@ def borrowed(source: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Link what is written as the name of a page; not in a heading, which is the target of links itself."""
+    """Link page names in the text; not in headings, which are link targets themselves."""
 
     def link(match: re.Match[str]) -> str:
         return f"[`{match[1]}`]({match[1]})" if files.get_file_from_path(match[1]) is not None else match[0]

@@ -1,4 +1,4 @@
-"""The keyword index: every public name, pass, preset, command and reason, with the sections that speak of it."""
+"""The keyword index: every public name, pass, preset, command and reason, with the sections that mention it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from weft.plan.decision import Reason
 
 CODE = re.compile(r"```.*?```|`[^`\n]+`|^    .*$", re.MULTILINE | re.DOTALL)
 MOST = 6
-"""How many sections are named for one keyword; those of pages made by hand come first."""
+"""Maximum sections listed for one keyword; hand-written pages come first."""
 MADE = ("api.md", "cli.md", "constants.md", "changelog.md", "errors.md")
-"""Pages that name everything: no explanations, but for the section that is about the keyword itself."""
+"""Pages that name everything; only the section about the keyword itself counts."""
 INTRODUCTION = """\
 # Keyword index
 
@@ -36,7 +36,7 @@ class Keyword:
 
 
 def keywords() -> dict[str, list[Keyword]]:
-    """All of them by kind."""
+    """All keywords by kind."""
     public = [name for name in sorted(weft.__all__, key=str.lower) if name != "__version__"]
     commands = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
     return {
@@ -76,7 +76,7 @@ def page(pages: Mapping[str, str]) -> str:
 
 
 def speaks(word: Keyword, kind: str, body: str) -> bool:
-    """Whether a section names the keyword in code; many are common words too."""
+    """Whether a section names the keyword as code; many keywords are also common words."""
     text = body if kind == "Presets" else "\n".join(CODE.findall(body))
     return re.search(word.pattern, text) is not None
 

@@ -1,4 +1,4 @@
-"""The pages of the passes: each is made of the docstring of its module, its options and its golden file."""
+"""The pages of the passes, generated from module docstrings, options and golden files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.golden.goldens import FOLDER, Section, read
 from weft.passes.base import Pass, all_passes
 
 SHOWN = 6
-"""How many sections of a golden file a page shows; it names the others."""
+"""Maximum sections of a golden file that a page shows; it names the others."""
 LABEL = re.compile(r"(Why|Declines|Numerics|Memory|Bytes on the wire|Before|After|Sound): ?")
 INTRODUCTION = """\
 # Passes
 
 Each page is made of the docstring of a pass, its options and its golden file (`tests/golden/`), which the tests run on
 all ranks of a virtual cluster. `weft passes NAME` prints the same on a terminal. Pipelines are passes with commas, or
-presets (`planning.md`); how to write a pass is told in [Writing a pass](../writing-a-pass.md).
+presets (`planning.md`); [Writing a pass](../writing-a-pass.md) explains how to write one.
 
 | pass | what it does | numerics |
 |---|---|---|
@@ -64,7 +64,7 @@ def page(cls: type[Pass]) -> str:
 
 
 def summary(cls: type[Pass]) -> str:
-    """The first line of what a class says of itself."""
+    """The first line of a class docstring."""
     return (getdoc(cls) or "").partition("\n")[0]
 
 
@@ -82,11 +82,11 @@ def markdown_of(doc: str) -> str:
             lines.append(f"**{label[0].strip()}** {text[label.end() :]}".rstrip() if label else text)
         lines.append("")
     joined = "\n".join(lines).strip()
-    return joined.replace("```\n\n```python\n", "\n")  # one listing with an empty line in it stays one
+    return joined.replace("```\n\n```python\n", "\n")  # a listing with an empty line stays one block
 
 
 def options_table(cls: type[Pass]) -> list[str]:
-    """The options with their defaults, or a sentence that there are none; numerics are told by the docstring."""
+    """The options with their defaults, or a sentence if a pass has none. The docstring covers numerics."""
     rows = [f"| `{o.name}` | `{_either(o.type)}` | `{_either(o.default)}` | {_line(o.doc)} |" for o in cls.options()]
     if not rows:
         return ["It has no options."]
@@ -103,7 +103,7 @@ def _line(text: str) -> str:
 
 
 def section_text(section: Section) -> str:
-    """One behaviour: the graph before, and what comes of it."""
+    """One behaviour: the graph before and after."""
     parts = [f"### {section.title}", f"`{section.spec}`", f"```python\n{section.before}```"]
     if section.after:
         parts.append(f"becomes\n\n```python\n{section.after}```")

@@ -1,8 +1,8 @@
-"""Make docs/tutorial.md of docs/tutorial.py: run it piece by piece, and put what each piece prints below it.
+"""Generate docs/tutorial.md from docs/tutorial.py: run each piece and put its output below it.
 
     python tools/docs_tutorial.py           # writes docs/tutorial.md
 
-A piece begins with `# %%`. Pieces that are marked [markdown] are text in comments, all others are code of one program.
+A piece begins with `# %%`. Pieces marked [markdown] are text in comments; all others are code of one program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def page(source: str) -> str:
-    """The page of a program: its text, its code, and what the code prints when it is run now."""
+    """The page of a program: its text, its code, and the output of running it now."""
     names: dict[str, object] = {"__name__": "tutorial"}
     parts: list[str] = []
     for is_text, start, body in pieces(source):
@@ -43,7 +43,7 @@ def page(source: str) -> str:
 
 
 def pieces(source: str) -> Iterator[tuple[bool, int, str]]:
-    """Of each piece: whether it is text, the number of its first line, and its lines."""
+    """For each piece: whether it is text, the number of its first line, and its lines."""
     lines = source.split("\n")
     starts = [i for i, line in enumerate(lines) if line.startswith(MARK)]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):

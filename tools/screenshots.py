@@ -1,4 +1,4 @@
-"""Make the pictures of the docs: a step of the zoo, optimized, its page opened in Chromium and photographed.
+"""Make the screenshots of the docs: the report page of an optimized zoo step, opened in Chromium.
 
     python tools/screenshots.py [--output docs/images] [--layers 4]
 
@@ -20,7 +20,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CLUSTER = "h100-8x8"
 WIDTH, HEIGHT = 1200, 860
 REASON = "exposed-by-queue"
-"""What the table of collectives is filtered by: a reason that this step has."""
+"""Filter of the table of collectives: a reason that occurs in this step."""
 PICTURES = ("report.png", "timelines.png", "hover.png", "collectives.png")
 
 
@@ -53,7 +53,7 @@ def make_report(path: Path, layers: int) -> None:
 
 
 def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]:
-    """The pictures with their sizes: the page as it opens, its timelines, a collective from near by, the table."""
+    """The pictures with their sizes: the page as it opens, its timelines, a zoomed collective, the table."""
     page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page.goto(path.as_uri())
     page.screenshot(path=output / "report.png")
@@ -69,7 +69,7 @@ def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]
 
 
 def hover_most_exposed(page: Any) -> None:
-    """Go to the collective that the table has first, and point at it where it is drawn last: in the run after."""
+    """Go to the first collective of the table, and point at its last drawing: in the run after."""
     page.locator("#rows .name").first.click()
     page.get_by_label("Zoom out").click()
     page.evaluate("scrollTo(0, 0)")

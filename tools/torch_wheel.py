@@ -1,6 +1,6 @@
-"""What a wheel of torch says of its names and schemas, read as text: nothing of it is installed, imported or run.
+"""Names and schemas in a torch wheel, read as text: nothing is installed, imported or run.
 
-Contract: a name is `yes`, `missing`, or `unreadable` where it is made at run time or in C++ without a stub. A schema is
+Contract: a name is `yes`, `missing`, or `unreadable` if it is created at run time or in C++ without a stub. A schema is
 found by its text in the binary that registers it.
 """
 
@@ -66,7 +66,7 @@ class Wheel:
 
 
 def names_of(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """What statements bind, whichever way their conditions go."""
+    """Names that statements bind, in any branch of their conditions."""
     return {name: statement for statement in body for name, statement in _bound(statement)}
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/gpu/buckets.py [--ranks 2 4] [--json FILE]
 
-Every rank says that it is on another host, so that NCCL takes the network path over loopback. MPS, which this script
-starts and stops, lets the ranks' kernels run side by side. Times are medians of steps of one run, by CUDA events.
+Every rank claims to be on another host, so that NCCL takes the network path over loopback. MPS, which this script
+starts and stops, lets the ranks' kernels run at the same time. Times are medians of steps of one run, by CUDA events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP, STEPS = 3, 15
 
 @contextmanager
 def mps() -> Generator[None]:
-    """NVIDIA's multi-process service, for as long as it is needed."""
+    """Runs NVIDIA's multi-process service inside a `with` block."""
     if shutil.which("nvidia-cuda-mps-control") is None:
         print("no nvidia-cuda-mps-control: ranks take turns, and every small collective costs milliseconds")
         yield
@@ -150,7 +150,7 @@ def run(rank: int, ranks: int, path: str) -> None:
     variants = {"as written": "none", "moved": moved, "merged": merged.rstrip(","), "merged and moved": merged + moved}
     modules = {name: weft.optimize(before, pipeline=spec).module for name, spec in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in modules}
-    for _ in range(2):  # interleaved: the machine drifts
+    for _ in range(2):  # interleaved, because the machine drifts
         for name, module in modules.items():
             times[name] += time_step(module, inputs)
     expected, found = before(*inputs), modules["merged and moved"](*inputs)

@@ -1,8 +1,8 @@
-"""What rewrites that depend on a cost save on a GPU: padding of matmuls, and matmuls taken apart.
+"""Savings on a GPU by rewrites that depend on a cost: padded matmuls and decomposed matmuls.
 
     PYTHONPATH=src python benchmarks/gpu/rewrites.py [--json FILE]
 
-Each graph runs as it is and rewritten, in turn; what is taken apart is compiled, since it pays only where the product
+Each graph runs as it is and rewritten, in turn. Decomposed matmuls are compiled, because they pay only if the product
 is fused into the sum. Times are medians of runs by CUDA events.
 """
 
@@ -41,7 +41,7 @@ CALLS = 10
 
 
 def time_ms(work: Callable[[], Any], repeats: int = 15) -> float:
-    """The time of one call on the device: several are recorded as one CUDA graph, so that the host does not count."""
+    """Device time of one call; several calls are recorded as one CUDA graph to exclude host time."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

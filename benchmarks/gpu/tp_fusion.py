@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gpu/tp_fusion.py [--ranks 2 4] [--ring] [--json FILE]
 
-Every rank says that it is on another host, so that NCCL takes the network path over loopback; MPS, which this script
-starts and stops, lets the ranks' kernels run side by side. Compared are the pair as written, chunks as plain nodes,
-torch's fused operators of symmetric memory, its low-contention copies, and with --ring transfers from rank to rank,
-which need torch 2.12 and hold what they send until the process ends. Data of the checks of values are small whole
-numbers, where sums are exact. Times are medians of steps by CUDA events, variants in turn; the spread is the range of
+Every rank claims to be on another host, so that NCCL takes the network path over loopback; MPS, which this script
+starts and stops, lets the ranks' kernels run at the same time. The variants are the pair as written, chunks as plain
+nodes, torch's fused operators of symmetric memory, its low-contention copies, and with --ring transfers from rank to
+rank, which need torch 2.12 and keep their send buffers until the process ends. Checks of values use small whole
+numbers, whose sums are exact. Times are medians of steps by CUDA events, variants in turn; the spread is the range of
 the middle half.
 """
 
@@ -42,13 +42,13 @@ SIZES = {
     "more communication": (1024, 8192, 16384),
     "more compute": (512, 4096, 131072),
 }
-"""Rows on one rank, the width that is on the wire, and the width of the weights that is not."""
+"""Rows on one rank, the width that is communicated, and the other width of the weights."""
 CHUNKS = (2, 4, 8)
 WARM_UP, STEPS, ROUNDS = 3, 12, 3
 
 
 def on_device(listing: str) -> str:
-    """A listing of one group, for the default group and on the GPU, with products of fp8 as CUDA has them."""
+    """A listing with one group, moved to the default group and the GPU, with fp8 products as CUDA has them."""
     head, _, body = listing.partition("\n")
     head, body = (text.replace("'tp'", "'0'").replace("out_dtype=f32", "out_dtype=bf16") for text in (head, body))
     return f"{head}\ndevice('cuda:0')\n{body}"
@@ -81,7 +81,7 @@ def arguments(module: Any, rank: int, *, whole: bool) -> list[torch.Tensor]:
 
 
 def variants(pass_name: str, ring_of: int | None) -> dict[str, str]:
-    """Pipelines by what they do."""
+    """Pipelines by variant."""
     chunked = {f"{n} chunks": f"{pass_name}{{chunks={n} kernel=portable}}" for n in CHUNKS}
     fused = {"symmetric memory": f"{pass_name}{{chunks=2 kernel=symmetric-memory}}"}
     copied = {"low contention": f"{pass_name}{{kernel=low-contention}}"}
@@ -90,7 +90,7 @@ def variants(pass_name: str, ring_of: int | None) -> dict[str, str]:
 
 
 def build(listing: str, pass_name: str, ring_of: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """The modules of all variants, and why some are not there."""
+    """The modules of all variants, and the reasons for missing ones."""
     before = weft.parse(listing)
     modules: dict[str, Any] = {}
     declined: dict[str, str] = {}
@@ -104,7 +104,7 @@ def build(listing: str, pass_name: str, ring_of: int | None) -> tuple[dict[str, 
 
 
 def check_values(rank: int, ranks: int, ring: bool) -> dict[str, Any]:
-    """Every dim, every kind of product, all kernels against the pair as written."""
+    """Check every dim, every kind of product and all kernels against the pair as written."""
     found = {"checked": 0, "bitwise": 0, "close": 0, "declined": 0, "wrong": list[str]()}
     for case in cases(ranks):
         for pass_name, listing in ((GATHER, gather(case)), (SCATTER, scatter(case))):
@@ -117,7 +117,7 @@ def check_values(rank: int, ranks: int, ring: bool) -> dict[str, Any]:
                 try:
                     pairs = list(zip(module(*inputs), expected, strict=True))
                     torch.cuda.synchronize()
-                except Exception as error:  # on every rank alike: the others do not wait for this one
+                except Exception as error:  # all ranks raise alike, so no rank waits for this one
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
                     found["wrong"].append(f"{pass_name}, {case}, {name}: {reason}")
                     continue
@@ -131,7 +131,7 @@ def check_values(rank: int, ranks: int, ring: bool) -> dict[str, Any]:
 
 def time_variants(modules: dict[str, Any], inputs: list[torch.Tensor]) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in modules}
-    for _ in range(ROUNDS):  # in turn: the machine drifts
+    for _ in range(ROUNDS):  # in turn, because the machine drifts
         for name, module in modules.items():
             for step in range(WARM_UP + STEPS):
                 dist.barrier()
@@ -212,7 +212,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--ring", action="store_true", help="transfers from rank to rank too")
+    parser.add_argument("--ring", action="store_true", help="add transfers from rank to rank")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     about = {

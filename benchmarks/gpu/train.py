@@ -1,13 +1,13 @@
-"""Training steps on one GPU with 2 and 4 real NCCL ranks: Weft beside eager, torch's own wrappers and Inductor.
+"""Training steps on one GPU with 2 and 4 real NCCL ranks: Weft compared with eager, torch's own wrappers and Inductor.
 
     PYTHONPATH=src python benchmarks/gpu/train.py --budget-s 560 --json results.json [--jobs 'fsdp:2:*' ...]
     PYTHONPATH=src python benchmarks/gpu/train.py --device cpu --ranks 2 --tiny      # the whole flow, without a GPU
     PYTHONPATH=src python benchmarks/gpu/train.py --docs results.json                # the table into docs/gpu.md
 
-First the ranks measure the cluster that they make. Then every job (parallelism:ranks:what) runs in processes of its own
-with a time limit, the most telling first: values against eager, step times by CUDA events, communication by the
-profiler, and for graphs what the simulator predicts of them on the measured cluster. The file is written after every
-row. MPS, which this script starts and stops, lets the ranks' kernels run side by side.
+First the ranks measure the cluster that they form. Then every job (parallelism:ranks:what) runs in its own processes
+with a time limit, the most informative jobs first: values against eager, step times by CUDA events, communication by
+the profiler, and for graphs the simulator's prediction on the measured cluster. The file is written after every row.
+MPS, which this script starts and stops, lets the ranks' kernels run at the same time.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ WORK = {
     "step": ["eager", "torch's own", "inductor", "inductor overlap", "weft_eager", "weft"],
     "cudagraphs": ["inductor cudagraphs", "weft cudagraphs"],
 }
-"""What runs in one group of processes, in turn, so that the variants of a job meet the same machine."""
+"""Variants that run in turn in one group of processes, so that they see the same machine."""
 SHAPES = {
     "fsdp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
     "ddp": {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "tokens": 65536},
     "tp": {"num_layers": 2, "dim": 8192, "ffn_dim": 22016, "num_heads": 64, "tokens": 8192},
     "fsdp-tp": {"num_layers": 3, "dim": 4096, "ffn_dim": 11008, "num_heads": 32, "tokens": 16384},
 }
-"""Decoders in which communication takes about as long as compute; `tokens` are those of all ranks together."""
+"""Decoders in which communication takes about as long as compute; `tokens` is the total over all ranks."""
 TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "tokens": 128}
 SEQUENCE, VOCABULARY = 2048, 8192
 LOGGED = 6000
-"""Characters of each rank's output that are kept of a job that failed."""
+"""Characters kept of each rank's output if a job fails."""
 LEAST_S = 25
-"""A job is not begun with less time left."""
+"""Minimum remaining seconds to start a job."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one group of processes does."""
+    """The work of one group of processes."""
 
     parallel: str
     ranks: int
@@ -79,7 +79,7 @@ class Job:
 
 
 def all_jobs(ranks: list[int]) -> list[Job]:
-    """The most telling first: orders of one graph, then whole steps, then CUDA graphs, then more ranks."""
+    """All jobs, most informative first: orders of one graph, whole steps, CUDA graphs, then more ranks."""
     found: list[Job] = []
     if 2 in ranks:
         found += [Job(parallel, 2, what) for what in ("graph", "step") for parallel in ("fsdp", "ddp", "tp")]
@@ -91,7 +91,7 @@ def all_jobs(ranks: list[int]) -> list[Job]:
 
 
 class Runner:
-    """Runs jobs one behind the other within a budget, and keeps what they found."""
+    """Runs jobs one after the other within a time budget, and keeps their results."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
@@ -130,7 +130,7 @@ class Runner:
         )
 
     def _keep_logs(self, job: Job) -> None:
-        """The ends of what the ranks of a job said, behind those of earlier jobs, beside the results."""
+        """Append the ends of the ranks' output to a log next to the results."""
         if not self.options.json:
             return
         with Path(self.options.json).with_suffix(".log").open("a") as file:
@@ -140,7 +140,7 @@ class Runner:
                 file.write(f"==== {job.label} rank {rank}\n{said}\n")
 
     def _processes(self, job: Job) -> tuple[list[dict[str, Any]], str]:
-        """The rows that a job wrote, and why they are not all; empty if they are."""
+        """The rows that a job wrote, and why some are missing (empty if none is)."""
         left = self.ends - time.monotonic()
         if left < (5 if self.options.tiny else LEAST_S):
             return [], "not run: the budget is spent"
@@ -150,7 +150,9 @@ class Runner:
         path.write_text(json.dumps(spec))
         logs = [self.folder / f"{path.stem}_rank{rank}.log" for rank in range(job.ranks)]
         command = [sys.executable, str(HERE / "train_rank.py"), str(path)]
-        part = str(100 // job.ranks)  # of the GPU for each rank: kernels that take it all wait for each other's blocks
+        part = str(
+            100 // job.ranks
+        )  # share of the GPU for each rank: kernels that take all of it would wait for each other
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": part}
         started = [
             subprocess.Popen(
@@ -196,7 +198,7 @@ class Runner:
         }
 
     def write(self) -> None:
-        """All that is known, if it was asked for."""
+        """Write all results, if a file was given."""
         if self.options.json:
             found = {**about(self.options), "clusters": self.clusters, "rows": self.rows}
             Path(self.options.json).parent.mkdir(parents=True, exist_ok=True)
@@ -228,16 +230,16 @@ def _of_cluster(told: dict[str, Any]) -> str:
 
 
 def _wait(started: list[subprocess.Popen[bytes]], until: float) -> str:
-    """Wait for all; empty if all went well. One that failed, or the limit, ends the others."""
+    """Wait for all processes; return the error, empty if none. A failure or the time limit ends the others."""
     error = ""
     while any(process.poll() is None for process in started):
         failed = next((process for process in started if process.poll() not in (None, 0)), None)
         if failed is not None or time.monotonic() > until:
             error = "the time limit was reached" if failed is None else f"a rank ended with {failed.returncode}"
-            time.sleep(2 if failed is not None else 0)  # the others may say why
+            time.sleep(2 if failed is not None else 0)  # the others may report the cause
             break
         time.sleep(0.2)
-    for process in started:  # all at once: one that is left alone for a moment fails for another reason
+    for process in started:  # all at once: a rank left alone would fail for another reason
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     for process in started:
@@ -262,15 +264,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, nargs="*", choices=(2, 4), default=[2, 4])
     parser.add_argument("--jobs", nargs="*", default=["*"], help="patterns such as 'fsdp:2:*'; --list shows all")
-    parser.add_argument("--list", action="store_true", help="name the jobs in their order")
-    parser.add_argument("--budget-s", type=float, default=560.0, help="of the whole run")
-    parser.add_argument("--steps", type=int, default=8, help="that are timed in a round")
-    parser.add_argument("--reduce", choices=("f32", "bf16"), default="f32", help="in what gradients are summed")
+    parser.add_argument("--list", action="store_true", help="list the jobs in their order")
+    parser.add_argument("--budget-s", type=float, default=560.0, help="seconds for the whole run")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps in a round")
+    parser.add_argument("--reduce", choices=("f32", "bf16"), default="f32", help="dtype in which gradients are summed")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and two steps, to try the flow")
     for name in ("num-layers", "dim", "ffn-dim", "num-heads", "tokens"):
-        parser.add_argument(f"--{name}", type=int, help="of the model, instead of what is chosen by parallelism")
+        parser.add_argument(f"--{name}", type=int, help="of the model; default depends on the parallelism")
     parser.add_argument("--json", help="write everything to this file, after every row")
-    parser.add_argument("--docs", metavar="FILE", help="fill docs/gpu.md from a file of results, and run nothing")
+    parser.add_argument("--docs", metavar="FILE", help="write docs/gpu.md from a file of results and exit")
     options = parser.parse_args(arguments)
     options.steps = min(options.steps, 2) if options.tiny else options.steps
     return options

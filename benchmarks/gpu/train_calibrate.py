@@ -1,7 +1,7 @@
-"""The cluster that ranks of one machine make, measured by them: collectives, products, copies, gaps, and slowdown.
+"""Measure the cluster that the ranks of one machine form: collectives, products, copies, gaps and slowdowns.
 
-On a GPU everything comes from the traces of all ranks, by what `weft calibrate` is made of. On a CPU there are no
-kernels in a trace: there the collectives are timed from outside, as a stand-in by which the whole flow can be tried.
+On a GPU everything comes from the traces of all ranks, with the code of `weft calibrate`. Traces of a CPU have no
+kernels, so collectives are timed from outside; that is only a stand-in to try the whole flow.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from weft.cost.device import Device
 from weft.graph.ops import Kind
 
 PAYLOADS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
-"""Bytes of the full tensor."""
+"""Sizes of the full tensor in bytes."""
 REPEATS = 4
 NUM_ADDS = 100
 NUM_PRODUCTS = 8
 AHEAD_BYTES = 512 << 20
-"""Of the collective beside which products are timed: it must take longer than they do."""
+"""Bytes of the collective during which products are timed: it must outlast them."""
 
 BESIDE_BYTES = 32 << 20
-"""Of the all-reduce that is timed beside products: it must end before they do."""
+"""Bytes of the all-reduce that is timed during products: it must end before they do."""
 MIN_SHARED = 1.5
-"""Two groups share a wire where their collectives at once take so many times as long as one of them."""
+"""Two groups share a wire if their collectives together take this many times as long as one of them."""
 
 
 def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Measure, and let rank 0 write the cluster; what was found comes back on rank 0."""
+    """Measure, and let rank 0 write the cluster; returns the findings on rank 0."""
     folder, device, ranks = Path(job["folder"]), job["device"], job["ranks"]
     groups: list[Any] = [dist.group.WORLD]
     if ranks == 4:
@@ -73,7 +73,7 @@ def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], is_shared: bool) -> dict[str, Any]:
-    """Where the axes of a mesh do not share a wire, they are levels of their own: of nodes, and between them."""
+    """If the axes of a mesh do not share a wire, each is a level: inside nodes, and between them."""
     fitted = fit(samples, name=f"measured-{job['ranks']}", device=device, ranks_per_node=None if is_shared else 2)
     text = cluster_text(fitted, ["the ranks of this run"])
     Path(job["cluster"]).write_text(text)
@@ -98,7 +98,7 @@ def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], 
 
 
 def _collectives(num_bytes: int, group: Any, device: str) -> dict[Kind, Callable[[], Any]]:
-    """One of each kind whose full tensor has that many bytes."""
+    """One collective of each kind with a full tensor of this size."""
     size = dist.get_world_size(group)
     full = torch.ones(num_bytes // 2, dtype=torch.bfloat16, device=device)
     part = full[: full.numel() // size].clone()
@@ -110,7 +110,7 @@ def _collectives(num_bytes: int, group: Any, device: str) -> dict[Kind, Callable
 
 
 def _work(job: dict[str, Any], groups: list[Any], payloads: tuple[int, ...]) -> Callable[[], None]:
-    """All that is measured, as one piece of work for the profiler.
+    """All measurements, as one function to profile.
 
     Before each collective there is a product, as in a step: back to back they would find the wire awake, and be faster.
     """
@@ -151,13 +151,13 @@ def _compute(job: dict[str, Any]) -> None:
         _ = a + b
         _ = a * b
     tiny = torch.ones(16, device=job["device"])
-    _ = a @ a.t()[:, :1024]  # work ahead, so that the host is never what is waited for
+    _ = a @ a.t()[:, :1024]  # queue work first, so that the device never waits for the host
     for _ in range(NUM_ADDS):
         tiny = tiny + tiny
 
 
 def _slowdown() -> float:
-    """The share by which products slow beside an all-reduce."""
+    """The share by which products slow during an all-reduce."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     talk = torch.ones(AHEAD_BYTES // 2, dtype=torch.bfloat16, device="cuda")
 
@@ -199,7 +199,7 @@ def _share_a_wire(groups: list[Any], device: str) -> bool:
 
 
 def _talk_slowdown() -> float:
-    """The share by which an all-reduce slows beside products."""
+    """The share by which an all-reduce slows during products."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     talk = torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device="cuda")
     side = torch.cuda.Stream()
@@ -223,7 +223,7 @@ def _talk_slowdown() -> float:
 
 
 def _share() -> float:
-    """How many times as long products take where all ranks compute at once; the profiler sees each kernel alone."""
+    """Factor by which products slow if all ranks compute at once; the profiler sees each kernel alone."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     alone = 0.0
     for turn in range(dist.get_world_size()):

@@ -1,4 +1,4 @@
-"""The steps of `train.py` as a picture for docs/gpu.md: a bar for what was measured, a line for what was predicted."""
+"""The steps of `train.py` as a picture for docs/gpu.md: a bar for the measured time, a line for the prediction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a profiler saw of one rank's step: exposed communication, gaps between kernels, and the time of each node.
+"""Profile of one rank's step: exposed communication, gaps between kernels, and the time of each node.
 
-Contract: times in microseconds. A kernel of NCCL is communication, every other kernel, copy and fill is compute. Where
-a trace has no kernels (on a CPU) there is nothing to be told, and None comes back.
+Contract: times in microseconds. NCCL kernels are communication; every other kernel, copy and fill is compute. A trace
+without kernels (on a CPU) gives None.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 Interval = tuple[float, float]
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 MAX_GAP_US = 20.0
-"""Between two kernels of one stream: a longer one is a wait, not a gap."""
+"""Longest gap between two kernels of a stream, in microseconds; anything longer is a wait."""
 NODE = "node:"
 
 
 def record(work: Callable[[], Any], path: Path, *, device: str, shapes: bool = False) -> Path:
-    """Run something under the profiler and write its Chrome trace."""
+    """Run a function under the profiler and write its Chrome trace."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities, record_shapes=shapes) as found:
         work()
@@ -45,7 +45,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that do not touch, in order."""
+    """The union of intervals, as disjoint intervals in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -60,12 +60,12 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def exposed_us(communication: Sequence[Interval], compute: Sequence[Interval]) -> float:
-    """The time in which something is communicated and nothing is computed."""
+    """Time during which communication runs and compute does not."""
     return length([*communication, *compute]) - length(compute)
 
 
 def communication_of(events: Iterable[dict[str, Any]]) -> dict[str, float] | None:
-    """Communication, what of it is exposed, and compute; None where the trace has no kernels."""
+    """Communication, its exposed part, and compute; None if the trace has no kernels."""
     kernels = [event for event in events if event.get("cat") in ON_DEVICE]
     if not kernels:
         return None
@@ -84,7 +84,7 @@ def is_communication(event: dict[str, Any]) -> bool:
 
 
 def gap_us(events: Iterable[dict[str, Any]]) -> float | None:
-    """The median gap between kernels that follow each other on a stream; None where there are none."""
+    """The median gap between consecutive kernels of a stream; None without gaps."""
     streams: dict[Any, list[Interval]] = {}
     for event in events:
         if event.get("cat") == "kernel" and not is_communication(event):
@@ -108,7 +108,7 @@ class _Named(Interpreter):
 
 
 def node_times(module: GraphModule, inputs: Sequence[Any], path: Path, device: str) -> dict[str, float]:
-    """The time of each compute node on the device, or on a CPU of its operators; the best of two runs."""
+    """Device time of each compute node (operator time on a CPU); the best of two runs."""
     runner = _Named(module)
     runner.run(*inputs)
     times: dict[str, float] = {}
@@ -120,7 +120,7 @@ def node_times(module: GraphModule, inputs: Sequence[Any], path: Path, device: s
 
 
 def marked(events: Sequence[dict[str, Any]], device: str) -> dict[str, float]:
-    """Times by node: of the kernels, copies and fills of its marks without communication; on a CPU of the marks.
+    """Times by node: kernels, copies and fills inside its marks, without communication; on a CPU, the marks.
 
     Marks of one lane do not overlap. A kernel belongs to the mark in which it begins.
     """

@@ -3,7 +3,7 @@
     python benchmarks/gpu/train_rank.py JOB.json RANK
 
 Contract: a job names a parallelism, a number of ranks and variants. Rank 0 appends a row to the job's file as soon as a
-variant is measured; a later row of a variant replaces an earlier one. What raises is a row with the text of the error.
+variant is measured; a later row of a variant replaces an earlier one. A variant that raises gives a row with the error.
 A step is the loss and all gradients; the optimizer is the same for all variants and is left out.
 """
 
@@ -37,13 +37,13 @@ from weft.zoo.parallel.strategies import strategy_of
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 MAX_LOSS_ERROR, MAX_GRADIENT_ERROR = 1e-2, 5e-2
-"""Of the loss, and of all gradients by their norm, relative to eager: bf16 has eight bits."""
+"""Largest relative error of the loss and of the gradients' norm against eager: bf16 has eight bits."""
 SHOWN = 400
 ROUNDS = 2
 
 
 class Rank:
-    """What one rank holds for a job."""
+    """The state of one rank for a job."""
 
     def __init__(self, job: dict[str, Any], rank: int) -> None:
         self.job, self.rank = job, rank
@@ -52,7 +52,7 @@ class Rank:
         self.model, self.batch = self.build()
         self.reference = self._eager()
         self.measured: dict[str, float] | None = None
-        """Times of the nodes of the graph as it was captured; for what comes after it."""
+        """Node times of the captured graph, for the variants that follow."""
 
     def _mesh(self) -> DeviceMesh:
         axes = strategy_of(self.job["parallel"]).axes
@@ -115,7 +115,7 @@ class Rank:
         return found.tolist()
 
     def time(self, variant: Variant, warm_up: int) -> list[float]:
-        """Milliseconds of each step, the slowest rank's."""
+        """Milliseconds of each step on the slowest rank."""
         times: list[float] = []
         for step in range(warm_up + self.job["steps"]):
             dist.barrier()
@@ -138,7 +138,7 @@ class Rank:
         return start.elapsed_time(end)
 
     def profile(self, variant: Variant) -> dict[str, Any]:
-        """Communication of a step by the profiler, of the rank that exposes most."""
+        """Profiled communication of a step, on the rank that exposes most."""
         path = Path(self.job["folder"]) / f"step_rank{self.rank}.json"
         dist.barrier()
         record(variant.run, path, device=self.device.type)
@@ -203,7 +203,7 @@ def start(job: dict[str, Any], rank: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
     if job["device"] == "cuda":
         os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-        os.environ["TORCH_NCCL_HIGH_PRIORITY"] = "1"  # else a collective queues behind the products of the other ranks
+        os.environ["TORCH_NCCL_HIGH_PRIORITY"] = "1"  # else a collective waits for the other ranks' products
         torch._dynamo.config.recompile_limit = 32  # one function, compiled in many ways
         torch.cuda.set_device(0)
         torch.backends.cuda.enable_cudnn_sdp(False)  # one kernel of attention for all variants

@@ -1,4 +1,4 @@
-"""What a rank says that waits too long: where its host stands, and which collectives have begun and not ended."""
+"""Report of a rank that waits too long: its host stack, and the collectives that have started but not ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 8
 
 
 def tell_if_stuck(after_s: float) -> None:
-    """Say so after that many seconds, if this process still runs then."""
+    """Print the report after this many seconds, if the process still runs."""
     watch = threading.Timer(max(after_s, 1.0), _tell)
     watch.daemon = True
     watch.start()
@@ -25,7 +25,7 @@ def _tell() -> None:
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     if dist.get_backend() != "nccl":
         return
-    from torch._C import _distributed_c10d  # has it where torch is built with NCCL
+    from torch._C import _distributed_c10d  # present if torch is built with NCCL
 
     dump: Any = json.loads(_distributed_c10d._dump_nccl_trace_json())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
     entries = dump.get("entries", [])

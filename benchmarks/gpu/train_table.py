@@ -1,4 +1,4 @@
-"""The results of `train.py` as a table: printed, and filled into docs/gpu.md with a picture."""
+"""The results of `train.py` as a table, to print or to write into docs/gpu.md with a picture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN = 160
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, aligned; what failed is named below it."""
+    """An aligned Markdown table, with failures listed below it."""
     cells = [HEAD, *(_cells(row) for row in rows if "error" not in row)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
     lines = [
@@ -82,7 +82,7 @@ def _one_line(text: str) -> str:
 
 
 def document(found: dict[str, Any]) -> str:
-    """What docs/gpu.md shows of a run."""
+    """The section of docs/gpu.md for a run."""
     versions = ", ".join(f"{key} {found[key]}" for key in ("torch", "cuda", "nccl", "python") if found.get(key))
     lines = [f"{found['machine']}, {versions}; {found['date']}.", "", table(found["rows"]), ""]
     for cluster in found["clusters"].values():
@@ -101,7 +101,7 @@ def document(found: dict[str, Any]) -> str:
 
 
 def fill(results: Path, page: Path) -> None:
-    """Put the results of a run between the marks of a page."""
+    """Write the results of a run between the marks of a page."""
     text = page.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

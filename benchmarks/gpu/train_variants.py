@@ -52,9 +52,9 @@ OVERLAP = {
     "aten_distributed_optimizations.collective_bucketing": True,
     "aten_distributed_optimizations.insert_overlap_deps": True,
 }
-"""Inductor's settings for bucketing and overlap; those that a torch does not have are named and left out."""
+"""Inductor's settings for bucketing and overlap; settings that a torch version lacks are reported and skipped."""
 INSTEAD = {"inductor overlap": "inductor overlap, without deps"}
-"""What is tried where a variant fails: in some graphs Inductor cannot lower the dependencies that keep its order."""
+"""Fallback if a variant fails: in some graphs Inductor cannot lower the dependencies that keep its order."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Variant:
 
     run: Callable[[], list[Tensor]]
     about: Callable[[], dict[str, Any]] = field(default=lambda: {})
-    """What is to be said of it, once it has run."""
+    """Remarks on the variant, after it has run."""
 
 
 def make_variant(held: Rank, name: str) -> Variant:
@@ -88,7 +88,7 @@ def make_variant(held: Rank, name: str) -> Variant:
         "inductor cudagraphs": {"mode": "reduce-overhead"},
     }
     settings = dict(ways[name])
-    if name.startswith("weft"):  # also where the package is not installed, so that its entry points are not found
+    if name.startswith("weft"):  # register the backend even if the package and its entry points are not installed
         from weft.frontends import backends
 
         settings["backend"] = getattr(backends, settings["backend"])
@@ -112,7 +112,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 @cache
 def _foreseen() -> list[float]:
-    """What the simulator says of every graph that the backends make from now on, in microseconds, in their order."""
+    """Collects the predicted times of all graphs that the backends make from now on, in microseconds."""
     plain, found = session.optimize, list[float]()
 
     def optimize(module: GraphModule, cluster: Cluster, **settings: Any) -> weft.Result:
@@ -139,7 +139,7 @@ def _of_compiler(name: str, missing: list[str], earlier: int) -> dict[str, Any]:
     return about
 
 
-# What torch has for these parallelisms without a compiler.
+# Torch's own wrappers for these parallelisms, without a compiler.
 
 
 class _Cast(nn.Module):
@@ -175,7 +175,7 @@ def _own(held: Rank) -> Variant:
 def _graph(held: Rank, name: str) -> Variant:
     before, inputs = _captured(held)
     cluster = Cluster.load(held.job["cluster"])
-    cluster = replace(cluster, device=replace(cluster.device, fuses=False))  # it runs operator by operator
+    cluster = replace(cluster, device=replace(cluster.device, fuses=False))  # the graph runs operator by operator
     started = time.perf_counter()
     result = weft.optimize(before, cluster, pipeline=GRAPHS[name])
     seconds = time.perf_counter() - started
@@ -186,7 +186,7 @@ def _graph(held: Rank, name: str) -> Variant:
             return list(result.module(*inputs))
 
     def about() -> dict[str, Any]:
-        if held.measured is None:  # timed in the order of the capture, where nothing overlaps
+        if held.measured is None:  # timed in the captured order, in which nothing overlaps
             path = Path(held.job["folder"]) / f"nodes_rank{held.rank}.json"
             with torch.no_grad():
                 alone = node_times(before, inputs, path, held.device.type)
@@ -201,7 +201,7 @@ def _graph(held: Rank, name: str) -> Variant:
 
 
 def _captured(held: Rank) -> tuple[GraphModule, list[Tensor]]:
-    """The joint graph of this rank, captured once, and what it is called with."""
+    """The joint graph of this rank, captured once, and its arguments."""
     job: Any = held.job
     if "captured" not in job:
         model, batch = held.model, held.batch
@@ -212,7 +212,7 @@ def _captured(held: Rank) -> tuple[GraphModule, list[Tensor]]:
 
 
 def _agree(own: str) -> None:
-    """Raise, on every rank, where ranks would run different graphs: they would wait for each other forever."""
+    """Raise on every rank if ranks would run different graphs: they would wait for each other forever."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     if len(set(found)) > 1:
@@ -220,7 +220,7 @@ def _agree(own: str) -> None:
 
 
 def predictions(module: GraphModule, cluster: Cluster, measured: dict[str, float]) -> dict[str, Any]:
-    """What the simulator says of the graph that ran.
+    """The simulator's prediction for the graph that ran.
 
     `predicted_ms` knows the cluster only: operators are priced one by one, since an eager graph fuses nothing.
     `predicted_measured_ms` takes the times of compute nodes from a run of the graph as captured, so that what is off is

@@ -1,4 +1,4 @@
-"""What ties the layers together for a caller: optimize, apply, verify, listing and parse."""
+"""The functions of the public interface: optimize, apply, verify, bisect, simulate, listing and parse."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.process import left_as_it_was
-from weft.report.comparison import Comparison
-from weft.report.report import GraphRecord, Report, record_passes
-from weft.report.stream_counts import record_streams
+from weft.report.report import GraphRecord, Report, record_passes, record_streams
+from weft.report.simulated import with_simulations
 from weft.report.work import check_tokens
 from weft.simulation.timeline import Timeline
 from weft.verification.bisection import Fault, find_fault
@@ -54,13 +53,17 @@ Witness = Literal["structure", "equivalence", "values", "off"]
 
 @dataclass(frozen=True)
 class Result:
-    """An optimized module, the plan that led to it, and the report of how."""
+    """An optimized module, the plan that led to it, and the report."""
 
     module: GraphModule
-    plan: Plan
     report: Report
     log: tuple[LogEntry, ...] = field(default=(), repr=False)
-    """What each pass did, with the listing before and after it."""
+    """The step of each pass, with the listing before and after it."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan. For a cluster it has evidence, which is computed when the plan is first asked for."""
+        return self.report.plan
 
 
 @left_as_it_was()
@@ -79,25 +82,25 @@ def optimize(
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
 
-    `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one nothing is priced or compared.
+    `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one, nothing is priced or compared.
     `pipeline` names passes, stages and presets, separated by commas; `auto` chooses by the graph (`planning.md`).
-    `memory_limit_bytes` is the most that one rank may hold at once. `effort` is how long to look for a shorter step.
-    `strict` makes an error of what a pass found to do and the graph forbids. `groups` gives sizes or ranks of groups
+    `memory_limit_bytes` is the peak memory that one rank may reach. `effort` is how long to search for a shorter step.
+    `strict` raises if the graph prevents a rewrite that a pass wanted to make. `groups` gives sizes or ranks of groups
     that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
-    runs both on every rank of a virtual cluster. `withheld` names groups whose launches stay apart, with the reason:
-    `weft.verification.agreement.agreement.withheld` finds them where ranks hold different graphs. `tokens_per_step`, of
-    all ranks together, is for the report; the zoo sets it for its own captures.
+    runs both on every rank of a virtual cluster. `withheld` maps groups whose launches no pass may merge to the
+    reason why; `weft.verification.agreement.agreement.withheld` finds them for ranks with different graphs.
+    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures.
 
-    Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an argument that cannot be,
-    `RefusedError` where `strict` or the limit of memory is not kept, `VerificationError` where the witness fails.
+    Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an invalid argument,
+    `RefusedError` if `strict` or the memory limit cannot be met, `VerificationError` if the check fails.
     """
     check_optimization("optimize", module, cluster, pipeline, memory_limit_bytes, effort, groups)
     if verify not in get_args(Witness):
         do = f"use one of {', '.join(map(repr, get_args(Witness)))}"
         raise VerificationError(compose("optimize", f"no witness is called {verify!r}", do=do))
     if tokens_per_step is not None:
-        do = "leave it out where it is not known"
+        do = "leave it out if it is not known"
         check_type("optimize", "tokens_per_step", tokens_per_step, int, "a whole number", do=do, error=ReportError)
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
@@ -119,14 +122,14 @@ def optimize(
         if not verdict.equal:
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
-    comparison = None if described is None else Comparison(module, run.module, described, groups, tokens_per_step)
-    if comparison is not None:
-        run = replace(run, plan=replace(run.plan, evidence=comparison.evidence()))
-    return Result(run.module, run.plan, _report(module, run, comparison, tuple(witnesses)), run.log)
+    report = _report(module, run, tuple(witnesses))
+    if described is not None:
+        report = with_simulations(report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step)
+    return Result(run.module, report, run.log)
 
 
 def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
-    """The proof that a run kept what is computed; in real arithmetic only where a pass that says so changed it."""
+    """The proof that a run kept the results; in real arithmetic only if a pass that reassociates changed the graph."""
     reassociates = any(
         entry.changed and parse_pass(entry.step.spec).numerics is not Numerics.EXACT for entry in run.log
     )
@@ -139,7 +142,7 @@ def _proof(module: GraphModule, run: Run, groups: Groups | None) -> Proof:
     return proof
 
 
-def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnesses: tuple[str, ...]) -> Report:
+def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report:
     return Report(
         before=_record(module, run.before),
         after=_record(run.module, run.after),
@@ -147,9 +150,7 @@ def _report(module: GraphModule, run: Run, comparison: Comparison | None, witnes
         streams=record_streams(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
-        cluster=None if comparison is None else comparison.cluster.name,
-        comparison=comparison,
-        plan_digest=run.plan.digest,
+        bare_plan=run.plan,
         witnesses=witnesses,
         may_share_inputs=may_share_inputs(module),
     )
@@ -164,7 +165,7 @@ def apply(module: GraphModule, plan: Plan, *, groups: Groups | None = None) -> G
     """Apply a plan to a copy of the module.
 
     `groups` gives sizes or ranks of groups that the graph does not state, as for `weft.optimize`. Raises `PlanError`
-    where the module is not the one that the plan was made for.
+    if the plan was made for another graph.
     """
     check_module("apply", module)
     is_path = isinstance(plan, str | Path)
@@ -190,11 +191,11 @@ def verify(
 
     Each side is one module for all ranks or one per rank. `mesh` gives the axes with their sizes, the last one
     varying fastest, and names every group of the graph; without it the groups of the modules tile `ranks` ranks.
-    `backend` runs the ranks in this process, `virtual`, or each in a process of its own, `gloo`. `inputs` holds the
-    arguments of each rank; they are made from the metadata of the inputs, by `seed`, otherwise. `groups` gives sizes or
-    ranks of groups that the graph does not state.
+    `backend` runs the ranks in this process (`virtual`) or each in its own process (`gloo`). `inputs` holds the
+    arguments of each rank; by default they are random, made from the metadata of the graph's inputs and `seed`.
+    `groups` gives sizes or ranks of groups that the graph does not state.
 
-    Raises `GraphError` or `VerificationError` where the sides cannot run; that they differ is told by the verdict.
+    Raises `GraphError` or `VerificationError` if a side cannot run. The verdict says whether the sides differ.
     """
     check_modules("verify", before, name="before")
     check_modules("verify", after, name="after")
@@ -255,11 +256,11 @@ def bisect(
     groups: Groups | None = None,
     seed: int = 0,
 ) -> Fault | None:
-    """Find the first pass of a pipeline that changes values or breaks a check; None where no pass does.
+    """Find the first pass of a pipeline that changes values or fails a check; None if no pass does.
 
     `values` runs the graph on every rank of a virtual cluster before and after each pass; `equivalence` tries to prove
-    each change instead, without data and at any size, and takes what it cannot prove for a fault. The other arguments
-    are those of `weft.optimize`.
+    each change instead, without data and at any size; a change that it cannot prove counts as a fault. The other
+    arguments are the same as for `weft.optimize`.
     """
     check_optimization("bisect", module, cluster, pipeline, memory_limit_bytes, effort, groups)
     if verify not in ("values", "equivalence"):
@@ -319,12 +320,12 @@ def simulate(
     groups: Groups | None = None,
     overrides: Mapping[str, float] | None = None,
 ) -> Timeline:
-    """When everything of a graph, or of graphs that run one behind the other, runs on a cluster; with a lower bound.
+    """The timeline of a graph, or of graphs that run one after the other, on a cluster; with a lower bound.
 
-    `cluster` is a preset, a TOML file or a `Cluster`; without one it is `h100-8x8`, or more such nodes where the groups
+    `cluster` is a preset, a TOML file or a `Cluster`; the default is `h100-8x8`, or more such nodes if the groups
     need them. `groups` gives sizes or ranks of groups that the graph does not state. `overrides` are times in
-    microseconds by the name of a node, such as measured ones; they come before every estimate. Raises `GraphError`
-    where a graph cannot be simulated, `ClusterError` where the cluster cannot be read or has too few ranks.
+    microseconds by the name of a node, such as measured ones; they replace estimates. Raises `GraphError` if a graph
+    cannot be simulated, `ClusterError` if the cluster cannot be read or has too few ranks.
     """
     check_modules("simulate", modules)
     if cluster is not None:
@@ -344,8 +345,8 @@ def listing(module: GraphModule) -> str:
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
     """The graph module of a listing, as `weft.listing` writes it; no part of the text is run.
 
-    `tutorial.md` shows how a listing looks. `constants` gives the values of constants too large to stand in it. Raises
-    `ListingError`, with the line, where the text is no listing.
+    `tutorial.md` shows a listing. `constants` gives the values of constants that are too large for the text. Raises
+    `ListingError`, with the line, if the text is not a listing.
     """
     do = "pass the text of a listing: weft.parse(Path('step.txt').read_text())"
     check_type("parse", "text", text, str, "the text of a listing", do=do, error=ListingError)

@@ -1,6 +1,6 @@
-"""The arguments of the public functions, checked before anything runs.
+"""Checks of the arguments of the public functions, made before anything runs.
 
-Contract: what is of a wrong type is refused by a sentence that says what was given and what is wanted; nothing is
+Contract: an argument of the wrong type raises an error that says what was given and what is needed. Nothing is
 converted.
 """
 
@@ -23,6 +23,7 @@ from weft.scheduling.search import Effort
 
 MESH_EXAMPLE = "give axes and sizes: mesh={'dp': 8}"
 MAX_SHOWN = 60
+"""Maximum number of characters of an argument that an error shows."""
 
 
 def check_type(
@@ -35,13 +36,13 @@ def check_type(
     do: str = "",
     error: type[WeftError] = GraphError,
 ) -> None:
-    """Refuse what is of none of the types `wanted`, which a sentence calls `said`; a bool is no number."""
+    """Raise unless `given` has one of the types `wanted`, which the message calls `said`. A bool is not a number."""
     if not isinstance(given, wanted) or isinstance(given, bool):
         raise error(compose(who, f"{name} is {_shown(given)}, {said} is needed", do=do))
 
 
 def check_module(who: str, given: Any, *, name: str = "module", said: str = "a graph module") -> None:
-    """Refuse what is no graph module, and say how to come from it to one."""
+    """Raise unless `given` is a graph module; the message says how to get one from what was given."""
     if isinstance(getattr(given, "module", None), GraphModule):
         do = "pass the module of the result: result.module"
     elif isinstance(given, str | Path):
@@ -54,18 +55,22 @@ def check_module(who: str, given: Any, *, name: str = "module", said: str = "a g
 
 
 def check_modules(who: str, given: Any, *, name: str = "modules") -> None:
-    """Refuse what is neither a graph module nor a sequence of them."""
+    """Raise unless `given` is a graph module or a sequence of graph modules."""
     if isinstance(given, str | bytes | GraphModule) or not isinstance(given, Sequence):
         check_module(who, given, name=name, said="a graph module or a list of them")
         return
     if not given:
-        raise GraphError(compose(who, f"there is no graph to {who}", do=f"give one graph module or more as {name}"))
+        raise GraphError(
+            compose(
+                who, f"{name} is empty, at least one graph is needed", do=f"give one graph module or more as {name}"
+            )
+        )
     for i, module in enumerate(given):
         check_module(who, module, name=f"{name}[{i}]")
 
 
 def check_groups(who: str, given: Any) -> None:
-    """Refuse groups that are not given by name, each with its size or its ranks."""
+    """Raise unless `given` maps the names of groups to sizes or ranks."""
     do = "give sizes or ranks: groups={'dp': 8} or groups={'dp': [[0, 1], [2, 3]]}"
     if given is None:
         return
@@ -89,7 +94,7 @@ def check_groups(who: str, given: Any) -> None:
 def check_optimization(
     who: str, module: Any, cluster: Any, pipeline: Any, memory_limit_bytes: Any, effort: Any, groups: Any
 ) -> None:
-    """Refuse what no pipeline can run with."""
+    """Raise if an argument cannot be used to run a pipeline."""
     check_module(who, module)
     if cluster is not None:
         check_cluster(who, cluster)
@@ -106,13 +111,13 @@ def check_optimization(
 
 
 def check_cluster(who: str, given: Any) -> None:
-    """Refuse what is neither a cluster nor the name or the file of one."""
+    """Raise unless `given` is a cluster, the name of a preset, or the path of a file."""
     do = "give a preset, cluster='h100-8x8', or the path of a TOML file"
     check_type(who, "cluster", given, (str, Path, Cluster), "a name, a path or a Cluster", do=do, error=ClusterError)
 
 
 def check_ranks(given: Any) -> None:
-    """Refuse a number of ranks that no cluster has."""
+    """Raise unless `given` is None or a positive number of ranks."""
     do = "give ranks=4, or leave it out: the groups of the graph say how many"
     check_type("verify", "ranks", given, (int, type(None)), "a whole number", do=do, error=VerificationError)
     if given is not None and given < 1:
@@ -120,7 +125,7 @@ def check_ranks(given: Any) -> None:
 
 
 def check_mesh(given: Any) -> None:
-    """Refuse what gives no axes with their sizes."""
+    """Raise unless `given` is None or maps mesh axes to sizes."""
     if given is None:
         return
     check_type("verify", "mesh", given, Mapping, "a mapping of axes", do=MESH_EXAMPLE, error=VerificationError)
@@ -133,9 +138,10 @@ def check_mesh(given: Any) -> None:
 
 
 def check_mesh_of(table: GroupTable, mesh: Mapping[str, int], given: Mapping[str, Any] | None) -> None:
-    """Refuse a mesh that leaves out a group of the graph.
+    """Raise if the mesh leaves out a group of the graph.
 
-    It need not name what is `given`, what lists its ranks, nor what several neighbouring axes make up together.
+    The mesh need not name groups that are `given`, that list their ranks, or that several neighbouring axes form
+    together.
     """
     joint = _joint_axes(list(mesh.values()))
     left_out = [
@@ -157,13 +163,13 @@ def check_mesh_of(table: GroupTable, mesh: Mapping[str, int], given: Mapping[str
 
 
 def _joint_axes(sizes: Sequence[int]) -> set[tuple[int, int]]:
-    """Size and stride of the groups that two or more neighbouring axes make up."""
+    """Size and stride of each group that two or more neighbouring axes form."""
     ends = range(len(sizes) + 1)
     return {(prod(sizes[i:j]), prod(sizes[j:])) for i in ends for j in ends if j - i >= 2}
 
 
 def _shown(given: Any) -> str:
-    """What was given, as a sentence can hold it."""
+    """The argument as the message shows it: short values as they are, others by type."""
     if given is None or isinstance(given, bool | int | float | str | Path):
         text = str(given) if isinstance(given, Path) else repr(given)
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,7 +1,7 @@
 """The errors a caller can meet, and the one shape of their messages.
 
-Contract: bad input raises a child of `WeftError` whose text says who complains, what was found against what was
-expected, where (a line of the listing with a caret and the user's source line), and what to do.
+Contract: bad input raises a subclass of `WeftError`. Its text says who complains, what was found and what was expected,
+where (a line of the listing with a caret and the user's source line), and what to do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 MAX_LINE = 2000
-"""Of a message: what is longer than that is cut."""
+"""Maximum number of characters of a message; longer ones are cut."""
 MAX_WHERE = 100
-"""Lines of an excerpt: a file may have a million faults."""
+"""Maximum number of lines in an excerpt, because a file may have a million faults."""
 
 
 class WeftError(Exception):
@@ -40,16 +40,16 @@ class PlanError(WeftError):
 
 
 class RefusedError(WeftError):
-    """`strict` was set and something forbids what a pass found to do, or a limit cannot be kept."""
+    """`strict` was set and the graph prevents a rewrite that a pass wanted to make, or a limit cannot be kept."""
 
 
 class MemoryLimitError(RefusedError):
-    """No order was found that fits into the memory allowed."""
+    """No order was found that fits into the memory limit."""
 
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message, least_bytes)
         self.least_bytes = least_bytes
-        """What would fit."""
+        """A limit that would work: the lowest peak that was found."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -64,7 +64,7 @@ class ReadError(WeftError):
 
 
 class ReportError(WeftError):
-    """A report was asked for what it does not hold."""
+    """A report was asked for data that it does not have."""
 
 
 class VerificationError(WeftError):
@@ -82,13 +82,13 @@ def compose(who: str, what: str, *, where: Sequence[str] = (), do: str = "") -> 
 
 
 def point_at(line: str, name: str, source: str = "") -> list[str]:
-    """An excerpt: one line of a listing, and a caret line under `name` with the user's source behind it."""
+    """An excerpt: one line of a listing, and a caret line under `name` followed by the user's source line."""
     start = max(line.find(name), 0)
     caret = " " * start + "^" * max(len(name), 1)
     return [line, f"{caret}  {source}".rstrip()]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean ...?`, or the empty string where nothing is near."""
+    """`did you mean ...?`, or the empty string if no name is similar."""
     matches = difflib.get_close_matches(name[:100], list(known), n=1)
     return f"did you mean {matches[0]!r}?" if matches else ""

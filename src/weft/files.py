@@ -1,7 +1,8 @@
 """Files that Weft writes: whole or not at all.
 
-Contract: a file is written beside its place and takes it when it is complete, so nobody reads half of one, and an error
-(a full disk, an interrupt) leaves what was there. Pipes and devices, which cannot be replaced, are written directly.
+Contract: a file is written under a temporary name next to its path and renamed when it is complete. So no reader sees
+half a file, and an error (a full disk, an interrupt) leaves the old file as it was. Pipes and
+devices, which cannot be replaced, are written directly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: str | Path) -> Generator[IO[bytes]]:
-    """The file to write into; it is at `path` once the block ends. Raises an OSError where that cannot be."""
+    """A file to write into; it appears at `path` when the block ends. Raises OSError if that fails."""
     try:
         place = Path(os.path.realpath(path))  # a link stays a link
     except ValueError as error:  # a NUL
@@ -40,6 +41,6 @@ def whole_file(path: str | Path) -> Generator[IO[bytes]]:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a text. Half characters, which no file can hold, become question marks. Raises an OSError."""
+    """Write a text. Lone surrogates, which UTF-8 cannot encode, become question marks. Raises OSError if that fails."""
     with whole_file(path) as file:
         file.write(text.encode(errors="replace"))

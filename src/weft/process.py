@@ -1,7 +1,7 @@
-"""The process that Weft is called in: left as it was.
+"""Keeps the state of the caller's process unchanged.
 
-Contract: modules that torch and others import late act when they are imported. torch sets TORCHINDUCTOR_CACHE_DIR, rich
-draws from `random`, sympy adds a filter of warnings. Whoever calls Weft sees none of that.
+Contract: late imports have side effects. torch sets TORCHINDUCTOR_CACHE_DIR, rich draws from `random`, sympy adds a
+warning filter. Weft undoes all of these.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR",)
-"""Of the environment, that torch sets when its compilers are imported or asked for their cache."""
+"""Environment variables that torch sets when its compilers are imported or asked for their cache."""
 
 
 @contextmanager
 def left_as_it_was() -> Generator[None]:
-    """Take back what imports inside did to the process; also a decorator."""
+    """Undo the side effects of imports inside the block; also a decorator."""
     unset = [name for name in VARIABLES if name not in os.environ]
     num_modules, state, filters = len(sys.modules), random.getstate(), list(warnings.filters)
     try:

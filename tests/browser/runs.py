@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.explain import CollectiveDecision, CollectiveRecord
 from weft.report.html import ReportPage
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
@@ -14,9 +14,9 @@ from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 GATHER_NS, SCATTER_NS, BYTES = 1_700_000, 1_300_000, 218 << 20
-HOISTED = Outcome("hoist-launches", Reason.APPLIED, "it is launched one layer earlier", ("x",), None)
-STAYS = Outcome("bucket-all-gathers", Reason.FULL, "its bucket would exceed 256 MiB", ("x",), None)
-NEEDED = Outcome("hoist-launches", Reason.DEPENDENCY, "it needs the layer before it", ("x",), "mm_3")
+HOISTED = CollectiveDecision("hoist-launches", Reason.APPLIED, "it is launched one layer earlier", ("x",), None)
+STAYS = CollectiveDecision("bucket-all-gathers", Reason.FULL, "its bucket would exceed 256 MiB", ("x",), None)
+NEEDED = CollectiveDecision("hoist-launches", Reason.DEPENDENCY, "it needs the layer before it", ("x",), "mm_3")
 
 
 def make_run(layers: int, ops: int, ahead: int, hostile: str | None = None) -> SimulatedRun:

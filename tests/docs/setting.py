@@ -131,9 +131,11 @@ def _with_model() -> dict[str, Any]:
 
 
 def _of_rewrites() -> dict[str, Any]:
+    from weft.passes import rewrite_pass
     from weft.rewriting import draft, pattern, rules
 
-    names = {name: getattr(module, name) for module in (draft, pattern, rules) for name in vars(module)}
+    modules = (draft, pattern, rules, rewrite_pass)
+    names = {name: getattr(module, name) for module in modules for name in vars(module)}
     names = {name: value for name, value in names.items() if not name.startswith("__")}
     known = {"Iterable": Iterable, "dataclass": dataclass, "Reason": Reason}
     return names | known | {"Context": base.Context, "Numerics": base.Numerics}

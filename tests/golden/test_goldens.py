@@ -110,7 +110,7 @@ def test_update_writes_an_error(tmp_path: Path):
     path = written(tmp_path, document(("before", invalid), title=CHECKS))
     (section,) = read(path)
     assert update(section).error == (
-        "graph: ag is never waited for and is no output of the graph\n"
+        "graph: ag is never waited for and is not an output of the graph\n"
         "    ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
         "    ^^\n"
         "wait for it, return it, or delete the launch\n"

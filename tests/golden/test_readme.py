@@ -31,7 +31,12 @@ def test_every_section_that_the_readme_names_exists():
 
 def rows_of_the_pipeline() -> list[tuple[int, str, str]]:
     """Number, what does it, and what shows it: the table that follows the heading in the docs."""
-    text = (ROOT / "docs" / "rewrites.md").read_text().partition("\n## Row by row\n")[2].partition("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "rewrites.md")
+        .read_text()
+        .partition("\n## PyTorch's post-grad steps, one by one\n")[2]
+        .partition("\n## ")[0]
+    )
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| \d", line)]
     return [(int(row.split()[0]), done, shown) for row, done, shown in cells]
 

@@ -144,7 +144,7 @@ def test_what_inductor_takes_from_its_cache_is_said_when_it_is_asked_for(mesh: D
         function(*gather_and_multiply_arguments(mesh.get_group().group_name))
         assert SESSION.report().entries[0].from_cache == bool(turn)
         assert digests(FolderBoard(folder), 2)[0].keys() == (set() if turn else {"forward 0/0"})
-        with pytest.raises(VerificationError, match="rank 1 has said nothing yet"):
+        with pytest.raises(VerificationError, match="rank 1 has published nothing yet"):
             weft.check_agreement()
         said.append(digests(FolderBoard(folder), 2)[0])
     assert said[0] == said[1]

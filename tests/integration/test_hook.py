@@ -248,5 +248,5 @@ def test_wrong_options_of_a_backend_are_told_with_the_nearest(
 def test_strict_refusals_reach_whoever_compiles(mesh: DeviceMesh):
     options = {"weft.strict": True, "weft.pipeline": "dedupe-collectives"}
     function = torch.compile(gather_twice, backend="weft_eager", options=options)
-    with pytest.raises(Exception, match=r"dedupe-collectives: .* again and stays: 1024 bytes would be held"):
+    with pytest.raises(Exception, match=r"dedupe-collectives: .* stays: 1.00 KiB would stay in memory"):
         function(torch.ones(16, 16), torch.ones(8, 16), mesh.get_group().group_name)

@@ -98,7 +98,7 @@ def test_a_broken_package_is_named_and_takes_no_other_pass_with_it(installed: Pa
     both = Path(f"{broken}{os.pathsep}{installed}")
     message = (
         "passes: weft-broken 0.1 offers 'remove-everything' (weft_broken:RemoveEverything), "
-        "but it cannot be loaded: RuntimeError: made for another version\nmend or remove weft-broken 0.1\n"
+        "but it cannot be loaded: RuntimeError: made for another version\nfix or uninstall weft-broken 0.1\n"
     )
     listed = run(both, "passes")
     assert (listed.returncode, listed.stderr) == (0, message)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.integration import functions
 from tests.integration.worlds import PYTHONPATH, REPOSITORY
-from weft.frontends.run_report import Entry, read_entries, write_entry
+from weft.frontends.run_report import GraphEntry, read_entries, write_entry
 from weft.frontends.session import NO_COLLECTIVES, SESSION
 from weft.passes.base import all_passes
 
@@ -107,18 +107,18 @@ def test_a_folder_that_cannot_be_written_stops_nothing(mesh: DeviceMesh, tmp_pat
 
 def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path):
     path = tmp_path / "side.jsonl"
-    entry = Entry("identity", "frame", "0/0", "forward", skipped="why")
+    entry = GraphEntry("identity", "frame", "0/0", "forward", skipped="why")
     write_entry(path, entry)
     with path.open("a") as file:
         file.write('{"identity": "torn\n{"another": "version"}\n[]\n')
-    write_entry(path, Entry("identity", "frame", "0/1", "forward", skipped="why"))
+    write_entry(path, GraphEntry("identity", "frame", "0/1", "forward", skipped="why"))
     assert [found.compile_id for found in read_entries(path)] == ["0/0", "0/1"]
 
 
 def test_what_the_file_has_is_not_written_again(tmp_path: Path):
     path = tmp_path / "side.jsonl"
     for rank in range(2):
-        write_entry(path, Entry("identity", "frame", "0/0", "forward", skipped="why", rank=rank))
+        write_entry(path, GraphEntry("identity", "frame", "0/0", "forward", skipped="why", rank=rank))
     assert [found.rank for found in read_entries(path)] == [0]
 
 

@@ -21,7 +21,7 @@ from weft.bounds.certificate import certificate_of
 from weft.bounds.checker import check
 from weft.bounds.drag_cuts import DragCut, DragCutSearch
 from weft.bounds.earliest_starts import Heads, find_heads
-from weft.bounds.lower_bound import busiest, lower_bound, of_drag, proof
+from weft.bounds.lower_bound import drag_cut_candidate, link_busy_candidate, lower_bound, proof_of_candidate
 from weft.bounds.problem import COMPUTE, Clock, MergingAssumption, Tasks, overlap_cost, tasks_of, wire_cost
 from weft.errors import VerificationError
 from weft.simulation.program import Program
@@ -63,7 +63,7 @@ def all_drags(
 
 def cost(program: Program, merging: MergingAssumption, clock: Clock) -> int:
     """What is added to the cuts by a clock."""
-    busy = busiest(program, tasks_of(program, merging)).value
+    busy = link_busy_candidate(program, tasks_of(program, merging)).value
     costs = {Clock.WORK: overlap_cost(program, busy), Clock.WIRE: wire_cost(program)}
     return costs.get(clock, 0)
 
@@ -120,11 +120,16 @@ def test_the_checker_proves_every_drag_cut_and_whatever_is_made_of_it_is_refused
         clock = CLOCKS[seed % 3]
         found = list(all_drags(program, merging, clock))
         step_ns = shortest(rng, program)
-        overlaps = [None, proof(program, tasks_of(program, merging), busiest(program, tasks_of(program, merging)))]
+        overlaps = [
+            None,
+            proof_of_candidate(
+                program, tasks_of(program, merging), link_busy_candidate(program, tasks_of(program, merging))
+            ),
+        ]
         for tasks, heads, tails, drag in rng.sample(found, min(4, len(found))):
-            candidate = replace(of_drag(program, tasks, drag, heads, tails), clock=clock)
+            candidate = replace(drag_cut_candidate(program, tasks, drag, heads, tails), clock=clock)
             value = max(0, drag.value + cost(program, merging, clock) - program.launch_gap_ns)
-            proved = proof(program, tasks, candidate), overlaps[clock is Clock.WORK]
+            proved = proof_of_candidate(program, tasks, candidate), overlaps[clock is Clock.WORK]
             made = certificate_of(value, merging, tasks.chains, clock, *proved)
             certificate = json.loads(json.dumps(made))
             assert check(program, certificate) >= value, f"seed {seed}"

@@ -1,4 +1,4 @@
-"""Modules to a timeline that knows its lower bound: the work of `weft.simulate`."""
+"""`weft.simulate`: the timeline of graph modules on a cluster, with its lower bound."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def simulate_modules(
 ) -> Timeline:
     """Simulate one graph, or several that run one after the other, on a cluster.
 
-    An output that a later graph takes as an input of the same name stays in memory until then. With `bound` the lower
-    bound is computed now, otherwise when it is first asked for. `overrides` are times in microseconds by the name of a
-    compute node or a launch; they replace every estimate.
+    An output that a later graph takes as an input of the same name stays in memory until then. With `bound`, the lower
+    bound is computed now; otherwise on first use. `overrides` maps names of compute nodes and launches to times in
+    microseconds, which replace every estimate.
     """
     given = [modules] if isinstance(modules, GraphModule) else list(modules)
     if not given:

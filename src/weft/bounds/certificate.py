@@ -1,31 +1,32 @@
-"""Certificates: what a bound rests on, as plain data that `weft.bounds.checker` recomputes.
+"""Certificates: the argument of a bound as plain data, which `weft.bounds.checker` recomputes.
 
-Contract: JSON. Nodes are numbered as in `tasks`: operation `i` is `i`, the collective of launch `i` is `i + n`;
-resource 0 is the compute stream, `k + 1` is link `k`.
+Contract: JSON. Nodes are numbered as in `problem`: operation `i` is `i`, the collective of launch `i` is `i + n`.
+Resource 0 is the compute stream, `k + 1` is link `k`.
 
     merging    allowed | excluded
-    chains     where merging is allowed, collectives of one queue that depend on each other, in order: none of these
-               are in one bucket
-    clock      wall | work | wire: by which time (`tasks`). By work and by wire what overlap costs is added
-    overlap    where the clock is work, the proof of how long some link is busy at least: its `heads`, `tails` and
+    chains     if merging is allowed: for each queue, collectives that depend on each other, in order. No two of them
+               can share a bucket
+    clock      wall | work | wire: the clock of the argument (`problem`). By work and wire, the cost of overlap is added
+    overlap    if the clock is work: the proof of how long some link is busy at least, with its own `heads`, `tails` and
                `claim`; else null
-    heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in order
+    heads      [node, resource, threshold]: sets of ancestors that raise the heads of nodes, in the order to check them
     tails      the same with time running backwards
-    claim      kind task:     head + duration + tail of a `node`; null: nothing takes time
-               kind machine:  the least head, the work and the least tail of all tasks of a `resource` whose heads reach
-                              `head` and whose tails reach `tail`
-               kind cut:      compute between the collectives `first` and `last` (either may be null). Compute that does
-                              not depend on `first` runs after it, or a collective that ends earlier on its queue goes
-                              before it: `first_drag` is the least that this costs. `last` is its mirror image.
-               kind drag:     compute whose heads reach `head`, then the collective `node` and the least tail. What ends
-                              after `node` has started drags the collectives of its link that depend on it behind that:
-                              `shares` divides its work over them, [compute, collective, time]. Where `is_last` is false
-                              time runs backwards.
-               kind memory:   storages that are held one after the other where the peak is at most `limit_bytes`: those
-                              of which only `count` fit at once, or null: all of them, by their bytes
-    bound_ns   the value of the claim; the checker wants no less than this
+    claim      kind task:     head + duration + tail of `node`; null if no operation takes time
+               kind machine:  the smallest head, the total time and the smallest tail of all tasks of `resource` whose
+                              heads reach `head` and whose tails reach `tail`
+               kind cut:      an idle cut. Compute lies between the collectives `first` and `last` (either may be null).
+                              Compute that does not depend on `first` runs after it, or a collective that ends earlier
+                              on its queue comes before it: `first_drag` is the least that this costs. `last` is the
+                              mirror image
+               kind drag:     a drag cut. Compute whose heads reach `head`, then the collective `node` and the smallest
+                              tail. Compute that ends after `node` has started drags the collectives of the link that
+                              depend on it: `shares` divides its work over them, [compute, collective, time]. If
+                              `is_last` is false, time runs backwards
+               kind memory:   storages that live one after the other if the peak is within `limit_bytes`: those of
+                              which only `count` fit at once; null: all storages, by bytes x lifetime
+    bound_ns   the value of the claim. The checker must find at least this much
 
-A certificate holds no number that is believed. Sets and thresholds only say where to look.
+The checker trusts no number in a certificate: sets and thresholds only tell it where to look.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
 
 
 def proof_of(claim: dict[str, object], heads: Rests, tails: Rests) -> dict[str, object]:
-    """A claim with the sets that its heads and tails rest on."""
+    """A claim, with the sets that prove its heads and tails."""
     return {"heads": sets_of(*heads), "tails": sets_of(*tails), "claim": claim}
 
 
@@ -74,11 +75,12 @@ def certificate_of(
     proof: dict[str, object],
     overlap: dict[str, object] | None = None,
 ) -> Certificate:
-    """A proof, and what it needs to know of merging and of overlap."""
+    """A proof, with the assumptions about merging and overlap that it makes."""
     named = {"format": FORMAT, "bound_ns": bound_ns, "merging": merging.value, "chains": chains}
     return named | {"clock": clock.value, "overlap": overlap} | proof
 
 
 def sets_of(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[list[int]]:
+    """The sets that prove these levels, as plain data."""
     sets = arguments_for(tasks, heads, levels)
     return [[argument.node, argument.resource, argument.threshold] for argument in sets]

@@ -1,10 +1,11 @@
 """Check a certificate of a lower bound against the program alone.
 
-Contract: nothing is believed. Heads, tails, sets, sums and drags are recomputed here from the operations, their edges
-and durations; the certificate only says which sets to look at (its fields: `certificates`). So whatever it holds, the
-value that comes out is a lower bound of every order that the execution model allows, or where the claim names a limit
-of memory of those whose peak is at most that; `check` returns it, and raises where the certificate claims more, or is
-no certificate. This module shares no code with `bounds` and what finds them.
+Contract: the checker believes nothing. It recomputes heads, tails, sets, sums and drags from the operations, their
+edges and their durations; the certificate (fields: `certificate`) only says which sets to look at. So whatever a
+certificate contains, the resulting value is a lower bound for every order that the execution model allows; if the claim
+names a memory limit, for every order whose peak is within it. `check` returns that value. It raises if the certificate
+claims more, or is malformed. This module shares no code with the modules that find bounds: a mistake there cannot hide
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.errors import VerificationError, compose
 from weft.simulation.program import MILLION, OpKind, Program
 
 CLOCKS = ("wall", "work", "wire")
-"""By which a bound may be. The step is no shorter by any."""
+"""Clocks that a bound may use. A step takes at least its time by each of them."""
 
 
 def check(program: Program, certificate: dict[str, Any]) -> int:
@@ -27,10 +28,10 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
         chains = certificate["chains"] if certificate["merging"] == "allowed" else None
         clock, overlap = str(certificate["clock"]), certificate["overlap"]
         if clock not in CLOCKS:
-            raise ValueError(f"no clock is called {clock!r}")
-        value = CheckedProblem(program, chains, clock).proved(certificate)
+            raise ValueError(f"unknown clock {clock!r}")
+        value = CheckedProblem(program, chains, clock).value_of(certificate)
         if clock == "work" and overlap is not None:
-            busy = CheckedProblem(program, chains, "busy").proved(overlap)
+            busy = CheckedProblem(program, chains, "busy").value_of(overlap)
             value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
         elif clock == "wire":
             compute = sum(program.duration_ns[op] for op, kind in enumerate(program.kinds) if kind is OpKind.COMPUTE)
@@ -38,7 +39,7 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
         value = max(0, value - program.launch_gap_ns)
         claimed = int(certificate["bound_ns"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = f"this is no certificate of this program ({type(error).__name__}: {error})"
+        what = f"this is not a certificate of this program ({type(error).__name__}: {error})"
         raise VerificationError(compose("check bound", what)) from error
     if value < claimed:
         raise VerificationError(compose("check bound", f"the certificate claims {claimed} ns and proves {value} ns"))
@@ -46,11 +47,11 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
 
 
 class CheckedProblem:
-    """Nodes and edges in one direction of time: all that a bound may use."""
+    """The nodes and edges of a program in one direction of time, with durations by one clock."""
 
     def __init__(self, program: Program, chains: list[list[int]] | None, clock: str) -> None:
         self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.kinds)
-        self.gap = self.lasting(program.launch_gap_ns) if clock != "busy" else 0
+        self.gap = self.by_work_clock(program.launch_gap_ns) if clock != "busy" else 0
         self.order, self.preds = list[int](), dict[int, list[int]]()
         kernels = Counter(program.kernel)
         self.part_of = {op: k for op, k in enumerate(program.kernel) if k != -1 and kernels[k] > 1}
@@ -61,15 +62,17 @@ class CheckedProblem:
             if any(pred not in self.preds for pred in self.preds[op]):
                 raise ValueError(f"operation {op} needs a later one")
             if kind is OpKind.COMPUTE and program.duration_ns[op] and clock != "busy":
-                own = self.computing(program.duration_ns[op])
-                self.resource[op], self.duration[op] = 0, own + self.gap * (op not in self.part_of)
+                lasts = self.by_wire_clock(program.duration_ns[op])
+                self.resource[op], self.duration[op] = 0, lasts + self.gap * (op not in self.part_of)
             elif kind is OpKind.LAUNCH:
                 self.preds[op + num] = self.preds[op]
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
                 saved = program.latency_ns[op] if self.is_merging else 0
-                self.latency[op + num] = self.lasting(saved)
-                self.duration[op + num] = self.lasting(saved) + self.lasting(program.duration_ns[op] - saved)
+                self.latency[op + num] = self.by_work_clock(saved)
+                self.duration[op + num] = self.by_work_clock(saved) + self.by_work_clock(
+                    program.duration_ns[op] - saved
+                )
         if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
             raise ValueError("a latency is negative or longer than its collective")
         self.chained = self.verified(chains or [])
@@ -78,42 +81,44 @@ class CheckedProblem:
         self.resource = {node: resource for node, resource in self.resource.items() if self.duration[node]}
 
     def verified(self, chains: list[list[int]]) -> set[int]:
-        """The members of chains: one for each queue at most, each depends on the one before."""
+        """The members of the chains, after checking that each queue has at most one and each member needs the last."""
         queues = [self.queue(int(chain[0])) for chain in chains if chain]
         if len(set(queues)) < len(queues):
             raise ValueError("two chains of one queue")
         for chain in chains:
             place = {int(node): number for number, node in enumerate(chain, 1)}
-            before: dict[int, int] = {}  # by node the last member that has ended when it starts, or ends with it
+            before: dict[int, int] = {}  # by node, how many members have ended when it ends
             for node in self.order:
                 before[node] = max((before[pred] for pred in self.preds[node]), default=0)
                 if node in place:
                     if before[node] != place[node] - 1 or self.queue(node) != self.queue(int(chain[0])):
-                        raise ValueError(f"{node} is not the next of its chain")
+                        raise ValueError(f"{node} does not depend on the member before it in its chain")
                     before[node] = place[node]
         return {int(node) for chain in chains for node in chain if self.latency[int(node)] >= 0}
 
     def launches_with_gaps(self) -> list[int]:
-        """Each launch, but not parts of kernels; merged, members of chains, for each of these is a launch."""
+        """Launches followed by a gap in every order: not parts of kernels; with merging, only members of chains."""
         num, queue = len(self.program.kinds), self.program.queue
         parts = {queue[op] for op in self.part_of if self.program.kinds[op] is OpKind.LAUNCH}
         if self.is_merging:
             return [node - num for node in self.chained if queue[node - num] not in parts]
         return [node - num for node in self.latency if node - num not in self.part_of]
 
-    def lasting(self, time: int) -> int:
-        """What a time is at least by the clock: that of work is slower beside collectives."""
+    def by_work_clock(self, time: int) -> int:
+        """The least that the clock shows for a time; the work clock is slower while a link is busy."""
         return time * MILLION // (MILLION + self.program.slowdown_ppm) if self.clock == "work" else time
 
-    def computing(self, time: int) -> int:
-        """What a time of compute is at least by the clock: that of wires is slower beside compute."""
+    def by_wire_clock(self, time: int) -> int:
+        """The least that the clock shows for a time of compute; the wire clock is slower while compute runs."""
         return time * MILLION // (MILLION + self.program.collective_slowdown_ppm) if self.clock == "wire" else time
 
-    def proved(self, proof: dict[str, Any]) -> int:
-        """The value of a claim, with the sets that it comes with."""
+    def value_of(self, proof: dict[str, Any]) -> int:
+        """The value of a claim, with the heads and tails that its sets prove."""
         if proof["claim"]["kind"] == "memory" and self.clock != "wall":
-            raise ValueError("memory says nothing of this clock")
-        return self.claim(proof["claim"], self.earliest(proof["heads"]), self.reversed().earliest(proof["tails"]))
+            raise ValueError("a memory claim needs the wall clock")
+        return self.claim(
+            proof["claim"], self.earliest_starts(proof["heads"]), self.reversed().earliest_starts(proof["tails"])
+        )
 
     def reversed(self) -> CheckedProblem:
         proof = copy.copy(self)
@@ -123,8 +128,8 @@ class CheckedProblem:
                 proof.preds[pred].append(node)
         return proof
 
-    def earliest(self, sets: Iterable[tuple[int, int, int]]) -> dict[int, int]:
-        """The head of each node: by its predecessors, and by the sets that are named."""
+    def earliest_starts(self, sets: Iterable[tuple[int, int, int]]) -> dict[int, int]:
+        """The head of each node, by its predecessors and by the named sets."""
         named = {int(node): (int(resource), int(threshold)) for node, resource, threshold in sets}
         heads: dict[int, int] = {}
         for node in self.order:
@@ -137,7 +142,7 @@ class CheckedProblem:
         return heads
 
     def before(self, node: int, heads: dict[int, int], threshold: int = 0) -> set[int]:
-        """What has ended when a node starts and has a head at the threshold or above; heads never fall along edges."""
+        """Ancestors of a node whose heads reach the threshold; heads never fall along edges, so the rest is cut off."""
         found, stack = set[int](), [node]
         while stack:
             new = {pred for pred in self.preds[stack.pop()] if heads[pred] >= threshold} - found
@@ -146,7 +151,7 @@ class CheckedProblem:
         return found
 
     def busy(self, nodes: Iterable[int]) -> int:
-        """How long tasks keep their resource busy. Merged, each queue pays for its chain; kernels have gaps between."""
+        """How long tasks occupy their resource: work, kernel gaps, and for each queue one latency or its chain's."""
         nodes, once, each = list(nodes), dict[int, int](), dict[int, int]()
         for node in nodes:
             queue, latency = self.queue(node), self.latency.get(node, 0)
@@ -161,29 +166,33 @@ class CheckedProblem:
 
     def claim(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         if claim["kind"] == "memory":
-            return self.held(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
+            return self.memory(int(claim["limit_bytes"]), claim["count"]) + self.program.launch_gap_ns
         if claim["kind"] == "task":
             if (node := claim["node"]) is None:
                 return 0
             return heads[node] + self.duration.get(node, 0) + tails[node]
         if claim["kind"] == "cut":
-            return self.cut(claim, heads, tails)
+            return self.idle_cut(claim, heads, tails)
         if claim["kind"] == "drag":
-            return self.drag(claim, heads, tails) if claim["is_last"] else self.reversed().drag(claim, tails, heads)
+            return (
+                self.drag_cut(claim, heads, tails)
+                if claim["is_last"]
+                else self.reversed().drag_cut(claim, tails, heads)
+            )
         on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
         chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
         lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
         return lead + self.busy(chosen) + trail
 
-    def cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
-        """Compute between two collectives, or one of them has another before or behind it on its queue."""
+    def idle_cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """The least of the cases: compute between both ends; another collective after `last`, or before `first`."""
         inside = [node for node, resource in self.resource.items() if resource == 0]
         cases, ends = list[int](), dict[str, int]()
         for side, proof, start, after in (("last", self, heads, tails), ("first", self.reversed(), tails, heads)):
             if (node := claim[side]) is not None:
-                drags, own = proof.drags(node, after), proof.before(node, start)
-                inside = [n for n in inside if n in own or drags.get(n, -1) >= int(claim[f"{side}_drag"])]
-                dragged = [drags[n] for n in inside if n not in own]
+                drags, ancestors = proof.drags(node, after), proof.before(node, start)
+                inside = [n for n in inside if n in ancestors or drags.get(n, -1) >= int(claim[f"{side}_drag"])]
+                dragged = [drags[n] for n in inside if n not in ancestors]
                 cases += [start[node] + self.duration[node] + min(dragged)] if dragged else []
                 ends[side] = self.duration[node] + after[node]
         lead, trail = min(heads[node] for node in inside), min(tails[node] for node in inside)
@@ -191,7 +200,7 @@ class CheckedProblem:
         return min([lead + self.busy(inside) + trail, *cases])
 
     def drags(self, node: int, tails: dict[int, int]) -> dict[int, int]:
-        """For each node the longest of what it must have behind it on the queue of a collective, tail included."""
+        """For each node, the longest other collective of this queue that depends on it, tail included."""
         drags: dict[int, int] = {}
         for other in reversed(self.order):
             if self.latency.get(other) is not None and self.queue(other) == self.queue(node) and other != node:
@@ -200,38 +209,38 @@ class CheckedProblem:
                 drags[pred] = max(drags.get(pred, -1), drags[other])
         return drags
 
-    def drag(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
-        """Compute, then a collective, then what late compute drags: its link carries all that in turn."""
+    def drag_cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
+        """Compute, then a collective, then the collectives that late compute drags: one link carries them in turn."""
         last = int(claim["node"])
         shares = [(int(node), int(dragged), int(share)) for node, dragged, share in claim["shares"]]
         chosen = [node for node, resource in self.resource.items() if resource == 0 and heads[node] >= claim["head"]]
-        own = self.before(last, heads)
-        late = {node: self.duration[node] for node in chosen if node not in own}
+        ancestors = self.before(last, heads)
+        late = {node: self.duration[node] for node in chosen if node not in ancestors}
         given = dict.fromkeys((dragged for _, dragged, _ in shares), 0)
         bits, reached = {node: 1 << number for number, node in enumerate(given)}, self.reached(given)
         for node, dragged, share in shares:
             late[node] -= share
             given[dragged] += share
             if share < 0 or late[node] < 0 or not reached[node] & bits[dragged]:
-                raise ValueError(f"the work of {node} cannot be divided like this")
+                raise ValueError(f"the work of {node} cannot be divided in this way")
         if any(self.resource[node] != self.resource[last] for node in given) or last not in self.latency:
-            raise ValueError("collectives of one link are needed")
+            raise ValueError("the collectives are not all of one link")
         lead, trail = min(heads[node] for node in (last, *chosen)), min(tails[node] for node in (last, *given))
         rooms = {node: self.duration[node] - self.latency[node] for node in given}
         gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
         return lead + self.duration[last] + trail + sum(self.duration[node] for node in chosen) - gained
 
     def reached(self, collectives: Iterable[int]) -> dict[int, int]:
-        """For each node those collectives that are or depend on it, a bit for each in turn."""
+        """For each node, the given collectives that it is or that depend on it, as a bit mask."""
         reached = {node: 1 << number for number, node in enumerate(collectives)}
         for node in reversed(self.order):
             for pred in self.preds[node] if node in reached else ():
                 reached[pred] = reached.get(pred, 0) | reached[node]
         return reached
 
-    def held(self, limit_bytes: int, count: int | None) -> int:
-        """What storages take that are held one after the other, as only some of them fit into the limit at once."""
-        program, forwards, backwards = self.program, self.paths(), self.reversed().paths()
+    def memory(self, limit_bytes: int, count: int | None) -> int:
+        """The time for storages that must live one after the other, since only some fit into the limit at once."""
+        program, forwards, backwards = self.program, self.longest_paths(), self.reversed().longest_paths()
         sizes = [(op, storage, size) for op, made in enumerate(program.allocates) for storage, size in made]
         times = Counter(storage for _, storage, _ in sizes)
         room = limit_bytes - sum(size for _, storage, size in sizes if storage in program.given)
@@ -250,34 +259,34 @@ class CheckedProblem:
                     trails.append(trail)
         at_once = room if count is None else int(count)
         if at_once < 1:
-            raise ValueError("nothing fits into the limit")
+            raise ValueError("no storage fits into the limit")
         return min(leads, default=0) + min(trails, default=0) - (-total // at_once)
 
-    def lifetime(self, maker: int, is_kept: bool, users: set[int], behind: dict[int, int]) -> tuple[int, int]:
-        """How long a storage is held at least, and what is behind that. Merged: only while it is received."""
+    def lifetime(self, maker: int, is_kept: bool, users: set[int], tails: dict[int, int]) -> tuple[int, int]:
+        """How long a storage lives at least, and what must follow. With merging, only while it is received."""
         num, kinds = len(self.program.kinds), self.program.kinds
         if self.is_merging:
             received = maker + num
-            return (self.alone(received), behind[received]) if kinds[maker] is OpKind.LAUNCH else (0, 0)
+            return (self.duration_without_gap(received), tails[received]) if kinds[maker] is OpKind.LAUNCH else (0, 0)
         if is_kept:
-            return self.alone(maker) + behind[maker], 0
+            return self.duration_without_gap(maker) + tails[maker], 0
         done: dict[int, int] = {}
-        for op in sorted({maker, *users}):  # what an operation needs has a lower number
+        for op in sorted({maker, *users}):  # operations are numbered in a legal order
             for node in (op, op + num) if kinds[op] is OpKind.LAUNCH else (op,):
                 before = (done[pred] for pred in self.preds[node] if pred in done)
-                done[node] = self.alone(node) + max(before, default=0)
+                done[node] = self.duration_without_gap(node) + max(before, default=0)
         most = max(done.values())
-        return most, max(behind[node] for node in done if done[node] == most)
+        return most, max(tails[node] for node in done if done[node] == most)
 
-    def alone(self, node: int) -> int:
-        """What a node takes, without a gap."""
+    def duration_without_gap(self, node: int) -> int:
+        """How long a node takes, without a launch gap."""
         if node in self.latency:
             return self.program.duration_ns[node - len(self.program.kinds)]
         return self.program.duration_ns[node] if self.program.kinds[node] is OpKind.COMPUTE else 0
 
-    def paths(self) -> dict[int, int]:
-        """The longest chain before each node, without gaps."""
+    def longest_paths(self) -> dict[int, int]:
+        """The longest path before each node, without launch gaps."""
         found: dict[int, int] = {}
         for node in self.order:
-            found[node] = max((found[pred] + self.alone(pred) for pred in self.preds[node]), default=0)
+            found[node] = max((found[pred] + self.duration_without_gap(pred) for pred in self.preds[node]), default=0)
         return found

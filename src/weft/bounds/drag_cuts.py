@@ -1,20 +1,24 @@
-"""Drag cuts: compute that is held back to hide a collective drags the collectives that depend on it behind that one.
+"""Drag cuts: delaying compute to hide a collective also delays the collectives that depend on that compute.
 
-Contract: take a collective `node` on a link, and the moment it starts. Compute that ends later is late; nothing that
-`node` depends on is. Every collective of the link that depends on late compute starts behind that moment, as `node`
-does, so the link carries all of them from there on. All other compute has ended by then, one after the other. So the
-step takes the compute whose heads reach a threshold (which the head of `node` reaches too: all of it may be late), then
-`node` and the least tail; late compute takes its work from that and adds what it drags.
+Contract: choose a collective `node` on a link, and consider the moment it starts. Compute that ends after that moment
+is late. No ancestor of `node` is late. Every collective of the link that depends on late compute starts after that
+moment, so from then on the link carries `node` and all of those. All other compute has ended by then, one kernel after
+the other. So the step takes the compute whose heads reach a threshold (the head of `node` counts too, since all compute
+may be late), then `node` and the smallest tail. Late compute shortens this by its own work and lengthens it by the
+collectives that it drags along.
 
     compute  |== a ==|== b ==|== c ==|-- d --|
-    link                             |=== node ===|== of d ==|     d is saved before `node`, and its own added behind
+    link                             |=== node ===|=== of d ===|
+                                      d is late: its work is saved before `node`, its collective is added after it
 
-No choice of late compute gains more than this: divide the work of each over collectives that depend on it; what a
-collective gets beyond its own time is gained, and what is given to none. Work is divided from the last compute to the
-first, as much to each collective as it has room for. Backwards in time the same holds of the first collectives.
+The bound must hold for the best choice of late compute, which is a maximum-closure problem. A division of the work of
+each compute task over collectives that depend on it is a flow, so by max-flow min-cut duality every division limits
+what any choice can gain: the work beyond the duration of a collective, and the work that no collective receives. A good
+division gives a tight bound; a poor one is still valid. Work is divided from the last task to the first, as much to
+each collective as it has room for. The same holds with time reversed, for the first collectives of a step.
 
-With merging a collective counts as the least that it adds to a bucket. One in the bucket of `node` starts with it, so
-nothing that it depends on is late.
+With merging, a collective counts as the least that it adds to a bucket. A collective in the bucket of `node` starts
+together with `node`, so none of its ancestors is late.
 """
 
 from __future__ import annotations
@@ -26,57 +30,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.bounds.earliest_starts import Heads
-from weft.bounds.problem import COMPUTE, Integers, Machine, Tasks, column
+from weft.bounds.problem import COMPUTE, Integers, Machine, Tasks, int_array
 
 Mask = NDArray[np.bool_]
 
-MOST_LOOKED_AT = 64
-"""Collectives of one link and direction whose promise is found: those that end last by their heads."""
-MOST_TRIED = 6
-"""Of those, the most promising, for which work is divided."""
-MOST_STEPS = 20
-"""Steps for each node that dividing work may take; what is left is given to none."""
+MAX_PROMISING = 64
+"""Collectives considered for each link and direction: those with the latest head plus duration."""
+MAX_TRIED = 6
+"""Collectives for which work is divided, most promising first."""
+MAX_STEPS_PER_NODE = 20
+"""Search steps per node that a division may take. Work that is left over then counts as gain, which is safe."""
 
 
 @dataclass(frozen=True)
 class DragCut:
-    """A collective behind compute, or before it where time runs backwards, and how the work of late compute divides."""
+    """A collective after compute (before it, with time reversed), and the division of late work."""
 
     value: int
     node: int
     is_last: bool
     head: int
-    """Compute counts whose heads reach this; in the direction of time in which the collective is the last."""
+    """Compute counts if its head reaches this, in the direction of time in which the collective is last."""
     tail: int
-    """The least of the collective and of those that are dragged."""
+    """The smallest tail of the collective and of those that are dragged."""
     shares: list[tuple[int, int, int]]
-    """Compute, a collective that depends on it, and the work that it is given."""
+    """(compute, a collective that depends on it, work that the collective receives)."""
 
 
 @dataclass(frozen=True)
 class PromisingCollective:
-    """A collective that may be worth it."""
+    """A collective at which a cut may beat the bounds known so far."""
 
     node: int
-    promise: int
-    """No threshold and no division of work gives more."""
+    most_possible: int
+    """No threshold and no division of work gives a larger bound."""
     thresholds: list[int]
 
 
 class WorkDivision:
-    """How much more work each collective of a link can take, and who can reach which."""
+    """Divides the work of late compute over the collectives of a link that depend on it."""
 
     def __init__(self, tasks: Tasks, room: dict[int, int]) -> None:
         self.succs = tasks.succs
         self.room = room
         self.nearest = [-1] * len(tasks.succs)
-        """A collective that depends on the node and had room when last seen."""
+        """By node, a collective that depends on it and had room when last seen."""
         self.arc = [0] * len(tasks.succs)
-        """By node the first successor that may lead to room: once full, always full."""
-        self.steps = MOST_STEPS * len(tasks.order)
+        """By node, its first successor that may lead to room. Full collectives stay full, so this only moves on."""
+        self.steps = MAX_STEPS_PER_NODE * len(tasks.order)
 
     def find(self, node: int) -> int | None:
-        """A collective with room that depends on a node."""
+        """A collective with room that depends on a node; None if all are full or the steps are used up."""
         path = [node]
         room, nearest, arc, succs = self.room, self.nearest, self.arc, self.succs
         while path and self.steps > 0:
@@ -96,7 +100,7 @@ class WorkDivision:
         return None
 
     def divide(self, compute: list[int], work: list[int]) -> tuple[int, list[tuple[int, int, int]]]:
-        """Work over collectives, the last compute first: what is given to none, and the shares."""
+        """Divide work, starting at the last compute; return the work that no collective received, and the shares."""
         gained = 0
         shares: list[tuple[int, int, int]] = []
         for node, left in zip(reversed(compute), reversed(work), strict=True):
@@ -115,55 +119,59 @@ class DragCutSearch:
     def __init__(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> None:
         self.tasks, self.heads, self.tails, self.is_last = tasks, heads, tails, is_last
         self.compute = Machine(tasks, COMPUTE)
-        self.starts = column([heads.start[node] for node in self.compute.nodes])
+        self.starts = int_array([heads.start[node] for node in self.compute.nodes])
         self.ascending = np.argsort(self.starts, kind="stable")
 
     def best(self, link: int, above: int) -> DragCut | None:
-        """The best on a link, where it is more than what is known."""
+        """The best cut on a link; None if it does not beat what is known."""
         on_link = self.tasks.on(link)
         room = {node: self.tasks.duration[node] - self.tasks.latency[node] for node in on_link}
-        is_before = self.is_before(on_link)
+        feeds_link = self.feeds_link(on_link)
         ends = sorted(on_link, key=lambda node: self.heads.start[node] + self.tasks.duration[node], reverse=True)
-        sites = [self.site(node, sum(room.values()), is_before) for node in ends[:MOST_LOOKED_AT]]
+        promising = [self.promising(node, sum(room.values()), feeds_link) for node in ends[:MAX_PROMISING]]
         best: DragCut | None = None
-        for site in sorted(sites, key=lambda site: -site.promise)[:MOST_TRIED]:
-            tail = self.tails.start[site.node]
-            for threshold, least in product(site.thresholds, sorted({0, tail})):
-                if site.promise > above:
+        for candidate in sorted(promising, key=lambda candidate: -candidate.most_possible)[:MAX_TRIED]:
+            tail = self.tails.start[candidate.node]
+            for threshold, least in product(candidate.thresholds, sorted({0, tail})):
+                if candidate.most_possible > above:
                     rooms = {node: ns for node, ns in room.items() if self.tails.start[node] >= least}
-                    found = self.divide(site.node, threshold, rooms)
+                    found = self.divide(candidate.node, threshold, rooms)
                     if found.value > above:
                         best, above = found, found.value
         return best
 
-    def is_before(self, on_link: list[int]) -> Mask:
-        """The compute that some collective of a link depends on."""
-        is_before = [False] * len(self.tasks.preds)
+    def feeds_link(self, on_link: list[int]) -> Mask:
+        """Compute that some collective of a link depends on."""
+        feeds_link = [False] * len(self.tasks.preds)
         for node in on_link:
-            is_before[node] = True
+            feeds_link[node] = True
         for node in reversed(self.tasks.order):
-            if is_before[node]:
+            if feeds_link[node]:
                 for pred in self.tasks.preds[node]:
-                    is_before[pred] = True
-        return np.array([is_before[node] for node in self.compute.nodes], np.bool_)
+                    feeds_link[pred] = True
+        return np.array([feeds_link[node] for node in self.compute.nodes], np.bool_)
 
-    def site(self, node: int, room: int, is_before: Mask) -> PromisingCollective:
-        """Where the work that can count is the most: all that drags something, or what is never late and all rooms."""
-        own = self.own(node)
+    def promising(self, node: int, room: int, feeds_link: Mask) -> PromisingCollective:
+        """An upper limit on the cuts at a collective, and the thresholds worth trying.
+
+        At most all compute that drags something counts; and at most the ancestors, which are never late, plus as much
+        late work as all collectives have room for.
+        """
+        ancestors = self.ancestors(node)
         head = self.heads.start[node]
-        with_all, most = self.lead(np.where(own | is_before, self.compute.work, 0), head)
-        with_own, least = self.lead(np.where(own, self.compute.work, 0), head)
+        with_all, most = self.best_threshold(np.where(ancestors | feeds_link, self.compute.work, 0), head)
+        with_own, least = self.best_threshold(np.where(ancestors, self.compute.work, 0), head)
         rest = self.tasks.duration[node] + self.tails.start[node]
         return PromisingCollective(node, min(most, least + room) + rest, sorted({with_all, with_own}))
 
-    def own(self, node: int) -> Mask:
-        """The compute that is before a collective in every order."""
-        own = np.zeros(len(self.compute.nodes), np.bool_)
-        own[self.compute.members(self.heads.compute_before[node])] = True
-        return own
+    def ancestors(self, node: int) -> Mask:
+        """Compute that comes before a collective in every order."""
+        ancestors = np.zeros(len(self.compute.nodes), np.bool_)
+        ancestors[self.compute.members(self.heads.compute_before[node])] = True
+        return ancestors
 
-    def lead(self, work: Integers, head: int) -> tuple[int, int]:
-        """The threshold up to a head that gives the most with the work behind it, and what it gives."""
+    def best_threshold(self, work: Integers, head: int) -> tuple[int, int]:
+        """The threshold, up to a head, that maximises threshold plus work whose heads reach it; and that maximum."""
         starts = np.minimum(self.starts[self.ascending], head)
         ends = starts + np.cumsum(work[self.ascending][::-1])[::-1]
         best = int(ends.argmax())
@@ -174,7 +182,7 @@ class DragCutSearch:
         counts = self.starts >= threshold
         lead = min(threshold, self.heads.start[node])
         duration, tail = self.tasks.duration[node], self.tails.start[node]
-        late = np.flatnonzero(counts & ~self.own(node)).tolist()
+        late = np.flatnonzero(counts & ~self.ancestors(node)).tolist()
         nodes, work = [self.compute.nodes[each] for each in late], [int(self.compute.work[each]) for each in late]
         gained, shares = WorkDivision(self.tasks, room).divide(nodes, work)
         tail = min([tail, *(self.tails.start[dragged] for _, dragged, _ in shares)])
@@ -182,8 +190,8 @@ class DragCutSearch:
         return DragCut(value, node, self.is_last, threshold, tail, shares)
 
 
-def best_drag(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], above: int) -> DragCut | None:
-    """The best found, of both directions and all links; None where there is none above what is known."""
+def best_drag_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], above: int) -> DragCut | None:
+    """The best cut over both directions and all links; None if none beats what is known."""
     if not forwards[0].on(COMPUTE):
         return None
     best: DragCut | None = None

@@ -1,12 +1,18 @@
-"""Heads: the earliest moment at which each node can start, whatever the order. On reversed tasks: tails.
+"""Heads: the earliest time at which each node can start, in any order. On reversed tasks these are the tails.
 
-Contract: a head is the maximum of two kinds of argument. By path: a predecessor's head and its duration. By set: for
-each resource and each threshold, what must be done before on that resource and cannot start before the threshold takes
-its time after it. Heads of what comes before are such heads themselves: hence recursive.
+Contract: "head" and "tail" are the words of the scheduling literature (release date and delivery time of Carlier's
+one-machine problem). A head is the maximum of two arguments:
 
-A set says something new only where two predecessors bring different ancestors, so all other nodes are passed over. Sets
-are integers with one bit per task of the resource; a node's set is dropped once its last successor has seen it. Where
-sets are many and large, only as many are looked at as the budget allows, spread evenly: heads are lower, not wrong.
+    path    the head of a predecessor plus its duration
+    set     all ancestors of the node on one resource whose heads reach a threshold run one after the other, so the
+            node starts no earlier than the threshold plus their total time
+
+The second one is applied recursively: the heads of ancestors are themselves raised by sets, for every resource.
+
+A set can beat the paths only where two predecessors have different ancestors; other nodes are skipped. Sets are integer
+bit masks with one bit for each task of the resource. A node's set is dropped once its last successor has used it. A
+budget limits the total size of the sets; it is spread evenly over the nodes. A skipped set makes a head lower, which is
+still valid.
 """
 
 from __future__ import annotations
@@ -18,14 +24,14 @@ import numpy as np
 from weft.bounds.problem import COMPUTE, Machine, Tasks
 
 BUDGET = 40_000_000
-"""Members of the sets of one resource that are looked at, in all: a few seconds."""
+"""Total members of the sets examined for one resource. 40 million take a few seconds on one core."""
 SET_COST = 500
-"""What looking at a set costs beside its members, in members."""
+"""Fixed cost of examining one set, counted in members: about the overhead of the numpy calls."""
 
 
 @dataclass(frozen=True)
 class SetArgument:
-    """A node starts no earlier than `threshold` + the time of its ancestors on the resource whose heads reach it."""
+    """A node starts no earlier than `threshold` plus the time of its ancestors on `resource` whose heads reach that."""
 
     node: int
     resource: int
@@ -34,13 +40,13 @@ class SetArgument:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of all nodes, and the sets that they rest on beside paths."""
+    """The heads of all nodes, and the sets that prove them."""
 
     start: list[int]
     arguments: dict[int, SetArgument]
-    """By node: where a set says more than all paths."""
+    """By node, the set that gives a higher head than every path."""
     compute_before: dict[int, int]
-    """By collective, the compute that is done before it: a bit for each task of the stream, in order."""
+    """By collective, its compute ancestors as a bit mask over the tasks of the compute stream."""
 
 
 def path_heads(tasks: Tasks) -> Heads:
@@ -52,10 +58,12 @@ def path_heads(tasks: Tasks) -> Heads:
 
 
 def path_head(tasks: Tasks, start: list[int], node: int) -> int:
+    """The head of a node by its predecessors alone."""
     return max((start[pred] + tasks.duration[pred] for pred in tasks.preds[node]), default=0)
 
 
 def find_heads(tasks: Tasks) -> Heads:
+    """Heads by paths and sets."""
     heads = Heads([0] * len(tasks.preds), {}, {})
     sweeps = [AncestorSweep(tasks, resource) for resource in range(tasks.num_resources)]
     sweeps = [sweep for sweep in sweeps if sweep.machine.nodes or sweep.resource == COMPUTE]
@@ -80,41 +88,44 @@ def find_heads(tasks: Tasks) -> Heads:
 
 
 class AncestorSweep:
-    """One resource while heads are found: what is done before each node, and the heads of its tasks so far."""
+    """One resource during the search: the ancestors of each node on it, and the heads of its tasks so far."""
 
     def __init__(self, tasks: Tasks, resource: int) -> None:
         self.tasks = tasks
         self.resource = resource
         self.machine = Machine(tasks, resource)
         self.done = [0] * len(tasks.preds)
-        """By node, the tasks that are done when it is, itself included."""
+        """By node, the tasks of the resource that have ended when the node ends, as a bit mask."""
         self.start = np.zeros(len(self.machine.nodes), np.int64)
-        self.income = max(1, BUDGET // max(1, len(tasks.order)))
+        self.budget_per_node = max(1, BUDGET // max(1, len(tasks.order)))
         self.budget = 0
 
     def enter(self, node: int, best: int) -> tuple[int, SetArgument] | None:
-        """Collect what is done before a node; the head that it forces where that is more than the best so far."""
+        """Collect the ancestors of a node; return the head that they force if it beats the best so far."""
         preds = self.tasks.preds[node]
         done = self.done
-        self.budget += self.income
+        self.budget += self.budget_per_node
         if not preds:
             return None
         before = done[preds[0]]
         is_new = False
         for pred in preds[1:]:
             union = before | done[pred]
+            # A predecessor that has all the others' ancestors implies their set by its own head and duration.
             is_new = (is_new or union != before) and union != done[pred]
             before = union
         done[node] = before
         if not is_new or (cost := SET_COST + before.bit_count()) > self.budget:
             return None
         self.budget -= cost
-        return self.force(node, before, best)
+        return self.set_head(node, before, best)
 
-    def force(self, node: int, before: int, best: int) -> tuple[int, SetArgument] | None:
+    def set_head(self, node: int, before: int, best: int) -> tuple[int, SetArgument] | None:
+        # Sorted by falling head, the prefix up to a task is the set of all ancestors whose heads reach its head. So one
+        # cumulative sum evaluates every threshold.
         chosen = self.machine.members(before)
         chosen = chosen[np.argsort(-self.start[chosen], kind="stable")]
-        ends = self.start[chosen] + self.machine.spans(chosen)
+        ends = self.start[chosen] + self.machine.busy_times(chosen)
         latest = int(ends.argmax())
         end = int(ends[latest])
         if end <= best:
@@ -122,6 +133,7 @@ class AncestorSweep:
         return end, SetArgument(node, self.resource, int(self.start[chosen[latest]]))
 
     def leave(self, node: int, start: int) -> None:
+        """Record the final head of a node, and add it to its own set."""
         position = self.machine.position.get(node)
         if position is not None:
             self.start[position] = start
@@ -129,7 +141,10 @@ class AncestorSweep:
 
 
 def arguments_for(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[SetArgument]:
-    """The sets that prove that the heads of some nodes reach some levels, in the order in which they can be checked."""
+    """The sets that prove that the heads of some nodes reach some levels, in the order in which they can be checked.
+
+    It walks back from the wanted nodes and keeps only the arguments that they need, so that certificates stay short.
+    """
     by_path = path_heads(tasks).start
     wanted = dict(levels)
     needed: list[SetArgument] = []
@@ -151,7 +166,7 @@ def arguments_for(tasks: Tasks, heads: Heads, levels: dict[int, int]) -> list[Se
 
 
 def members(tasks: Tasks, heads: Heads, argument: SetArgument) -> list[int]:
-    """The tasks of a set. Heads never fall along an edge, so what is below the threshold has nothing behind it."""
+    """The tasks of a set. Heads never fall along an edge, so the search stops at nodes below the threshold."""
     found: set[int] = set()
     stack = [argument.node]
     while stack:

@@ -1,15 +1,18 @@
-"""Idle cuts: compute between two collectives that it cannot hide, or others beside them on their queues.
+"""Idle cuts: a collective that compute cannot hide, because hiding it would delay another one on its queue.
 
-Contract: take a collective `last` and some compute that it does not depend on. If all of that runs before `last`
-starts, the step takes that compute, then `last` and its tail. If any of it ends later, the collectives that depend on
-it start later too, so they stand behind `last` on its queue: the step takes the head of `last`, `last`, and the longest
-of them with its tail, which is the compute's drag. The smaller of the two is a bound; compute is chosen by its drag.
+Contract: choose a collective `last` and some compute that does not depend on it. There are two cases.
 
-`first` is the mirror image: compute that does not depend on it starts after it has ended, or has a collective of its
-own that ended before. With both, all compute chosen stands between the two, or one of the other cases holds.
+    1. All of that compute ends before `last` starts. The step takes the compute, then `last`, then its tail.
+    2. Some of it ends later. The collectives that depend on it start later as well, so they follow `last` on its queue.
+       The step takes the head of `last`, `last`, and the longest of those collectives with its tail (the drag).
 
-    first: |==|                         last: |====|
-                compute compute compute
+The smaller of the two is a bound. Only compute with a large enough drag is chosen, so that case 2 is not the weak one.
+`first` is the mirror image: compute that it does not depend on starts after `first` has ended, or a collective that
+this compute needs ended before `first`. With both ends, the chosen compute lies between them or another case holds.
+
+    queue    |= first =|                             |= last =|= dragged =|
+    compute            |== a ==|== b ==|== c ==|
+                       nothing of a, b, c can move out without dragging a collective along
 """
 
 from __future__ import annotations
@@ -21,33 +24,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.bounds.earliest_starts import Heads
-from weft.bounds.problem import Integers, Machine, Tasks, column
+from weft.bounds.problem import Integers, Machine, Tasks, int_array
 
 NO_DRAG = -1
-MOST_SIDES = 256
-"""Collectives of one direction that are tried alone; the most promising ones."""
-MOST_PAIRED = 8
-"""Of one direction, the best of those alone, that are tried with those of the other."""
+MAX_ENDS = 256
+"""Collectives tried as a single end in each direction, most promising first. Limits the time."""
+MAX_PAIRED = 8
+"""Best single ends of each direction that are combined into pairs."""
 
 
 @dataclass(frozen=True)
 class CutEnd:
-    """One collective as the end of a cut, in the direction of time in which it is the last."""
+    """One collective as the end of a cut, seen in the direction of time in which it comes last."""
 
     node: int
-    own: NDArray[np.bool_]
-    """The compute that is before it in every order."""
+    ancestors: NDArray[np.bool_]
+    """Compute that comes before it in every order."""
     drag: Integers
-    """What other compute has behind it on the queue."""
+    """For all compute, the longest collective of this queue that depends on it, tail included."""
     reach: int
-    """Its head and duration."""
+    """Head plus duration."""
     rest: int
-    """Its duration and tail."""
+    """Duration plus tail."""
 
 
 @dataclass(frozen=True)
 class IdleCut:
-    """Compute between two collectives, or on one side of one."""
+    """Compute between two collectives, or before or after one."""
 
     value: int
     first: CutEnd | None
@@ -63,7 +66,7 @@ class IdleCut:
 
 
 class IdleCutSearch:
-    """The compute of a program, and the collectives around it in both directions."""
+    """The compute of a program, and the collectives that may end a cut."""
 
     def __init__(self, forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> None:
         self.work = compute.work
@@ -71,23 +74,26 @@ class IdleCutSearch:
         self.total = int(self.work.sum())
         self.lead = min(forwards[1].start[node] for node in compute.nodes)
         self.trail = min(backwards[1].start[node] for node in compute.nodes)
-        self.lasts = self.sides(*forwards, backwards[1], is_last=True)
-        self.firsts = self.sides(*backwards, forwards[1], is_last=False)
+        self.lasts = self.cut_ends(*forwards, backwards[1], is_last=True)
+        self.firsts = self.cut_ends(*backwards, forwards[1], is_last=False)
 
     def best(self) -> IdleCut | None:
-        """The best cut with one end, or with two of those that are best alone."""
-        lasts = sorted((self.search(None, side) for side in self.lasts), key=lambda cut: -cut.value)[:MOST_PAIRED]
-        firsts = sorted((self.search(side, None) for side in self.firsts), key=lambda cut: -cut.value)[:MOST_PAIRED]
+        """The best cut with one end, or with two ends that are good alone."""
+        lasts = sorted((self.search(None, end) for end in self.lasts), key=lambda cut: -cut.value)[:MAX_PAIRED]
+        firsts = sorted((self.search(end, None) for end in self.firsts), key=lambda cut: -cut.value)[:MAX_PAIRED]
         found = [*lasts[:1], *firsts[:1]]
         for first, last in product(firsts, lasts):
-            most = max(cut.value for cut in found)
-            cut = self.search(first.first, last.last, above=most)
-            if cut.value > most:
+            best_value = max(cut.value for cut in found)
+            cut = self.search(first.first, last.last, above=best_value)
+            if cut.value > best_value:
                 found.append(cut)
         return max(found, key=lambda cut: cut.value, default=None)
 
     def search(self, first: CutEnd | None, last: CutEnd | None, above: int = 0) -> IdleCut:
-        """The largest value that all cases reach, by bisection: a larger one leaves less compute inside."""
+        """The largest value that every case reaches.
+
+        Bisection works because a larger value asks for a larger drag, which leaves less compute inside the cut.
+        """
         low, high = above, self.ends(first, last) + self.total
         if above and not self.is_reached(above + 1, first, last):
             return IdleCut(above, first, last)
@@ -101,53 +107,54 @@ class IdleCutSearch:
 
     def is_reached(self, value: int, first: CutEnd | None, last: CutEnd | None) -> bool:
         inside = np.ones(len(self.work), np.bool_)
-        for side in (first, last):
-            if side is not None:
-                inside &= side.own | ((side.drag >= value - side.reach) & (side.drag != NO_DRAG))
+        for end in (first, last):
+            if end is not None:
+                inside &= end.ancestors | ((end.drag >= value - end.reach) & (end.drag != NO_DRAG))
         return bool(inside.any()) and self.ends(first, last) + int(self.work[inside].sum()) >= value
 
-    def sides(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> list[CutEnd]:
-        """The most promising collectives, as the ends of cuts in one direction of time."""
+    def cut_ends(self, tasks: Tasks, heads: Heads, tails: Heads, is_last: bool) -> list[CutEnd]:
+        """The most promising collectives as ends of cuts, in one direction of time."""
         drags = {queue: self.drags(tasks, tails, queue) for queue in sorted(set(tasks.queue)) if queue >= 0}
-        most = {queue: int(drag.max(initial=0)) for queue, drag in drags.items()}
+        largest_drag = {queue: int(drag.max(initial=0)) for queue, drag in drags.items()}
 
-        def promise(node: int) -> int:
+        def most_possible(node: int) -> int:
             alone = self.total + tasks.duration[node] + tails.start[node]
-            return min(alone, heads.start[node] + tasks.duration[node] + most[tasks.queue[node]])
+            return min(alone, heads.start[node] + tasks.duration[node] + largest_drag[tasks.queue[node]])
 
-        nodes = sorted((node for node in tasks.order if tasks.queue[node] >= 0), key=promise, reverse=True)
+        nodes = sorted((node for node in tasks.order if tasks.queue[node] >= 0), key=most_possible, reverse=True)
         return [
             CutEnd(
                 node,
-                self.own(heads.compute_before[node], is_last),
+                self.ancestors(heads.compute_before[node], is_last),
                 drags[tasks.queue[node]],
                 heads.start[node] + tasks.duration[node],
                 tasks.duration[node] + tails.start[node],
             )
-            for node in nodes[:MOST_SIDES]
+            for node in nodes[:MAX_ENDS]
         ]
 
-    def own(self, mask: int, is_last: bool) -> NDArray[np.bool_]:
-        own = np.zeros(len(self.work), np.bool_)
-        own[self.compute.members(mask)] = True
-        return own if is_last else own[::-1]
+    def ancestors(self, mask: int, is_last: bool) -> NDArray[np.bool_]:
+        """A bit mask as an array. Backwards in time the tasks are numbered from the end."""
+        ancestors = np.zeros(len(self.work), np.bool_)
+        ancestors[self.compute.members(mask)] = True
+        return ancestors if is_last else ancestors[::-1]
 
     def drags(self, tasks: Tasks, tails: Heads, queue: int) -> Integers:
-        """For all compute the longest of what depends on it on a queue, with its tail."""
+        """For all compute, the longest collective of a queue that depends on it, tail included."""
         drag = [NO_DRAG] * len(tasks.preds)
         for node in reversed(tasks.order):
-            most = drag[node]
+            longest = drag[node]
             if tasks.queue[node] == queue:
-                most = drag[node] = max(most, tasks.duration[node] + tails.start[node])
-            if most > NO_DRAG:
+                longest = drag[node] = max(longest, tasks.duration[node] + tails.start[node])
+            if longest > NO_DRAG:
                 for pred in tasks.preds[node]:
-                    if drag[pred] < most:
-                        drag[pred] = most
-        return column([drag[node] for node in self.compute.nodes])
+                    if drag[pred] < longest:
+                        drag[pred] = longest
+        return int_array([drag[node] for node in self.compute.nodes])
 
 
-def best_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> IdleCut | None:
-    """The best cut found; None where there is no compute or no collective."""
+def best_idle_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> IdleCut | None:
+    """The best cut found; None without compute or without collectives."""
     if not compute.nodes or not any(queue >= 0 for queue in forwards[0].queue):
         return None
     return IdleCutSearch(forwards, backwards, compute).best()

@@ -1,7 +1,8 @@
-"""One machine: what a resource alone forces, given when its tasks can start and what must come behind them.
+"""One machine: the bound that a single resource gives once heads and tails of its tasks are known.
 
-Contract: Jackson's preemptive bound. For any set of tasks the least head, the time of all and the least tail add up;
-the largest of these over all sets is what a preemptive schedule takes that always runs the one with the longest tail.
+Contract: Carlier's one-machine bound. For any set of tasks, the smallest head, the total time and the smallest tail add
+up. The maximum over all sets equals the length of Jackson's preemptive schedule, which always runs the available task
+with the longest tail. So the schedule finds the best set without trying them all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from weft.bounds.earliest_starts import Heads
-from weft.bounds.problem import Integers, Machine, Tasks, column
+from weft.bounds.problem import Integers, Machine, Tasks, int_array
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class OneMachine:
 
 
 def one_machine(machine: Machine, resource: int, heads: Heads, tails: Heads) -> OneMachine:
-    """The best of: all tasks of the resource; Jackson's set."""
-    starts = column([heads.start[node] for node in machine.nodes])
-    afters = column([tails.start[node] for node in machine.nodes])
+    """The better of two sets: all tasks of the resource, and Jackson's critical set."""
+    starts = int_array([heads.start[node] for node in machine.nodes])
+    afters = int_array([tails.start[node] for node in machine.nodes])
     choices = [(0, 0), critical(machine, starts, afters)]
     found = [value_of(machine, resource, starts, afters, choice) for choice in choices]
     return max(found, key=lambda one: one.value)
@@ -38,24 +39,28 @@ def one_machine(machine: Machine, resource: int, heads: Heads, tails: Heads) -> 
 def value_of(
     machine: Machine, resource: int, starts: Integers, afters: Integers, choice: tuple[int, int]
 ) -> OneMachine:
+    """The bound of the tasks whose heads and tails reach the chosen ones."""
     head, tail = choice
     chosen = np.flatnonzero((starts >= head) & (afters >= tail))
     lead, trail = int(starts[chosen].min()), int(afters[chosen].min())
-    value = lead + int(machine.spans(chosen)[-1]) + trail
+    value = lead + int(machine.busy_times(chosen)[-1]) + trail
     return OneMachine(value, resource, lead, trail, tuple(machine.nodes[position] for position in chosen.tolist()))
 
 
 def critical(machine: Machine, starts: Integers, afters: Integers) -> tuple[int, int]:
-    """The head and tail that bound Jackson's critical set."""
+    """The smallest head and tail of Jackson's critical set.
+
+    The schedule gives the tail. It ignores latencies and gaps, so the head is chosen afterwards, with `busy_times`.
+    """
     tail = last_tail(starts.tolist(), afters.tolist(), machine.work.tolist())
     chosen = np.flatnonzero(afters >= tail)
     chosen = chosen[np.argsort(-starts[chosen], kind="stable")]
-    ends = starts[chosen] + machine.spans(chosen)
+    ends = starts[chosen] + machine.busy_times(chosen)
     return int(starts[chosen[ends.argmax()]]), tail
 
 
 def last_tail(starts: list[int], afters: list[int], work: list[int]) -> int:
-    """The tail of the task that ends Jackson's preemptive schedule last."""
+    """The tail of the task that determines the length of Jackson's preemptive schedule."""
     arrivals = sorted(range(len(starts)), key=starts.__getitem__)
     left = list(work)
     ready: list[tuple[int, int]] = []
@@ -79,4 +84,5 @@ def last_tail(starts: list[int], afters: list[int], work: list[int]) -> int:
 
 
 def machines_of(tasks: Tasks) -> list[Machine]:
+    """All resources; the first is the compute stream."""
     return [Machine(tasks, resource) for resource in range(tasks.num_resources)]

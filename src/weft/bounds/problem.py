@@ -1,25 +1,24 @@
-"""Tasks: a program without its order, as bounds see it. The same form serves both directions of time.
+"""The scheduling problem that the bounds argue about: a program without its order.
 
-Contract: a node is a moment or an interval that ends before its successors start, in every legal order. Operation `i`
-is node `i`: its place on the compute stream. The collective of launch `i` is node `i + n`, between the launch and its
-waits. What works on a resource has one: the compute stream is `COMPUTE`, link `k` is `k + 1`. Queues need no resource
-of their own: what they run, their link carries, and a link carries no more than one second of it in a second.
+Contract: a node is a moment or an interval, and it ends before its successors start in every legal order. Operation `i`
+is node `i`: its place on the compute stream. The collective of launch `i` is node `i + n`; it runs between the launch
+and its waits. A node that takes time on a resource names it: `COMPUTE` is the compute stream, `k + 1` is link `k`.
+Queues are not resources. A link carries everything that its queues run, and it does at most one second of work per
+second, so counting links is enough. The same form serves both directions of time (`Tasks.reversed`).
 
-The launch gap belongs to what is issued before it: what is issued next comes no earlier. So all bounds are bounds of
-the step and one gap. The gap behind a launch keeps the stream, not its collective: that needs what its launch needs.
-Kernels in several parts have at least the gaps between them, whatever the order.
+Launch gaps: a kernel includes the gap after it, because the next kernel is issued no earlier. So every bound here is a
+bound on the step plus one gap. The gap after a launch occupies the stream only: its collective needs what the launch
+needs, and may start during the gap. Kernels in several parts have at least the gaps between them in every order.
 
-Merging saves latencies, but not of collectives that depend on each other: these are never in one bucket. So for each
-queue there is a chain of those, the one with the longest latencies: each member of it is a launch and pays its latency.
+Merging saves latencies. It never saves the latencies of collectives that depend on each other, since those cannot share
+a bucket. So each queue has a chain: the dependent collectives with the longest latencies, each of which pays its own.
 
-Where overlap slows compute, the same holds by two other clocks. `WORK` runs slower while some link is busy, by as much
-as compute does: compute takes its own time there, gaps and collectives at least that much less. `BUSY` runs only while
-some link is busy: compute takes no time there. The step is the time of the one and a share of the time of the other,
-`overlap_cost`; each has bounds of its own.
-
-Where compute slows collectives, the same holds by a clock that runs slower beside compute, by as much as they do:
-`WIRE`. Collectives take their own time there, compute at least that much less, and the step is longer by a share of all
-compute, `wire_cost`.
+Slowdowns: the arguments need fixed durations, but overlap changes durations. Each slowdown is handled by a clock that
+makes durations fixed again. `WORK` runs slower while a link is busy, by exactly the factor that slows compute: by
+`WORK` compute takes its undisturbed time, and gaps and collectives at least their time divided by that factor. `BUSY`
+runs only while a link is busy, and compute takes no time by it. The step is the time by `WORK` plus a share of the time
+by `BUSY` (`overlap_cost`), and each term has its own bound. `WIRE` runs slower while compute runs, by the factor that
+slows collectives: the step is the time by `WIRE` plus a share of all compute (`wire_cost`).
 """
 
 from __future__ import annotations
@@ -42,31 +41,31 @@ Integers = NDArray[np.int64]
 
 
 class BoundError(WeftError):
-    """A program that no bound can be found for, or a certificate that proves nothing."""
+    """The program cannot be bounded, for example because no order fits the memory limit."""
 
 
 class MergingAssumption(StrEnum):
-    """Whether collectives of one queue may become one."""
+    """Whether a bound must also hold for programs in which collectives of one queue were merged."""
 
     ALLOWED = "allowed"
     EXCLUDED = "excluded"
 
 
 class Clock(StrEnum):
-    """By which time nodes take what they take."""
+    """The clock that measures durations."""
 
     WALL = "wall"
     WORK = "work"
-    """Slower while a link is busy, as compute is."""
+    """Slower while a link is busy, by the factor that slows compute."""
     BUSY = "busy"
-    """Only while a link is busy."""
+    """Runs only while a link is busy."""
     WIRE = "wire"
-    """Slower beside compute, as collectives are."""
+    """Slower while compute runs, by the factor that slows collectives."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Nodes with what they take, in one direction of time."""
+    """Nodes with their durations and resources, in one direction of time."""
 
     order: list[int]
     """All nodes, predecessors first."""
@@ -75,27 +74,28 @@ class Tasks:
     duration: list[int]
     resource: list[int]
     queue: list[int]
-    """Of a collective; else -1."""
+    """The queue of a collective; -1 for every other node."""
     latency: list[int]
-    """Of a collective, what merging may save of it; else 0."""
+    """The part of a collective that merging may save; 0 for every other node."""
     kernel: list[int]
-    """Of compute that is a part of a kernel in several parts; else NO_KERNEL."""
+    """The kernel of a node that is one of its several parts; else NO_KERNEL."""
     num_resources: int
     gap: int
-    """Between two kernels."""
+    """Launch gap between two kernels."""
     chains: list[list[int]]
-    """Where merging is allowed, for each queue collectives that depend on each other, in order."""
+    """Where merging is allowed, one chain of dependent collectives for each queue, in order."""
 
     def reversed(self) -> Tasks:
-        """The same with time running backwards: heads there are tails here."""
+        """The same problem with time running backwards: its heads are the tails of this one."""
         return replace(self, order=self.order[::-1], preds=self.succs, succs=self.preds)
 
     def on(self, resource: int) -> list[int]:
-        """The nodes that take time on a resource, in order."""
+        """Nodes that take time on a resource, in order."""
         return [node for node in self.order if self.resource[node] == resource and self.duration[node]]
 
 
 def tasks_of(program: Program, merging: MergingAssumption, clock: Clock = Clock.WALL) -> Tasks:
+    """The scheduling problem of a program, with durations by one clock."""
     check_program(program, merging)
     num_ops = len(program.kinds)
     tasks = Tasks(
@@ -114,43 +114,49 @@ def tasks_of(program: Program, merging: MergingAssumption, clock: Clock = Clock.
     kernels = Counter(program.kernel)
     for op, kind in enumerate(program.kinds):
         preds = [*dict.fromkeys([*program.preds[op], *(launch + num_ops for launch in program.waits_for[op])])]
-        link(tasks, op, preds)
+        add_node(tasks, op, preds)
         if kind in (OpKind.COMPUTE, OpKind.LAUNCH):
             kernel = program.kernel[op] if program.kernel else NO_KERNEL
             tasks.kernel[op] = NO_KERNEL if kernels[kernel] == 1 else kernel
             tasks.resource[op] = COMPUTE
         if kind is OpKind.LAUNCH:
             node = op + num_ops
-            link(tasks, node, preds)
+            add_node(tasks, node, preds)
             tasks.latency[node] = program.latency_ns[op] if merging is MergingAssumption.ALLOWED else 0
             tasks.queue[node] = program.queue[op]
             tasks.resource[node] = 1 + program.queues[program.queue[op]].link
     if merging is MergingAssumption.ALLOWED:
-        tasks.chains.extend(chain_of(tasks, queue) for queue in range(len(program.queues)))
-    return timed(program, tasks, clock)
+        tasks.chains.extend(longest_latency_chain(tasks, queue) for queue in range(len(program.queues)))
+    return with_durations(program, tasks, clock)
 
 
-def timed(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
-    """Tasks with what they take by a clock; given by any."""
+def with_durations(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
+    """The same tasks with durations by another clock."""
     slowdown_ppm = program.slowdown_ppm if clock is Clock.WORK else 0
     wire_ppm = program.collective_slowdown_ppm if clock is Clock.WIRE else 0
-    gap = 0 if clock is Clock.BUSY else shrunk(program.launch_gap_ns, slowdown_ppm)
+    gap = 0 if clock is Clock.BUSY else progress_in(program.launch_gap_ns, slowdown_ppm)
     num_ops = len(program.kinds)
     duration, latency = [0] * (2 * num_ops), [0] * (2 * num_ops)
-    gaps = gaps_behind_launches(program, tasks)
+    gaps = launches_with_gap(program, tasks)
     for op, kind in enumerate(program.kinds):
         if kind is OpKind.COMPUTE and program.duration_ns[op] and clock is not Clock.BUSY:
-            duration[op] = shrunk(program.duration_ns[op], wire_ppm) + (gap if tasks.kernel[op] == NO_KERNEL else 0)
+            duration[op] = progress_in(program.duration_ns[op], wire_ppm) + (
+                gap if tasks.kernel[op] == NO_KERNEL else 0
+            )
         elif kind is OpKind.LAUNCH:
             saved = program.latency_ns[op] if tasks.chains else 0
-            latency[op + num_ops] = shrunk(saved, slowdown_ppm)
-            duration[op + num_ops] = latency[op + num_ops] + shrunk(program.duration_ns[op] - saved, slowdown_ppm)
+            latency[op + num_ops] = progress_in(saved, slowdown_ppm)
+            duration[op + num_ops] = latency[op + num_ops] + progress_in(program.duration_ns[op] - saved, slowdown_ppm)
             duration[op] = gap if op in gaps else 0
     return replace(tasks, duration=duration, latency=latency, gap=gap)
 
 
-def gaps_behind_launches(program: Program, tasks: Tasks) -> set[int]:
-    """The launches that have a gap behind them: those of no kernel; with merging, only of chains in queues of such."""
+def launches_with_gap(program: Program, tasks: Tasks) -> set[int]:
+    """Launches that are followed by a launch gap in every order.
+
+    A launch that is part of a kernel has none. With merging, only the members of a chain are sure to stay launches of
+    their own; a queue with launches inside kernels is left out, because merging may move a member into the kernel.
+    """
     launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
     if not tasks.chains:
         return {op for op in launches if tasks.kernel[op] == NO_KERNEL}
@@ -159,20 +165,21 @@ def gaps_behind_launches(program: Program, tasks: Tasks) -> set[int]:
     return {op for op in chained if program.queue[op] not in others}
 
 
-def chain_of(tasks: Tasks, queue: int) -> list[int]:
-    """The collectives of a queue with the longest latencies that depend on each other, the longest chain of equals."""
-    # By node the latencies of the chain that has ended when it has, and the last member of that.
-    most, last = [0] * len(tasks.preds), [-1] * len(tasks.preds)
+def longest_latency_chain(tasks: Tasks, queue: int) -> list[int]:
+    """The chain of dependent collectives of a queue with the largest sum of latencies; of equals, the longest."""
+    # For each node: the best chain among its ancestors and itself, as its sum of latencies and its last member. Each
+    # member adds one nanosecond to the sum, which breaks ties in favour of longer chains.
+    latency_sum, last = [0] * len(tasks.preds), [-1] * len(tasks.preds)
     before: dict[int, int] = {}
     best = -1
     for node in tasks.order:
         for pred in tasks.preds[node]:
-            if most[pred] > most[node]:
-                most[node], last[node] = most[pred], last[pred]
+            if latency_sum[pred] > latency_sum[node]:
+                latency_sum[node], last[node] = latency_sum[pred], last[pred]
         if tasks.queue[node] == queue:
             before[node] = last[node]
-            most[node], last[node] = most[node] + tasks.latency[node] + 1, node
-            if best < 0 or most[node] > most[best]:
+            latency_sum[node], last[node] = latency_sum[node] + tasks.latency[node] + 1, node
+            if best < 0 or latency_sum[node] > latency_sum[best]:
                 best = node
     chain: list[int] = []
     while best >= 0:
@@ -181,23 +188,23 @@ def chain_of(tasks: Tasks, queue: int) -> list[int]:
     return chain[::-1]
 
 
-def shrunk(time: int, slowdown_ppm: int) -> int:
-    """What gets done in a time in which it is slowed."""
+def progress_in(time: int, slowdown_ppm: int) -> int:
+    """Progress in a time during which everything is slowed: the least that a clock with this slowdown shows."""
     return time * MILLION // (MILLION + slowdown_ppm)
 
 
 def overlap_cost(program: Program, busy: int) -> int:
-    """What a step takes beyond its work, where links are busy for at least so long."""
+    """How much longer than its `WORK` time a step takes if links are busy for at least `busy`."""
     return busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
 
 
 def wire_cost(program: Program) -> int:
-    """What a step takes beyond the time of its wires: collectives are slowed while all of its compute runs."""
+    """How much longer than its `WIRE` time a step takes: that clock loses this share of all compute."""
     compute = sum(ns for ns, kind in zip(program.duration_ns, program.kinds, strict=True) if kind is OpKind.COMPUTE)
     return compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
 
 
-def link(tasks: Tasks, node: int, preds: list[int]) -> None:
+def add_node(tasks: Tasks, node: int, preds: list[int]) -> None:
     tasks.order.append(node)
     tasks.preds[node] = preds
     for pred in preds:
@@ -208,13 +215,13 @@ def check_program(program: Program, merging: MergingAssumption) -> None:
     for op, preds in enumerate(program.preds):
         late = next((pred for pred in (*preds, *program.waits_for[op]) if pred >= op), None)
         if late is not None:
-            what = f"operation {op} ({program.names[op]}) needs operation {late}, which is not before it"
-            raise BoundError(compose("bounds", what, do="give operations in an order that is legal"))
+            what = f"operation {op} ({program.names[op]}) needs operation {late}, which comes later"
+            raise BoundError(compose("bounds", what, do="give the operations in a legal order"))
     if merging is MergingAssumption.EXCLUDED:
         return
     if len(program.latency_ns) != len(program.kinds):
         what = f"{len(program.latency_ns)} latencies for {len(program.kinds)} operations"
-        raise BoundError(compose("bounds", what, do="give latency_ns, or leave merging out"))
+        raise BoundError(compose("bounds", what, do="give one latency for each operation, or exclude merging"))
     pairs = zip(program.latency_ns, program.duration_ns, strict=True)
     wrong = next((op for op, (latency, duration) in enumerate(pairs) if not 0 <= latency <= duration), None)
     if wrong is not None:
@@ -223,35 +230,40 @@ def check_program(program: Program, merging: MergingAssumption) -> None:
 
 
 class Machine:
-    """The tasks of one resource as arrays, and how long sets of them keep it busy."""
+    """The tasks of one resource as arrays, and how long sets of them keep the resource busy."""
 
     def __init__(self, tasks: Tasks, resource: int) -> None:
         self.nodes = tasks.on(resource)
         self.position = {node: position for position, node in enumerate(self.nodes)}
-        self.work = column([tasks.duration[node] - tasks.latency[node] for node in self.nodes])
-        self.latency = column([tasks.latency[node] for node in self.nodes])
-        self.queue = column([tasks.queue[node] for node in self.nodes])
-        self.kernel = column([tasks.kernel[node] for node in self.nodes])
+        self.work = int_array([tasks.duration[node] - tasks.latency[node] for node in self.nodes])
+        self.latency = int_array([tasks.latency[node] for node in self.nodes])
+        self.queue = int_array([tasks.queue[node] for node in self.nodes])
+        self.kernel = int_array([tasks.kernel[node] for node in self.nodes])
         self.gap = tasks.gap
         self.queues = sorted({tasks.queue[node] for node in self.nodes if tasks.latency[node]})
         chained = {node for chain in tasks.chains for node in chain}
-        self.chained = column([tasks.latency[node] if node in chained else 0 for node in self.nodes])
-        """The latencies that no merging saves."""
+        self.chained = int_array([tasks.latency[node] if node in chained else 0 for node in self.nodes])
+        """Latencies that no merging saves: those of chain members."""
 
-    def spans(self, chosen: Integers) -> Integers:
-        """How long each prefix of some tasks takes at least: work, latencies, gaps between kernels.
+    def busy_times(self, chosen: Integers) -> Integers:
+        """How long each prefix of the chosen tasks occupies the resource at least: work, latencies, kernel gaps.
 
-        Each queue has one latency, or those of its chain.
+        With merging, the best case for a queue is one bucket with the longest latency of its members. The members of
+        its chain cannot share a bucket, so their latencies add up; the larger of the two counts.
         """
         spans = np.cumsum(self.work[chosen])
         for queue in self.queues:
             is_here = self.queue[chosen] == queue
             longest = np.maximum.accumulate(np.where(is_here, self.latency[chosen], 0))
             spans += np.maximum(longest, np.cumsum(np.where(is_here, self.chained[chosen], 0)))
-        return spans + self.gaps(chosen) if self.gap else spans
+        return spans + self.gaps_between_kernels(chosen) if self.gap else spans
 
-    def gaps(self, chosen: Integers) -> Integers:
-        """For each prefix the gaps between kernels in several parts."""
+    def gaps_between_kernels(self, chosen: Integers) -> Integers:
+        """For each prefix, the gaps between the kernels in several parts that it touches.
+
+        Their durations include no gap, because no gap separates two parts of one kernel. `k` such kernels have at
+        least `k - 1` gaps between them.
+        """
         parts = np.flatnonzero(self.kernel[chosen] != NO_KERNEL)
         _, firsts = np.unique(self.kernel[chosen[parts]], return_index=True)
         is_first = np.zeros(len(chosen), np.int64)
@@ -264,5 +276,5 @@ class Machine:
         return np.flatnonzero(np.unpackbits(data, bitorder="little"))
 
 
-def column(values: list[int]) -> Integers:
+def int_array(values: list[int]) -> Integers:
     return np.array(values, np.int64)

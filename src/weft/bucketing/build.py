@@ -2,7 +2,7 @@
 
 Contract: every member receives the value that it received before. The layout of the bucket does not depend on the
 rank, so all ranks build the same graph. Fake values are computed in closed form; only graphs with symbolic sizes run
-torch's fake kernels, which are much slower.
+torch's fake kernels.
 
     concat      flat views of the members -> cat -> one launch -> wait -> split -> views or copies
     coalesced   one launch of the operator for lists of tensors -> one item and one wait for each member

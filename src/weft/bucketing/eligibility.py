@@ -6,8 +6,6 @@ refusal with its reason. Nothing here changes the graph.
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import getitem
@@ -236,10 +234,7 @@ class Touches:
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
-        self.by_storage: dict[int, list[tuple[int, bool]]] = {}
-        for i, storage, is_write in dag.effects.accesses:
-            if storage >= 0:
-                self.by_storage.setdefault(storage, []).append((i, is_write))
+        self.memory = dag.effects.memory
 
     def is_written(self, node: Node) -> bool:
         """Whether something writes to what the node holds."""
@@ -250,25 +245,20 @@ class Touches:
         return any(writer is not launch and not ops.is_wait(writer.target) for writer in self._writers(result))
 
     def _writers(self, node: Node) -> Iterable[Node]:
-        for touches in self._touched([node]):
-            yield from (self.dag.nodes[i] for i, is_write in touches if is_write)
+        for storage in self._held([node]):
+            yield from (self.dag.nodes[i] for i in self.memory.writes.get(storage, ()))
 
     def is_touched(self, collective: Collective, first: int, last: int) -> bool:
         """Whether something but its own waits touches what the collective sends or receives between two places."""
-        if not self.by_storage:
+        if not self.memory.by_storage:
             return False
         own = {self.dag.index[node] for node in (collective.launch, *collective.waits)}
         results = [result for payload in payloads_of(collective) for result in payload.results]
-        touched = self._touched([*collective.inputs, *results])
-        return any(i not in own for touches in touched for i, _ in self._between(touches, first, last))
+        held = self._held([*collective.inputs, *results])
+        return any(i not in own for storage in held for i in self.memory.accesses_after(storage, first, last))
 
-    def _touched(self, nodes: list[Node]) -> list[list[tuple[int, bool]]]:
-        held = {s for node in nodes for s in self.dag.effects.held(self.dag.index[node])}
-        return [self.by_storage[s] for s in sorted(held) if s in self.by_storage]
-
-    def _between(self, touches: list[tuple[int, bool]], first: int, last: int) -> Iterable[tuple[int, bool]]:
-        start = bisect_right(touches, (first, True))
-        return itertools.takewhile(lambda touch: touch[0] <= last, itertools.islice(touches, start, None))
+    def _held(self, nodes: list[Node]) -> list[int]:
+        return sorted({s for node in nodes for s in self.dag.effects.held(self.dag.index[node])})
 
 
 def uses_of(collective: Collective) -> list[Node]:

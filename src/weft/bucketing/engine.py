@@ -30,9 +30,9 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
-from weft.graph.memory import ValueNumbers
 from weft.graph.ops import REDUCTIONS, Kind
 from weft.graph.roles import Roles
+from weft.graph.value_numbers import ValueNumbers
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Merge, bucket_names
 from weft.quantities import size_text
@@ -289,12 +289,12 @@ class Bucketing:
 
     def _why_alone(self, bucket: Bucket, buckets: list[Bucket]) -> Refusal:
         first = bucket.first
-        bit = self.contraction.block(first.index).members
+        mine = self.contraction.supernode(first.index)
         for other in buckets:
             if other is bucket or other.slot != bucket.slot:
                 continue
-            needs = self.contraction.block(first.index).before & self.contraction.block(other.first.index).members
-            needed = self.contraction.block(other.first.index).before & bit
+            theirs = self.contraction.supernode(other.first.index)
+            needs, needed = mine.before & theirs.members, theirs.before & mine.members
             if needs or needed:
                 relation = "depends on" if needs else "is needed by"
                 sentence = f"{first.name} stays alone: it {relation} {other.first.name}"
@@ -322,7 +322,7 @@ class _Levels:
                     high = middle
             if low == len(masks):
                 masks.append(0)
-            masks[low] |= contraction.block(bucket.first.index).members
+            masks[low] |= contraction.supernode(bucket.first.index).members
             self.levels[id(bucket)] = low
 
     def of(self, bucket: Bucket) -> int:

@@ -20,7 +20,7 @@ from weft.graph.groups import GroupTable
 from weft.graph.roles import Role
 
 SHARE = 0.9
-"""Share of the asymptotic bandwidth that a full bucket should reach; it sets the default size limit. Our choice."""
+"""Share of the asymptotic bandwidth that a full bucket should reach; it sets the default size limit."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
-from weft.scheduling.execution import NEVER
 from weft.scheduling.jobs import Jobs
+from weft.scheduling.scheduler import NEVER
 
 
 class BucketPrices:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from weft.verification.agreement.agreement import Agreement
 
 
-class Backend(StrEnum):
-    """What will run the graphs."""
+class CommunicationBackend(StrEnum):
+    """The library that will run the collectives."""
 
     NCCL = "nccl"
     GLOO = "gloo"
@@ -29,17 +29,21 @@ def agree(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="One graph per rank, in the order of ranks; or the folder of weft.agreement or of TORCH_TRACE.",
+            help="One graph per rank, in rank order, or the folder that weft.agreement or TORCH_TRACE wrote.",
         ),
     ],
-    ranks: Annotated[int | None, typer.Option(min=1, help="How many ranks share the graphs, each as many.")] = None,
-    backend: Annotated[Backend, typer.Option(help="gloo does not mind how groups interleave.")] = Backend.NCCL,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Total number of ranks, divided evenly among the graphs.")
+    ] = None,
+    backend: Annotated[
+        CommunicationBackend, typer.Option(help="gloo allows any interleaving of groups; nccl does not.")
+    ] = CommunicationBackend.NCCL,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Check that all ranks launch alike, that each send has its receive, and that none wait for each other.
+    """Check that all ranks launch the same collectives, that each send has its receive, and that no ranks deadlock.
 
-    Of several graphs for more ranks, each is that of as many neighbours: four graphs for 16 ranks are four stages.
-    Exit status 0: they agree; 1: they do not.
+    With fewer graphs than ranks, each graph belongs to a run of neighbouring ranks: four graphs for 16 ranks are four
+    pipeline stages. Exit status 0: the ranks agree; 1: they do not.
     """
     with usage.progress("importing torch"):
         from weft.verification.agreement.agreement import check
@@ -59,8 +63,8 @@ def agree(
     else:
         num_ranks = ranks or len(sources)
         if num_ranks % len(sources):
-            what = f"{len(sources)} graphs do not part {num_ranks} ranks"
-            raise usage.UsageError(compose("agree", what, do="give one graph for all ranks, or one for each"))
+            what = f"{num_ranks} ranks cannot be divided evenly among {len(sources)} graphs"
+            raise usage.UsageError(compose("agree", what, do="give one graph, or one for each rank"))
         from weft.cli.source import load_source
 
         with usage.progress(f"reading {len(sources)} graphs"):

@@ -1,4 +1,4 @@
-"""`weft calibrate`: fit a cluster to what was measured on one."""
+"""`weft calibrate`: fit a cluster description to measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_KERNELS = 10
 MAX_NAME = 70
-"""Kernels, and characters of their names, that the text shows."""
+"""Number of kernels that the text lists, and characters of a name."""
 
 
 class KindOption(StrEnum):
@@ -36,14 +36,15 @@ class KindOption(StrEnum):
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...", help="Chrome traces of torch.profiler, one per rank of a run, and tables of nccl-tests."
+        metavar="FILE...", help="Chrome traces of torch.profiler, one per rank of a run, and nccl-tests tables."
     ),
 ]
 PerNode = Annotated[
-    int | None, typer.Option("--ranks-per-node", min=1, max=1_000_000, help="Which groups are inside of a node.")
+    int | None,
+    typer.Option("--ranks-per-node", min=1, max=1_000_000, help="Ranks of one node; decides which groups cross nodes."),
 ]
-NameOption = Annotated[str, typer.Option("--name", help="Of the cluster.")]
-Kinds = Annotated[KindOption | None, typer.Option("--kind", help="Of tables that do not say it.")]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster.")]
+Kinds = Annotated[KindOption | None, typer.Option("--kind", help="Kind of collective in tables that do not name it.")]
 
 
 def calibrate(
@@ -56,7 +57,7 @@ def calibrate(
 ) -> None:
     """Fit a cluster to measured collectives: its TOML goes to stdout, the fit and its residuals to stderr.
 
-    With --json stdout gets one object with the fit, and with the TOML unless -o takes it.
+    With --json, stdout gets one object: the fit, and the TOML unless -o is given.
     """
     usage.check_files((output,), files)
     if missing := [path for path in files if not path.is_file()]:
@@ -138,9 +139,8 @@ def _rates(device: Device) -> dict[str, float]:
 
 
 def _compute_lines(found: ComputeTrace, device: Device) -> list[str]:
-    """Products and copies against the device that was fitted to them, and the kernels that took longest."""
-    from weft.report.plain_text import plain_line
-    from weft.report.report import table
+    """Measured matrix products and copies against the fitted device, and the slowest kernels."""
+    from weft.report.plain_text import plain_line, table
 
     lines: list[str] = []
     for key, rate in _rates(device).items():
@@ -164,7 +164,7 @@ def _short(name: str) -> str:
 
 
 def _table(fitted: Fit) -> list[str]:
-    from weft.report.report import table
+    from weft.report.plain_text import table
 
     lines: list[str] = []
     for line in fitted.lines:

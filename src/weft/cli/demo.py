@@ -1,4 +1,4 @@
-"""`weft demo`: a whole training step of an 8b decoder on 64 GPUs, optimized, proved and drawn, with no GPU at hand."""
+"""`weft demo`: a whole training step of an 8B decoder on 64 GPUs, optimized, proved and drawn, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NUM_RANKS = 64
 SMALL_RANKS = 4
 INDENT = 2
 LEGEND = """\
-exposed: the GPUs stand still for communication. hidden: they compute meanwhile.
-bound: no order of this step, and no merging of its collectives, takes less. gap: how far the step is above it."""
+exposed: communication that the GPUs wait for. hidden: communication while they compute.
+bound: no order of this step, with its collectives merged in any way, is faster. gap: the step's distance from it."""
 PASTE = """\
 model = torch.compile(model, backend="weft", options={"weft.cluster": "h100-8x8"})
 ...
@@ -28,12 +28,12 @@ print(weft.run_report())"""
 
 def demo(
     as_json: JsonOption = False,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the decoder.")] = 32,
-    output: Annotated[Path, typer.Option(help="The folder of report.html and trace.json.")] = Path(),
+    layers: Annotated[int, typer.Option(min=1, help="Number of decoder layers.")] = 32,
+    output: Annotated[Path, typer.Option(help="Folder for report.html and trace.json.")] = Path(),
     memory_limit: MemoryOption = None,
     effort: EffortOption = Effort.DEFAULT,
 ) -> None:
-    """Capture a step of an 8b decoder under FSDP on 64 ranks, optimize it, prove it, and draw it.
+    """Capture a training step of an 8B decoder under FSDP on 64 ranks, optimize it, prove it equal, and draw it.
 
     Needs no GPU, no cluster and no arguments; takes about a minute.
     """

@@ -1,4 +1,4 @@
-"""`weft explain`: what became of the collectives of a source, or of one of them."""
+"""`weft explain`: the decisions about each collective of a source, or about one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from weft.report.summary import SimulatedRun
 
 CollectiveArgument = Annotated[
-    str | None, typer.Argument(metavar="[COLLECTIVE]", help="Explain only this one: the name of its launch or a wait.")
+    str | None,
+    typer.Argument(metavar="[COLLECTIVE]", help="Explain only this collective; give the name of its launch or wait."),
 ]
 
 
@@ -38,10 +39,10 @@ def explain(
     plan: usage.PlanOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Say what became of every collective of a graph: what was done to it, what was declined, and why.
+    """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
-    For what is still exposed: what blocks it, and what lifting that would gain. Of one collective, and with --cluster,
-    also when it ran and what hid it, before and after.
+    An exposed collective is shown with its blocker and the time that removing the blocker could save. For a single
+    collective, --cluster adds when it ran and which kernels hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:
@@ -61,12 +62,11 @@ def explain(
     )
 
     from weft.report.explain import explain as tell
-    from weft.report.explain_text import text_of
 
     explanation = tell(module, result.report, result.plan.evidence)
     save_plan(result, plan)
     if collective is None:
-        text = explanation.to_json() if as_json else text_of(explanation)
+        text = explanation.to_json() if as_json else str(explanation)
     else:
         text = _one(explanation, launch_of(module, collective), result.module, result.report, as_json)
     usage.write(text + "\n", output)
@@ -101,23 +101,24 @@ class Figures:
 
 
 def _one(explanation: Explanation, launch: str, after: GraphModule, report: Report, as_json: bool) -> str:
-    from weft.report.explain import Explanation
-    from weft.report.explain_text import text_of
+    from weft.report.simulated import SimulatedReport
 
     record = next(record for record in explanation.collectives if record.name == launch)
-    runs = report.comparison.runs(report) if report.comparison is not None else None
-    was, now = ([], []) if runs is None else (_figures(runs[0], [launch]), _figures(runs[1], _heirs(record, after)))
+    runs = report.runs if isinstance(report, SimulatedReport) else None
+    was, now = (
+        ([], []) if runs is None else (_figures(runs[0], [launch]), _figures(runs[1], _replacements(record, after)))
+    )
     if as_json:
         simulated = None
         if runs is not None:
             simulated = {"cluster": report.cluster, "before": [*map(asdict, was)], "after": [*map(asdict, now)]}
         return json.dumps({"collective": asdict(record), "simulated": simulated}, indent=1, sort_keys=True)
-    told = text_of(Explanation((record,), (), ())).partition("\n\n")[0]  # without the totals
+    told = "\n".join(record.lines())
     return told if runs is None else "\n".join([told, "", *_table(str(report.cluster), was, now)])
 
 
-def _heirs(record: CollectiveRecord, after: GraphModule) -> list[str]:
-    """The launches that do its work afterwards: itself, or those that the decisions about it have put in its place."""
+def _replacements(record: CollectiveRecord, after: GraphModule) -> list[str]:
+    """The launches that do its work after the run: itself, or those that applied decisions put in its place."""
     from weft.graph.collective import collectives
 
     found = list(collectives(after.graph))
@@ -146,9 +147,8 @@ def _figures(run: SimulatedRun, names: list[str]) -> list[Figures]:
 
 
 def _table(cluster: str, before: list[Figures], after: list[Figures]) -> list[str]:
-    """One column for each collective; `-` where it is gone."""
-    from weft.report.plain_text import plain_line
-    from weft.report.report import table
+    """One column for each collective; `-` if it is gone."""
+    from weft.report.plain_text import plain_line, table
 
     columns = [*_columns("before", before), *_columns("after", after)]
     heads = (f"on {cluster}", "launch", "launched", "start", "end", "exposed", "hidden", "hidden by", "critical path")

@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         except WeftError as error:
             show(with_units(str(error)) if isinstance(error, RefusedError) else str(error), err=True)
             raise typer.Exit(exit_status(error)) from None
-        except BrokenPipeError:  # whoever reads us has seen enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) and "null byte" not in str(error):
@@ -69,7 +69,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options before a command."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """Write what is left for stdout now: at the exit of Python, a full disk would be a traceback."""
+    """Flush stdout now: a full disk at Python's own exit would print a traceback."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`weft optimize`: run a pipeline on a source, for its result."""
+"""`weft optimize`: run a pipeline on a source and write the result."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PrintAfterOption = Annotated[
     typer.Option(
         "--print-after",
         metavar="PASS",
-        help="Show the listing behind this pass on stderr; `all`: behind each pass that changes it. Several times.",
+        help="Print the listing after this pass to stderr; `all`: after each pass that changes it. Repeatable.",
     ),
 ]
 BisectOption = Annotated[
     bool,
-    typer.Option("--bisect", help="Find the first pass that changes values or breaks a check, and write nothing."),
+    typer.Option("--bisect", help="Find the first pass that changes values or fails a check; writes no result."),
 ]
 ALL = "all"
 
@@ -58,18 +58,18 @@ def optimize(
     bisect: BisectOption = False,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Optimize a graph: its new listing goes to stdout, the report to stderr.
+    """Optimize a graph. Its new listing goes to stdout, the report to stderr.
 
-    With --json stdout gets one object with the report, and with the listing unless -o takes it.
+    With --json, stdout gets one object: the report, and the listing unless -o is given.
 
-    With --bisect each pass is checked by values on virtual ranks, or by a proof with --verify equivalence.
+    With --bisect, each pass is checked by values on virtual ranks, or by a proof with --verify equivalence.
     """
     if bisect:
         _refuse_files({"-o": output, "--plan": plan, "--html": html, "--trace": trace, "--print-after": print_after})
         bisect_source(source, cluster, pipeline, verify, memory_limit, effort, as_json)
     for option, path in (("--html", html), ("--trace", trace)):
         if path is not None and cluster is None:
-            what = f"{option} draws a simulation, and no cluster is given"
+            what = f"{option} needs a cluster to simulate"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
     _, result = optimize_source(
         source,
@@ -106,7 +106,7 @@ def _refuse_files(options: Mapping[str, object]) -> None:
     """A search for a fault has no result to write."""
     given = next((option for option, value in options.items() if value), None)
     if given is not None:
-        what = f"--bisect writes no result, and {given} is given"
+        what = f"--bisect writes no result, so {given} has no effect"
         raise usage.UsageError(compose("optimize", what, do=f"leave {given} off"))
 
 

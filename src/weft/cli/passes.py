@@ -1,4 +1,4 @@
-"""`weft passes`: which passes there are, and what each of them does."""
+"""`weft passes`: list the passes, or explain one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def passes(
-    name: Annotated[str | None, typer.Argument(help="Explain this pass, or list those of a stage or preset.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A pass to explain, or a stage or preset whose passes to list.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the passes, stages and presets, or explain one."""
@@ -41,7 +43,7 @@ def passes(
     if name is None:
         rows |= {key: f"Stage: {spec}" for key, spec in STAGES.items()}
         rows |= {key: f"Preset: {spec or 'no passes'}" for key, spec in PRESETS.items()}
-        rows["auto"] = "Preset: the one that the collectives of the graph ask for"
+        rows["auto"] = "Preset: chosen by the collectives of the graph"
     width = max(map(len, rows), default=0)
     for key, text in rows.items():
         typer.echo(f"{key.ljust(width)}  {text}")

@@ -1,4 +1,4 @@
-"""What `weft optimize`, its `--bisect` and `weft explain` share: a pipeline run on a source."""
+"""Run a pipeline on a source: shared by `weft optimize`, its `--bisect`, and `weft explain`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def optimize_source(
     memory_limit: str | None = None,
     effort: usage.Effort = usage.Effort.DEFAULT,
 ) -> tuple[GraphModule, Result]:
-    """The graph as it was and what became of it. What is cheap to check is checked first: the files, then the graph."""
+    """The original graph and the result. Cheap checks come first: the files, then the graph."""
     usage.check_files(files, (source, cluster))
     module, passes, described, limit = read_all(source, cluster, pipeline, memory_limit)
     from weft.api import optimize as run
@@ -52,7 +52,7 @@ def optimize_source(
 def read_all(
     source: str, cluster: str | None, pipeline: str, memory_limit: str | None
 ) -> tuple[GraphModule, Pipeline, Cluster | None, int | None]:
-    """The graph and what it is to be run through, the graph last since it takes longest to read."""
+    """The graph, the pipeline, the cluster and the limit; the graph is read last because it takes longest."""
     limit = usage.parse_optional_size(memory_limit, "--memory-limit")
     with usage.progress("importing torch"):
         from weft.cli.source import load_source
@@ -66,6 +66,6 @@ def read_all(
 
 
 def save_plan(result: Result, plan: Path | None) -> None:
-    """Write the plan, where a file is given."""
+    """Write the plan if a file is given."""
     if plan is not None:
         usage.write(result.plan.to_json() + "\n", plan)

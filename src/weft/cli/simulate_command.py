@@ -1,8 +1,9 @@
-"""`weft simulate`: how long a step takes on a described cluster, and what of its communication is exposed."""
+"""`weft simulate`: the time of a step on a described cluster, and its exposed communication."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,14 +14,18 @@ if TYPE_CHECKING:
     from weft.simulation.timeline import CollectiveSpan, Timeline
 
 MAX_COLLECTIVES = 10
-"""That the table shows."""
+"""Number of exposed collectives that the table lists."""
 
 Sources = Annotated[
-    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one behind the other.")
+    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one after the other.")
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME|FILE", help="A preset, or a TOML file; else h100-8x8, or larger."),
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="A preset or a TOML file; the default is h100-8x8, or larger if the graph needs it.",
+    ),
 ]
 
 
@@ -30,14 +35,14 @@ def simulate(
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
-    """Say how long a graph takes on a cluster, what is exposed and what hides the rest. Needs no GPU."""
+    """Simulate a graph: step time, exposed communication, and the kernels that hide the rest. Needs no GPU."""
     usage.check_files((output,), (*sources, cluster))
     with usage.progress("importing torch"):
         from weft.bounds.bounded_simulation import simulate_modules
         from weft.cli.source import load_source
         from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
         from weft.graph.groups import read_groups
-        from weft.report.notes import notes_on
+        from weft.report.simulated import notes_on
 
     known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
@@ -49,12 +54,12 @@ def simulate(
     if as_json:
         text = json.dumps(_record(timeline, described.name, notes), indent=1)
     else:
-        assumed = [] if cluster is not None else [f"on {described.name}, for no --cluster is given", ""]
+        assumed = [] if cluster is not None else [f"on {described.name}, the default without --cluster", ""]
         text = "\n".join([*assumed, *_lines(timeline), *(f"note: {note}" for note in notes)])
     usage.write(text + "\n", output)
 
 
-def _record(timeline: Timeline, cluster: str, notes: list[str]) -> dict[str, Any]:
+def _record(timeline: Timeline, cluster: str, notes: Sequence[str]) -> dict[str, Any]:
     names = timeline.program.names if timeline.program is not None else ()
     return {
         "cluster": cluster,
@@ -89,8 +94,7 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
 
 def _lines(timeline: Timeline) -> list[str]:
     from weft.quantities import duration_text, size_text
-    from weft.report.plain_text import plain_line
-    from weft.report.report import table
+    from weft.report.plain_text import plain_line, table
 
     totals = [
         ("step", duration_text(timeline.step_us)),
@@ -105,7 +109,11 @@ def _lines(timeline: Timeline) -> list[str]:
         totals.append(("lower bound", f"{duration_text(timeline.lower_bound_us)} (gap {timeline.gap * 100:.1f} %)"))
     exposed = [span for span in timeline.collectives if span.exposed_ns]
     if not exposed:
-        return [*table(totals), "", "no collective is exposed" if timeline.collectives else "there are no collectives"]
+        return [
+            *table(totals),
+            "",
+            "no collective is exposed" if timeline.collectives else "the graph has no collectives",
+        ]
     most = sorted(exposed, key=lambda span: (-span.exposed_ns, span.launched_ns, span.op))[:MAX_COLLECTIVES]
     rows = [("most exposed", "group", "exposed", "hidden", "hidden by")]
     for span in most:

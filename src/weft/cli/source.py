@@ -1,7 +1,7 @@
-"""SOURCE: what a command works on, told by its content.
+"""SOURCE: the graph that a command works on. The content of a file decides how it is read.
 
-Contract: nothing in a file is run. What names no file or model is a UsageError; a file that holds no graph is the error
-of its reader, and names the file.
+Contract: nothing in a file is run. A name of no file or model is a UsageError. For a file without a graph its reader
+raises an error that names the file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weft.frontends.trace_log import BEFORE_AUTOGRAD, PREFIX, LoggedGraph, read_
 from weft.graph.listings.text import parse
 
 MAX_BYTES = 1 << 28
-"""Of a text; archives and logs are read piece by piece."""
+"""Largest text that is read; archives and logs are read piece by piece."""
 MAX_SHOWN = 20
-"""Graphs of a log that an error shows."""
+"""Number of graphs of a log that an error lists."""
 ZIP = b"PK\x03\x04"
 RUNNABLE = (re.compile(r"^class Repro\(", re.MULTILINE), re.compile(r"^def load_args\(", re.MULTILINE))
-"""What a runnable has, one after the other. Each is searched for once: one expression for both would try every pair."""
+"""The marks of a runnable, in this order. Each has its own search: one expression for both would try every pair."""
 LISTING = re.compile(r"^(?:def graph|group|symbol|device|tensor)\(", re.MULTILINE)
 GRAPH_OF_LOG = re.compile(r"(.+):(\d{1,9})")
 
@@ -69,15 +69,15 @@ def _load_file(path: Path) -> GraphModule:
     except (OSError, EOFError, zlib.error) as error:
         raise ReadError(compose(str(path), f"it cannot be read: {error}")) from None
     if len(content) > MAX_BYTES:
-        raise ReadError(compose(str(path), f"it has more than {MAX_BYTES} bytes and is no archive and no log"))
+        raise ReadError(compose(str(path), f"it has more than {MAX_BYTES} bytes and is neither an archive nor a log"))
     text = content.decode(errors="replace")
     start = RUNNABLE[0].search(text)
     if start is not None and RUNNABLE[1].search(text, start.end()):
         return read_runnable(path)
     if LISTING.search(text):
         return parse(text)
-    what = "it is no listing, no archive, no TORCH_TRACE log and no fx_graph_runnable text"
-    raise ReadError(compose(str(path), what, do="`weft optimize --help` says what is read"))
+    what = "it is not a listing, an archive, a TORCH_TRACE log or an fx_graph_runnable text"
+    raise ReadError(compose(str(path), what, do="`weft optimize --help` lists the formats"))
 
 
 def _choose(path: Path, line: int | None) -> GraphModule:

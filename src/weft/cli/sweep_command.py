@@ -1,4 +1,4 @@
-"""`weft sweep`: one graph on several clusters by several pipelines under several limits, as a table and a plot."""
+"""`weft sweep`: one graph on several clusters, with several pipelines and limits, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -23,21 +23,27 @@ Arguments = Annotated[
 ]
 ClustersOption = Annotated[
     list[str] | None,
-    typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file. Several times."),
+    typer.Option("--cluster", metavar="NAME|FILE", help="A preset such as h100-8x8, or a TOML file. Repeatable."),
 ]
 PipelinesOption = Annotated[
     list[str] | None,
-    typer.Option("--pipeline", metavar="SPEC", help="A preset, or passes with commas. Several times; else auto."),
+    typer.Option(
+        "--pipeline", metavar="SPEC", help="A preset, or passes separated by commas. Repeatable; the default is auto."
+    ),
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE,...", help="What a step may use: 20GiB,24GiB,none. Each is a cell."),
+    typer.Option(
+        "--memory-limit", metavar="SIZE,...", help="Memory limits for a step: 20GiB,24GiB,none. Each is a cell."
+    ),
 ]
 BucketOption = Annotated[
     str | None,
-    typer.Option("--bucket-bytes", metavar="SIZE,...", help="The most that is launched as one: 16MiB,none."),
+    typer.Option("--bucket-bytes", metavar="SIZE,...", help="Largest buckets: 16MiB,none. Each is a cell."),
 ]
-JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Cells that run at once, each in its own process.")]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, help="Number of cells that run at once, each in its own process.")
+]
 ShardOption = Annotated[
     str | None,
     typer.Option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on; I from 1 to N."),
@@ -45,9 +51,9 @@ ShardOption = Annotated[
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the cells here, one line of JSON each.")
 ]
-MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing: join the files that -o or --json wrote.")]
+MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing; join files that -o or --json wrote.")]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the steps as bars and against each axis.")
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each axis.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON for each cell instead of a table.")]
 
@@ -67,9 +73,10 @@ def sweep(
     tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Optimize and simulate a graph on every cluster by every pipeline under every limit. Needs no GPU.
+    """Optimize and simulate a graph on every cluster with every pipeline under every limit. Needs no GPU.
 
-    A cell that fails is a row with its error, and the exit status is 1. A limit that none meets tells what would fit.
+    A cell that fails is a row with its error, and the exit status is 1. If no order meets a memory limit, the row shows
+    the limit that would fit.
     """
     usage.check_files((output, plot), (*arguments, *(cluster or ())))
     if plot is not None and plot.suffix.lower() != ".svg":
@@ -106,7 +113,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class Axes:
-    """What is swept over."""
+    """The axes of the sweep."""
 
     clusters: list[str]
     pipelines: list[str]
@@ -118,7 +125,7 @@ class Axes:
         return len(self.clusters) * len(self.pipelines) * len(self.memory_limits) * len(self.bucket_bytes)
 
     def check(self) -> None:
-        """Refuse what is missing or comes twice."""
+        """Refuse missing and repeated values."""
         if not self.clusters:
             raise usage.UsageError(compose("sweep", "no cluster is given", do="give one or more: --cluster h100-8x8"))
         given = {
@@ -133,26 +140,26 @@ class Axes:
 
 
 def parse_sizes(text: str | None, option: str) -> list[int | None]:
-    """Sizes with commas; `none` is no limit, and so is nothing at all."""
+    """Sizes separated by commas; `none`, or no text at all, is no limit."""
     words = [word.strip() for word in (text or NO_LIMIT).split(",")]
     return [None if word.lower() == NO_LIMIT else usage.parse_size(word, option) for word in words]
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """Which shard of how many."""
+    """The number of the shard, and of how many."""
     if text is None:
         return 1, 1
     found = SHARD.fullmatch(text)
     if found is None or int(found[1]) > int(found[2]):
         raise usage.UsageError(
-            compose("sweep", f"{text!r} is no shard", do="write I/N with I from 1 to N: --shard 1/4")
+            compose("sweep", f"{text!r} is not a shard", do="write I/N with I from 1 to N: --shard 1/4")
         )
     return int(found[1]), int(found[2])
 
 
 def _refuse_beside_merge(given: list[str]) -> None:
     if given:
-        what = f"--merge runs nothing, and {' and '.join(given)} {'is' if len(given) == 1 else 'are'} given"
+        what = f"--merge runs nothing, so {' and '.join(given)} {'has' if len(given) == 1 else 'have'} no effect"
         raise usage.UsageError(compose("sweep", what, do=f"leave {' and '.join(given)} off"))
 
 

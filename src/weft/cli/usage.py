@@ -1,4 +1,4 @@
-"""What the commands share: their options, how they end, and what they write where."""
+"""Shared by all commands: options, exit status, progress and output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.files import write_whole
 
 
 class UsageError(WeftError):
-    """An argument of the command line names nothing that exists."""
+    """An argument of the command line that cannot be used."""
 
 
 class Witness(StrEnum):
-    """What checks the result, as `weft.optimize` takes it."""
+    """How the result is checked, as `weft.optimize` takes it."""
 
     STRUCTURE = "structure"
     EQUIVALENCE = "equivalence"
@@ -50,28 +50,35 @@ ClusterOption = Annotated[
 PipelineOption = Annotated[
     str,
     typer.Option(
-        "--pipeline", metavar="SPEC", help="Passes, stages and presets with commas, such as clean,my-pass,auto."
+        "--pipeline", metavar="SPEC", help="Passes, stages and presets separated by commas, such as clean,my-pass,auto."
     ),
 ]
-VerifyOption = Annotated[Witness, typer.Option("--verify", help="What checks the result.")]
+VerifyOption = Annotated[Witness, typer.Option("--verify", help="How to check the result.")]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Fail where a pass that --pipeline names cannot do what it found to do.")
+    bool,
+    typer.Option(
+        "--strict", help="Fail if the graph prevents a rewrite that a pass named in --pipeline wanted to make."
+    ),
 ]
-OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Instead of stdout.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write here instead of to stdout.")
+]
 PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Save the plan here, as JSON.")]
 TokensOption = Annotated[
     int | None,
     typer.Option(
-        "--tokens", metavar="N", min=1, help="Tokens of a step on all ranks, for tokens/s; zoo:MODEL knows them."
+        "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; a zoo:MODEL knows its own."
     ),
 ]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        "--memory-limit", metavar="SIZE", help="What the step may use, such as 24GiB: held, or the graph is refused."
+        "--memory-limit",
+        metavar="SIZE",
+        help="Most memory that the step may use, such as 24GiB; fails if no order fits.",
     ),
 ]
-EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to look for a shorter step.")]
+EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to search for a shorter step.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -82,27 +89,27 @@ SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNOR
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes: a number with a unit, powers of 1024 for GiB and of 1000 for GB; without a unit bytes.
+    """The bytes of a size such as 24GiB (powers of 1024), 24GB (powers of 1000) or 25769803776.
 
-    Decimals of a unit are rounded down to bytes: 9.31GiB is what reports show.
+    Decimals are allowed and rounded down to bytes, because reports show sizes such as 9.31 GiB.
     """
     found = SIZE.fullmatch(text.strip()[:100])
     unit = (found[2] or "B").upper() if found is not None else ""
     power = "BKMGTP".find(unit[:1])
     size = Decimal(found[1]) * (1024 if "I" in unit else 1000) ** power if found is not None else Decimal(0)
     if size < 1 or (power <= 0 and size != int(size)):
-        what = f"{text!r} is no size" if found is None else f"{text!r} is no whole number of bytes above 0"
+        what = f"{text!r} is not a size" if found is None else f"{text!r} is not a whole number of bytes above 0"
         raise UsageError(compose(option, what, do="write 24GiB, 24GB or a number of bytes"))
     return int(size)
 
 
 def parse_optional_size(text: str | None, option: str) -> int | None:
-    """The same, or None where nothing is given."""
+    """The same, or None if nothing is given."""
     return None if text is None else parse_size(text, option)
 
 
 def with_units(text: str) -> str:
-    """A message with each long number of bytes in a unit besides, rounded up: who allows that allows enough."""
+    """The message with a unit added to each long number of bytes, rounded up so that the figure suffices as a limit."""
     return BYTES.sub(lambda found: f"{found[0]} ({_rounded_up(int(found[1]))})", text)
 
 
@@ -125,19 +132,19 @@ def check_folder(path: Path | None) -> None:
 
 
 def check_files(paths: Iterable[Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
-    """The same for several, each of which must be another file, and none of them one that is read."""
+    """The same for several files, which must differ from each other and from every input."""
     given = [path for path in paths if path is not None]
     read = [Path(name) for each in inputs if each is not None for name in (str(each), str(each).rpartition(":")[0])]
     for i, path in enumerate(given):
         check_folder(path)
         if any(_is_same(path, other) for other in given[:i]):
-            raise UsageError(compose(str(path), "two artifacts would go there", do="give each its own file"))
+            raise UsageError(compose(str(path), "two outputs would be written there", do="give each its own file"))
         if any(_is_same(path, other) or (path.exists() and _is_same(path.parent, other)) for other in read):
-            raise UsageError(compose(str(path), "it is read, and would be overwritten", do="give another file"))
+            raise UsageError(compose(str(path), "it is an input, and would be overwritten", do="give another file"))
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Whether two paths are one file, by whatever names and links; devices such as /dev/null may be used twice."""
+    """Whether two paths are one file, through any names and links; devices such as /dev/null may be used twice."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return False
     if path.exists() and other.exists() and other.name:
@@ -146,7 +153,7 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def write(text: str, path: Path | None) -> None:
-    """Put an artifact into a file, or on stdout where none is given."""
+    """Write the output to a file, or to stdout if none is given."""
     if path is None:
         show(text) if sys.stdout.isatty() else sys.stdout.write(text.encode(errors="replace").decode())
         return
@@ -156,7 +163,7 @@ def write(text: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(path: Path) -> Generator[None, None, None]:
-    """Say which file cannot be written. A disk that is full is not a matter of usage."""
+    """Turn errors of writing into messages that name the file. A full disk is not a usage error."""
     try:
         yield
     except (OSError, ReportError) as error:
@@ -169,7 +176,7 @@ def writing(path: Path) -> Generator[None, None, None]:
 
 
 def show(text: str, *, err: bool = False) -> None:
-    """Print for people: names in it may come from anywhere, so what a terminal obeys is left out."""
+    """Print for people, without control characters: names may come from anywhere, and a terminal obeys them."""
     from weft.report.plain_text import plain
 
     typer.echo(plain(text), nl=not text.endswith("\n"), err=err)
@@ -177,7 +184,7 @@ def show(text: str, *, err: bool = False) -> None:
 
 @contextmanager
 def progress(doing: str) -> Generator[None, None, None]:
-    """Say on stderr what is being done while it is, if a person is watching."""
+    """Show the current activity on stderr, if it is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -192,7 +199,7 @@ def progress(doing: str) -> Generator[None, None, None]:
 
 @contextmanager
 def progress_bar(doing: str, total: int) -> Generator[Callable[[], object], None, None]:
-    """A bar on stderr, if a person is watching; what is given back is called once for each part that is done."""
+    """A bar on stderr, if it is a terminal; call the yielded function once for each finished part."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

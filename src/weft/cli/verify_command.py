@@ -1,4 +1,4 @@
-"""`weft verify`: whether two graphs compute the same on every rank."""
+"""`weft verify`: check that two graphs compute the same on every rank."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXAMPLE = "dp=2,tp=2"
 AXIS = re.compile(r"([^=,\s]+)=([1-9][0-9]{0,8})", re.ASCII)
 
 
-class Backend(StrEnum):
-    """What runs the ranks, as `weft.verify` takes it."""
+class RankBackend(StrEnum):
+    """How the ranks run, as `weft.verify` takes it."""
 
     VIRTUAL = "virtual"
     GLOO = "gloo"
@@ -31,16 +31,22 @@ class Backend(StrEnum):
 
 def verify(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=usage.SOURCE_HELP)],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same.")],
-    ranks: Annotated[int | None, typer.Option(min=1, help="How many ranks run both graphs.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar=EXAMPLE, help="Axes and sizes, the last varying fastest.")] = None,
-    backend: Annotated[Backend | None, typer.Option(help="What runs them; virtual needs one process.")] = None,
-    proof: Annotated[bool, typer.Option("--proof", help="Prove it instead: no data, any size.")] = False,
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one, in any of these forms.")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks that run both graphs.")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar=EXAMPLE, help="Mesh axes with their sizes; the last varies fastest.")
+    ] = None,
+    backend: Annotated[
+        RankBackend | None, typer.Option(help="virtual: all ranks in this process; gloo: one process for each.")
+    ] = None,
+    proof: Annotated[
+        bool, typer.Option("--proof", help="Prove equality instead of running: needs no data, works at any size.")
+    ] = False,
     as_json: usage.JsonOption = False,
 ) -> None:
     """Compare the values of two graphs on every rank, or prove that they are equal.
 
-    Exit status 0: equal, or proved; 1: they differ, or it could not be proved.
+    Exit status 0: equal, or proved; 1: different, or not proved.
     """
     axes = None if mesh is None else parse_mesh(mesh)
     if axes is not None and ranks not in (None, math.prod(axes.values())):
@@ -49,7 +55,7 @@ def verify(
     if proof and (ranks is not None or backend is not None):
         option = "--ranks" if ranks is not None else "--backend"
         raise usage.UsageError(
-            compose("verify", f"a proof runs nothing, and {option} is given", do=f"leave {option} off")
+            compose("verify", f"{option} has no effect on a proof, which runs nothing", do=f"leave {option} off")
         )
     with usage.progress("importing torch"):
         from weft.api import verify as compare
@@ -63,7 +69,7 @@ def verify(
             holds, text, record = _prove(sides[0], sides[1], axes)
     else:
         with usage.progress("running both on every rank"):
-            verdict = compare(sides[0], sides[1], ranks, mesh=axes, backend=(backend or Backend.VIRTUAL).value)
+            verdict = compare(sides[0], sides[1], ranks, mesh=axes, backend=(backend or RankBackend.VIRTUAL).value)
         holds, text, record = verdict.equal, str(verdict), _record(verdict)
     if as_json:
         usage.write(json.dumps(record, indent=1, sort_keys=True) + "\n", None)
@@ -78,7 +84,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         found = AXIS.fullmatch(part.strip())
         if found is None or found[1] in axes:
-            what = f"{part!r} is no axis with a size" if found is None else f"axis {found[1]!r} is given twice"
+            what = f"{part!r} is not an axis with a size" if found is None else f"axis {found[1]!r} is given twice"
             raise usage.UsageError(compose(f"--mesh {text}", what, do=f"write {EXAMPLE}"))
         axes[found[1]] = int(found[2])
     return axes
@@ -87,7 +93,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _check_groups(
     sides: tuple[GraphModule, GraphModule], ranks: int | None, axes: dict[str, int] | None, proof: bool
 ) -> None:
-    """Refuse ranks that the groups of the graphs cannot have. A proof says itself what it misses."""
+    """Refuse a number of ranks that does not fit the groups of the graphs. A proof reports that itself."""
     from weft.graph.groups import read_groups
 
     num_ranks = ranks if axes is None else math.prod(axes.values())
@@ -110,7 +116,7 @@ def _check_groups(
 
 
 def _prove(before: GraphModule, after: GraphModule, axes: dict[str, int] | None) -> tuple[bool, str, dict[str, Any]]:
-    """In bits where that can be shown, else in real arithmetic."""
+    """Bitwise if possible, otherwise in real arithmetic."""
     from weft.verification.symbolic.equivalence import prove
 
     proof = exact = prove(before, after, groups=axes)
@@ -118,7 +124,7 @@ def _prove(before: GraphModule, after: GraphModule, axes: dict[str, int] | None)
         proof = prove(before, after, groups=axes, reassociates=True)
     text = str(proof)
     if proof and not exact:
-        text += f" in real arithmetic; in bits: {exact}"
+        text += f" in real arithmetic; bitwise: {exact}"
     record: dict[str, Any] = {
         "proved": proof.proved,
         "exact": exact.proved,

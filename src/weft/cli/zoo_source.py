@@ -67,7 +67,7 @@ def parse_zoo(source: str) -> tuple[str, dict[str, Any]]:
     path, has_options, text = source.removeprefix(PREFIX).partition("?")
     name, has_parallel, parallel = path.partition("/")
     if not name or (has_parallel and not parallel) or "/" in parallel or (has_options and not text):
-        raise UsageError(compose(source, "it is no model of the zoo", do=f"write {EXAMPLE}"))
+        raise UsageError(compose(source, "it is not a model of the zoo", do=f"write {EXAMPLE}"))
     if name not in ENTRIES:
         do = nearest(name, ENTRIES) or f"use one of {', '.join(ENTRIES)}"
         raise UsageError(compose(source, f"no model is called {name!r}", do=do))
@@ -75,7 +75,7 @@ def parse_zoo(source: str) -> tuple[str, dict[str, Any]]:
     for pair in text.split("&") if text else ():
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(compose(source, f"{pair!r} is no option", do=f"write key=value, as in {EXAMPLE}"))
+            raise UsageError(compose(source, f"{pair!r} is not an option", do=f"write key=value, as in {EXAMPLE}"))
         if key in options:
             raise UsageError(compose(source, f"{key!r} is given twice", do="give it once"))
         options[key] = _value(source, name, key, value)

@@ -49,8 +49,8 @@ def schema_of(op: OpOverload) -> Any:
 def find_op(namespace: str, name: str, overload: str) -> OpOverload | None:
     """The operator by its three names, or None. Looks only in torch's table of registered operators.
 
-    Names that only TorchScript's interpreter knows (`prim::rpc_sync`, `aten::save`) are none: called from Python they
-    end the process or reach outside of it.
+    Names that only TorchScript's interpreter knows (`prim::rpc_sync`, `aten::save`) do not count: called from Python
+    they end the process or reach outside of it.
     """
     try:
         torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
@@ -66,7 +66,7 @@ def may_return_its_argument(op: OpOverload) -> bool:
 
 
 def has_side_effect(op: OpOverload) -> bool:
-    """Whether torch has the operator in its list of those that touch the outside."""
+    """Whether torch lists the operator among those with side effects."""
     return op in _side_effectful_functions
 
 
@@ -76,14 +76,14 @@ def input_nodes(node: Node) -> Collection[Node]:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Equal exactly for tensors that share a storage, for as long as both are alive."""
+    """Equal exactly for tensors that share a storage, while both are alive."""
     return tensor.untyped_storage()._cdata
 
 
 def storage_span(tensor: Tensor) -> tuple[str, int, int] | None:
-    """Device, first address and end of the memory of a real tensor's storage; None where there is no such memory.
+    """Device, first address and end address of a real tensor's storage; None if it has no such memory.
 
-    Two storages may be made of one memory, by `torch.from_numpy` for instance.
+    Two storages may cover the same memory, for instance by `torch.from_numpy`.
     """
     storage = tensor.untyped_storage()
     if isinstance(tensor, FakeTensor) or storage.device.type == "meta":
@@ -93,9 +93,9 @@ def storage_span(tensor: Tensor) -> tuple[str, int, int] | None:
 
 
 def keys_of_real_storages(mode: FakeTensorMode) -> frozenset[int] | None:
-    """The keys of the fake storages that a mode made of real ones; None where it has never met a real tensor.
+    """The keys of the fake storages that a mode converted from real ones; None if it never saw a real tensor.
 
-    A mode makes one fake storage of each real one, so these tell which of the real tensors shared memory.
+    A mode makes one fake storage for each real one, so the keys show which of the real tensors shared memory.
     """
     try:
         converter: Any = mode.fake_tensor_converter.meta_converter
@@ -107,7 +107,7 @@ def keys_of_real_storages(mode: FakeTensorMode) -> frozenset[int] | None:
 
 
 def fake_storage_key(mode: FakeTensorMode, tensor: Tensor) -> int | None:
-    """The key of the fake storage that a mode made of the storage of a real tensor; None where it made none."""
+    """The key of the fake storage that a mode converted from a real tensor's storage; None if it has none."""
     try:
         converter: Any = mode.fake_tensor_converter.meta_converter
         number = converter.describer.lookup_storage.get(tensor.untyped_storage())
@@ -120,7 +120,7 @@ def fake_storage_key(mode: FakeTensorMode, tensor: Tensor) -> int | None:
 def fake_tensor(
     mode: FakeTensorMode, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> FakeTensor:
-    """A new fake tensor without a trip through the dispatcher."""
+    """A new fake tensor, made without the dispatcher."""
     if all(type(s) is int for s in size):
         return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
     with mode:
@@ -134,19 +134,19 @@ def dtype_of(value: torch.dtype | int) -> torch.dtype:
 
 @functools.cache
 def _dtype_numbered(number: int) -> torch.dtype:
-    """The dtype that torch itself makes of a number; only for numbers that come from torch."""
+    """The dtype that torch encodes as a number; only for numbers that come from torch."""
     return torch.ops.aten.empty.memory_format([0], dtype=number, device="meta").dtype
 
 
 def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors into others, in as few kernels as the device has."""
+    """Copy tensors into others, with a multi-tensor kernel if the device has one."""
     torch._foreach_copy_(list(targets), list(sources))
 
 
 def fake_view(
     base: FakeTensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype | None = None
 ) -> FakeTensor:
-    """A fake tensor on the storage of another, which grows where it is too small, past the dispatcher."""
+    """A fake tensor on the storage of another, made without the dispatcher. The storage grows if it is too small."""
     view = torch.empty(0, dtype=dtype or base.dtype, device="meta")
     view.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[arg-type]
     return FakeTensor(base.fake_mode, view, base.device)
@@ -172,7 +172,7 @@ def quiet_fake_kernels() -> Generator[None]:
 
 
 def real_values() -> contextlib.AbstractContextManager[Any]:
-    """Compute with real tensors inside, although a compiler that traces with fake ones is at work around it."""
+    """Compute with real tensors inside the block, even while a compiler traces with fake ones around it."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
@@ -184,7 +184,7 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 def new_symbol(env: ShapeEnv, name: str, hint: int | None) -> torch.SymInt:
-    """A symbolic size: backed by `hint`, or unbacked where there is none."""
+    """A symbolic size: backed by `hint`, or unbacked without one."""
     if hint is None:
         return env.create_unbacked_symint()
     from torch._dynamo.source import ConstantSource
@@ -206,7 +206,7 @@ def symbols_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> list[sym
 
 
 def hint_of(value: Any) -> int | None:
-    """The concrete size a number stands for: itself, its hint, or None where torch has none."""
+    """The concrete value of a size: itself, its hint, or None if torch has no hint."""
     if isinstance(value, int):
         return value
     if isinstance(value, torch.SymInt):
@@ -218,7 +218,7 @@ def hint_of(value: Any) -> int | None:
 
 
 def resolve_group(name: str) -> dist.ProcessGroup | None:
-    """The live process group of a run-time name, or None where there is none."""
+    """The live process group of a run-time name, or None."""
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     try:
@@ -276,7 +276,7 @@ def revive_node(node: Node) -> None:
     if not node._erased:
         return
     node._erased = False
-    node._prev = node._next = node  # else it would be unlinked once more, from neighbours that have moved on
+    node._prev = node._next = node  # otherwise it would be unlinked a second time, from neighbours that have changed
     graph._root._prev.append(node)
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
@@ -346,7 +346,7 @@ def run_gloo_in_order() -> None:
     create = gloo.__init__
 
     def create_in_order(self: Any, *args: Any, timeout: timedelta | None = None, **kwargs: Any) -> None:
-        if timeout is None:  # whoever gives options has chosen
+        if timeout is None:  # explicit options take precedence
             create(self, *args, **kwargs)
             return
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -418,7 +418,7 @@ _OPERATOR_HOMES = {
 
 
 def register_operators(namespace: str) -> bool:
-    """Import the part of torch that registers the late operators of a namespace; False where there is none."""
+    """Import the part of torch that registers the late operators of a namespace; False if torch has no such part."""
     if namespace not in _OPERATOR_HOMES:
         return False
     with contextlib.suppress(ImportError):
@@ -464,7 +464,7 @@ def _lacks_device(error: BaseException | None) -> bool:
 
 
 def call_fake(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Any:
-    """Call an operator on fake values; where this build of torch lacks their device, on twins of them on the CPU."""
+    """Call an operator on fake values; if this build of torch lacks their device, on equivalent tensors on the CPU."""
     with mode, torch.no_grad(), quiet_fake_kernels():
         try:
             return target(*args, **kwargs)

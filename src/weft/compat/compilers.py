@@ -1,4 +1,4 @@
-"""What `compat` is to torch's operators and graphs, for its compilers: Dynamo, AOTAutograd, Inductor (2.11 to 2.15).
+"""Private or version-dependent names of torch's compilers: Dynamo, AOTAutograd, Inductor (2.11 to 2.15).
 
 Contract: as for `compat`. The compilers are imported late: together they take longer to import than the rest of torch.
 """
@@ -21,20 +21,20 @@ def settings_of(compiler: Literal["dynamo", "inductor"]) -> Any:
 
 
 def inductor_settings(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of Inductor that torch.compile would compile under; RuntimeError for what it would not take."""
+    """The settings of Inductor that torch.compile would compile under; RuntimeError for invalid ones."""
     return dict(torch._TorchCompileInductorWrapper(mode, dict(options), None).config)
 
 
 SCHEDULER_PASS = "_pre_fusion_custom_pass"
 """The setting of Inductor that holds a pass of its scheduler, called before it fuses."""
 OVERLAP_SETTINGS = ("aten_distributed_optimizations.enable_simple_overlap",)
-"""Settings by which Inductor moves collectives itself and that it has on, behind Weft (from 2.14)."""
+"""Settings by which Inductor reorders collectives after Weft; on by default from 2.14."""
 RIVAL_SETTINGS = (
     "_fuse_ddp_communication",
     "reorder_for_compute_comm_overlap",
     "aten_distributed_optimizations.enable_overlap_scheduling",
 )
-"""Settings by which Inductor moves or merges collectives itself and that somebody must switch on, as DDP does."""
+"""Settings by which Inductor reorders or merges collectives; off unless someone, such as DDP, switches them on."""
 
 
 def register_inductor_pass(cls: type, *, scheduler: bool = False) -> None:
@@ -57,7 +57,7 @@ _held: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
 
 def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
-    """Set settings until the compilation under way ends; False where Dynamo runs none, so that nobody would tell us."""
+    """Change settings until the current compilation ends; False if Dynamo is not compiling, so no end would be seen."""
     from torch._dynamo.callback import callback_handler
 
     if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
@@ -76,15 +76,15 @@ def _release_inductor_settings(_: Any) -> None:
     while _held:
         values, before = _held.pop()
         for name, value in values.items():
-            if getattr(config, name) is value:  # else somebody set it in between, and it is theirs
+            if getattr(config, name) is value:  # otherwise someone changed it in between, and their value stays
                 setattr(config, name, before[name])
 
 
 def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Sequence[Any]:
-    """Chain the kernels of Inductor's scheduler that are no loops of its own (collectives, waits, matmuls) as they are.
+    """Fix the order of the kernels that Inductor's scheduler does not generate (collectives, waits, matmuls).
 
-    Else fusion pulls a wait up to a loop that is fused with one of its users. `loops_too` keeps loops from being moved
-    to save memory; its setting stays changed. Without collectives all is left to Inductor.
+    Otherwise fusion pulls a wait up to a loop that is fused with one of its users. `loops_too` also keeps Inductor from
+    moving loops to save memory; its setting stays changed. Without collectives Inductor decides everything.
     """
     from torch._inductor.dependencies import WeakDep
     from torch._inductor.utils import contains_collective
@@ -93,7 +93,7 @@ def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Sequence[Any]:
         return nodes
     fixed = [node for node in nodes if (node.is_extern() or node.is_template()) and node.get_buffer_names()]
     for earlier, later in itertools.pairwise(fixed):
-        for buffer in earlier.get_buffer_names():  # an order and no more: no buffer of that name is written
+        for buffer in earlier.get_buffer_names():  # this only orders: no buffer of that name is written
             later.add_fake_dep(WeakDep(buffer, mutating_buf=later.get_name(), is_fake=True))
     nodes[0].scheduler.nodes = nodes
     nodes[0].scheduler.compute_ancestors()
@@ -120,7 +120,7 @@ def compile_with_aot(module: GraphModule, inputs: Sequence[Any], rewrite: Callab
 
 
 def compilation() -> tuple[str, str]:
-    """What is being compiled: the id of Dynamo (`0/1`; `!0/0/0` by compiled autograd), the graph of AOT (`forward`)."""
+    """The current compilation: Dynamo's id (`0/1`; `!0/0/0` by compiled autograd) and AOT's graph (`forward`)."""
     from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
     from torch._guards import CompileContext
 
@@ -137,7 +137,7 @@ def inductor_cache_folder() -> str:
 
 
 def emit_artifact(name: str, text: Callable[[], str], encoding: str = "string") -> None:
-    """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it; nothing where there is none."""
+    """Write an artifact to the structured trace (TORCH_TRACE), where tlparse shows it; does nothing without a trace."""
     from torch._logging import trace_structured
 
     metadata = {"name": name, "encoding": encoding}

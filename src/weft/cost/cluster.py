@@ -1,16 +1,16 @@
 """Cluster: nodes, ranks and the links between them, as data that anyone can write down.
 
-Levels nest, innermost first: the ranks of a node are joined by one, the nodes by another. A collective runs at the
+Levels nest, innermost first: one level joins the ranks of a node, another joins the nodes. A collective runs at the
 innermost level that holds each of its groups. Its time is
 
     latency + hops + bytes on the wire / bandwidth
 
-where a group of n ranks makes n - 1 steps around a ring (an all-reduce twice as many), each of which costs a hop of the
-level that it crosses, and each rank sends (n - 1) / n of the full tensor (for an all-reduce twice that, for a broadcast
-all of it). A cluster that says what NCCL takes of its GPUs has the gathers, scatters and all-reduces priced by NCCL's
-own model instead (`communication.py`), and a measured table comes before both (`table.py`).
+A ring of n ranks makes n - 1 steps (twice as many for an all-reduce). Each step costs one hop of the level that it
+crosses. Each rank sends (n - 1) / n of the full tensor, twice that for an all-reduce, and all of it for a broadcast. If
+the cluster describes its GPUs for NCCL, all-gathers, reduce-scatters and all-reduces are priced by NCCL's own model
+instead (`communication.py`). A measured table takes precedence over both (`measured_table.py`).
 
-Contract: a cluster is read from a TOML file and nothing else; no device is asked, nothing is executed. All bandwidths
+Contract: a cluster is read from a TOML file and nothing else; no device is queried, nothing is executed. All bandwidths
 are bytes that one rank sends per second, in 1e9.
 """
 
@@ -30,41 +30,41 @@ from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
 
 LARGE_BYTES = 1 << 38
-"""More than any collective sends."""
+"""More bytes than any collective sends."""
 
 _SHARED = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
-"""Kinds of which every rank keeps its own part of the full tensor to itself."""
+"""Kinds in which a rank does not send its own part of the full tensor."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one collective costs at a level."""
+    """The cost of one collective at a level."""
 
     latency_us: float
     hop_us: float
-    """Added for each step around the ring."""
+    """Cost of each step around the ring."""
     bandwidth_gbps: float
 
 
 @dataclass(frozen=True)
 class Level:
-    """Blocks of consecutive ranks that are joined by one sort of link."""
+    """Blocks of consecutive ranks joined by one kind of link."""
 
     name: str
     num_ranks: int
-    """Of one block."""
+    """Number of ranks in one block."""
     link: Link
     overrides: tuple[tuple[Kind, Link], ...] = ()
-    """For kinds of collectives that differ from the rest."""
+    """Links for kinds of collectives that differ from the rest."""
     wire: str = ""
     """`nvlink`, `pci` or `network`, for NCCL's model; empty: nvlink within a node, network between nodes."""
     rails: bool = False
-    """Whether a ring that joins blocks of several ranks uses the links of all of them at once."""
+    """Whether a ring that joins blocks of several ranks uses the links of all those ranks at once."""
     min_saturating_bytes: int = 0
-    """Fewer bytes than this never saturate the level, however small the group."""
+    """Messages below this size never saturate the level, however small the group."""
 
     def link_of(self, kind: Kind) -> Link:
-        """The link as collectives of that kind see it."""
+        """The link that collectives of this kind use."""
         return next((link for known, link in self.overrides if known is kind), self.link)
 
 
@@ -78,7 +78,7 @@ class Cluster:
     levels: tuple[Level, ...]
     """Innermost first; the last one holds all ranks."""
     device: Device = UNDESCRIBED
-    """What every rank computes with."""
+    """The device of every rank."""
     nccl: Nccl | None = None
     tables: tuple[Table, ...] = ()
 
@@ -95,11 +95,11 @@ class Cluster:
 
     @property
     def digest(self) -> str:
-        """Equal exactly for equal clusters: for keys of caches."""
+        """Equal exactly for equal clusters; part of cache keys."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()[:32]
 
     def check(self, num_ranks: int, who: str = "the mesh") -> None:
-        """Refuse what has more ranks than the cluster."""
+        """Raise if more ranks are needed than the cluster has."""
         if num_ranks > self.num_ranks:
             from weft.cost.cluster_file import larger
 
@@ -108,18 +108,18 @@ class Cluster:
             raise ClusterError(compose(f"cluster {self.name}", what, do=do))
 
     def level_of(self, group: Group) -> Level:
-        """The innermost level that holds each of the groups; the outermost one for groups of unknown size."""
+        """The innermost level that holds each of the groups; the outermost one if their size is unknown."""
         self.check(_num_spanned(group), f"group {group.name!r}")
         if group.size == 0:
             return self.levels[-1]
         return next(level for level in self.levels if self._num_blocks(group, level) == 1)
 
     def collective_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
-        """The time of one collective alone; `num_bytes` are those of the full tensor, gathered or not yet scattered."""
+        """Time of one collective alone; `num_bytes` is the size of the full tensor, gathered or not yet scattered."""
         return self.estimate(kind, group, num_bytes).us
 
     def estimate(self, kind: Kind, group: Group, num_bytes: int) -> Estimate:
-        """The same, with what it rests on: a measured table, NCCL's model, or the links alone."""
+        """The same time, with its source: a measured table, NCCL's model, or the links alone."""
         size = self._size(group)
         if size == 1:
             return Estimate(0.0, "links")
@@ -136,20 +136,20 @@ class Cluster:
         return Estimate(self._links_us(kind, group) + moving, "links")
 
     def least_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
-        """What so many bytes add at least to a collective of any size: they may travel at the highest bandwidth."""
+        """The least time that these bytes add to a collective of any size: their time at the highest bandwidth."""
         size = self._size(group)
         table = find_table(self.tables, kind, size, self.level_of(group).name) if size > 1 else None
         if table is not None:
             return table.least_us_per_byte * num_bytes
-        # Times are the least of several lines, so that bytes take the least time where there are the most.
+        # The time is the minimum of several lines in the number of bytes, so its slope is smallest for huge messages.
         return self.estimate(kind, group, LARGE_BYTES + num_bytes).us - self.estimate(kind, group, LARGE_BYTES).us
 
     def latency_us(self, kind: Kind, group: Group) -> float:
-        """The time of a collective that sends nothing."""
+        """The time of a collective that sends no bytes."""
         return self.estimate(kind, group, 0).us
 
     def _links_us(self, kind: Kind, group: Group) -> float:
-        """What the links alone take to send nothing."""
+        """The time of an empty collective by the links alone."""
         size = self._size(group)
         if size == 1:
             return 0.0
@@ -178,12 +178,12 @@ class Cluster:
         return tuple(found)
 
     def saturating_bytes(self, kind: Kind, group: Group, share: float = 0.9) -> int:
-        """Bytes of the full tensor with which a collective reaches that share of its links' bandwidth; 0 for one rank.
+        """Size of the full tensor at which a collective reaches this share of its links' bandwidth; 0 for one rank.
 
-        By the links alone: smaller messages are faster by NCCL's other protocols, and still waste the links.
+        By the links alone: NCCL sends smaller messages faster by other protocols, but these still waste the links.
         """
         if not 0 < share < 1:
-            what = f"a share of {share} of the bandwidth is never reached"
+            what = f"a share of {share} of the bandwidth is out of range"
             raise ClusterError(compose(f"cluster {self.name}", what, do="use a share between 0 and 1"))
         wire_share = self._wire_share(kind, group)
         if wire_share == 0:
@@ -193,13 +193,13 @@ class Cluster:
         return max(round(on_wire / wire_share), level.min_saturating_bytes)
 
     def _size(self, group: Group) -> int:
-        """Ranks of the largest of the groups: all, where their size is unknown."""
+        """Size of the largest of the groups; all ranks if it is unknown."""
         if group.ranks is not None:
             return max(map(len, group.ranks), default=1)
         return group.size or self.num_ranks
 
     def _wire_share(self, kind: Kind, group: Group) -> float:
-        """What a rank sends, as a share of the full tensor."""
+        """The share of the full tensor that a rank sends."""
         size = self._size(group)
         if size == 1 or kind is Kind.BARRIER:
             return 0.0
@@ -208,7 +208,7 @@ class Cluster:
         return (size - 1) / size if kind in _SHARED else 1.0
 
     def _num_blocks(self, group: Group, level: Level) -> int:
-        """How many blocks of a level the widest of the groups touches."""
+        """Number of blocks of a level that the widest of the groups touches."""
         if level.num_ranks >= self.num_ranks:
             return 1
         if group.ranks is not None:
@@ -225,13 +225,13 @@ ASSUMED_NODES = 8
 
 
 def assumed_cluster(groups: Iterable[Group], num_nodes: int = 1) -> Cluster:
-    """The cluster where none is given: nodes of eight H100, as many as the groups need and at least `num_nodes`."""
+    """The cluster if none is given: nodes of eight H100, as many as the groups span and at least `num_nodes`."""
     num_ranks = max(map(_num_spanned, groups), default=1)
     return Cluster.load(f"h100-{max(-(-num_ranks // 8), num_nodes)}x8")
 
 
 def _num_spanned(group: Group) -> int:
-    """How many ranks a world has at least that has such groups."""
+    """The smallest world that contains such groups."""
     if group.ranks is not None:
         return max((rank + 1 for part in group.ranks for rank in part), default=0)
     return group.size * group.stride

@@ -1,4 +1,4 @@
-"""Reading clusters: TOML files of users, and presets that a device file and a name such as `h100-8x8` describe.
+"""Read clusters: TOML files, and presets made of a device file and a name such as `h100-8x8`.
 
     name = "two-boxes"
     num_nodes = 2
@@ -8,35 +8,35 @@
     name = "nvlink"
     spans = "node"              # "node", "cluster", or a number of consecutive ranks
     latency_us = 8.4
-    hop_us = 3.4                # for each step around a ring; 0 where it is left out
+    hop_us = 3.4                # for each step around a ring; default 0
     bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
     rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
     min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 
-    [levels.all_reduce]         # where a kind of collective differs; what is left out is as above
+    [levels.all_reduce]         # for kinds of collectives that differ; missing values are as above
     bandwidth_gbps = 480.0
 
-    [device]                    # what every rank computes with; all of it may be left out
+    [device]                    # the device of every rank; everything is optional
     name = "H100 SXM"
     peak_tflops = { bf16 = 989.0, f32 = 67.0 }
     memory_gbps = 3350.0
     memory_bytes = 80_000_000_000
-    launch_gap_us = 2.0         # between two kernels; 0 where it is left out
-    overlap_slowdown = 0.2      # compute takes so much longer beside a collective; 0 where it is left out
-    collective_slowdown = 0.1   # a collective takes so much longer beside compute; 0 where it is left out
+    launch_gap_us = 2.0         # between two kernels; default 0
+    overlap_slowdown = 0.2      # share by which compute slows while a collective runs; default 0
+    collective_slowdown = 0.1   # share by which collectives slow while compute runs; default 0
     matmul_efficiency = 0.7     # the share of the peak that large products reach
-    fuses = false               # no compiler fuses chains of pointwise operators; true where it is left out
+    fuses = false               # no compiler fuses chains of pointwise operators; default true
 
-    [[tables]]                  # measured times come before all of the above
+    [[tables]]                  # measured times take precedence over all of the above
     kind = "all_gather"
     num_ranks = 8
-    input_bytes = [4096, 4194304]        # what one rank passes
+    input_bytes = [4096, 4194304]        # bytes that one rank passes in
     us = [30.0, 120.0]
-    level = "nvlink"            # where it was measured; may be left out
+    level = "nvlink"            # where it was measured; optional
 
-Presets have a section `[nccl]` besides: what NCCL's model of its collectives takes of a GPU (`communication.py`).
+Presets also have a section `[nccl]`: the parameters of a GPU in NCCL's own cost model (`communication.py`).
 
-Contract: a file is data, nothing in it is executed. Every fault is told at once, with its path, as a ClusterError.
+Contract: a file is data, nothing in it is executed. One ClusterError lists all faults of a file with their paths.
 """
 
 from __future__ import annotations
@@ -57,20 +57,21 @@ from weft.cost.device import MATMUL_EFFICIENCY, Device
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
+from weft.quantities import size_text
 
 MAX_BYTES = 1 << 20
 PRESET = re.compile(r"([a-z0-9]{1,40}(?:-[a-z][a-z0-9]{0,40})?)-(?:(\d{1,6})x)?(\d{1,6})")
 PRESET_NODES = (1, 8, 32)
-"""The numbers of nodes that a list of presets shows; any other is accepted too."""
+"""Numbers of nodes that a list of presets shows; any other is accepted, too."""
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.-]*$")]
 Microseconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-"""Up to eleven days: longer times overflow once they are multiplied by numbers of ranks and bytes."""
+"""At most eleven days: longer times overflow when multiplied by numbers of ranks and bytes."""
 Gbps = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
-"""From a thousand bytes a second: slower ones round to nothing in the integers of the model."""
+"""At least a thousand bytes per second: slower rates round to zero in the integers of the model."""
 Tflops = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
-"""From a million operations a second, for the same reason."""
+"""At least a million operations per second, for the same reason."""
 ByNodes = Annotated[list[Gbps], Field(min_length=3, max_length=3)]
 KindName = Literal[
     "all_gather",
@@ -89,7 +90,7 @@ EXPECTED = {
     "spans": "expected 'node', 'cluster' or a number of ranks",
 }
 SHOWN = 80
-"""How much of a wrong value an error shows."""
+"""Characters of a wrong value that an error shows."""
 
 
 class _Table(BaseModel):
@@ -97,7 +98,7 @@ class _Table(BaseModel):
 
 
 class OverrideTable(_Table):
-    """What a kind of collective costs where it differs from the rest."""
+    """The link of a kind of collective that differs from the rest."""
 
     latency_us: Microseconds | None = None
     hop_us: Microseconds | None = None
@@ -139,7 +140,7 @@ class PeakTable(_Table):
 
 
 class DeviceTable(_Table):
-    """What every rank computes with."""
+    """The device of every rank."""
 
     name: Annotated[str, Field(max_length=80)] = ""
     peak_tflops: PeakTable = PeakTable()
@@ -151,11 +152,11 @@ class DeviceTable(_Table):
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
     fuses: bool = True
     shared: bool = False
-    """The ranks of a node share one device: each has its part of peaks, bandwidth and memory."""
+    """The ranks of a node share one device; each gets an equal part of peaks, bandwidth and memory."""
 
 
 class NcclTable(_Table):
-    """What NCCL's model takes of a GPU."""
+    """Parameters of a GPU in NCCL's cost model."""
 
     num_channels: Count
     ll_gbps: ByNodes
@@ -165,7 +166,7 @@ class NcclTable(_Table):
 
 
 class MeasuredTable(_Table):
-    """Measured times of one kind of collective among so many ranks."""
+    """Measured times of one kind of collective for one number of ranks."""
 
     kind: KindName
     num_ranks: Annotated[int, Field(ge=2, le=1_000_000)]
@@ -194,11 +195,14 @@ _TABLES: Mapping[tuple[str, int], type[_Table]] = {
     ("nccl", 2): NcclTable,
     ("tables", 3): MeasuredTable,
 }
-"""Which table a key stands in, by the start and the length of its path; else the whole file."""
+"""The table that a key belongs to, by the first part and the length of its path; else the whole file."""
 
 
 def load(name_or_path: str | Path) -> Cluster:
-    """A preset by its name, or the cluster of a file: a path, a text with a slash or `.toml` in it, or no preset."""
+    """A preset by its name, or the cluster of a file.
+
+    A Path, a text with a slash, or a name that ends in `.toml` is a file; so is an existing file that is not a preset.
+    """
     text = str(name_or_path)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml")
     if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()):
@@ -207,7 +211,7 @@ def load(name_or_path: str | Path) -> Cluster:
 
 
 def larger(cluster: Cluster, num_ranks: int) -> str:
-    """The name of a preset with so many ranks: of the same device, if it can have them."""
+    """The name of a preset with at least `num_ranks` ranks, of the same device if possible."""
     device, size = cluster.name.rpartition("-")[0], cluster.ranks_per_node
     for name in (f"{device}-{-(-num_ranks // size)}x{size}", f"{device}-1x{num_ranks}"):
         try:
@@ -218,17 +222,17 @@ def larger(cluster: Cluster, num_ranks: int) -> str:
 
 
 def read(who: str, content: bytes) -> Cluster:
-    """The cluster of a file's content; `who` is the name of the file, for errors."""
+    """The cluster that a file's content describes; errors name it `who`."""
     return _build(who, _parse(who, content))
 
 
 def presets() -> list[str]:
-    """The presets that are worth a place in a list."""
+    """Presets to show in a list."""
     return [name for names in _presets().values() for name in names]
 
 
 def _presets() -> dict[str, list[str]]:
-    """Those names by device: several numbers of nodes, or of ranks where there are no links between nodes."""
+    """Preset names by device: several numbers of nodes, or of ranks if the device file has no links between nodes."""
     found: dict[str, list[str]] = {}
     for device, content in _devices().items():
         table = _parse(device, content)
@@ -255,25 +259,27 @@ def _content(path: Path) -> bytes:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ClusterError(compose(f"cluster {path}", f"it cannot be read: {why}", do=do)) from None
     if len(content) > MAX_BYTES:
-        raise ClusterError(compose(f"cluster {path}", f"it has more than {MAX_BYTES} bytes, which no cluster needs"))
+        raise ClusterError(
+            compose(f"cluster {path}", f"it is larger than {size_text(MAX_BYTES)}, too large for a cluster")
+        )
     return content
 
 
 def _parse(who: str, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or a number of thousands of digits
-        raise ClusterError(compose(f"cluster {who}", f"it is no TOML: {error}")) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a number with thousands of digits
+        raise ClusterError(compose(f"cluster {who}", f"it is not valid TOML: {error}")) from None
 
 
 def _devices() -> dict[str, bytes]:
-    """The content of the device files by name."""
+    """Contents of the device files, by name."""
     files = sorted(resources.files("weft.cost").joinpath("clusters").iterdir(), key=lambda file: file.name)
     return {file.name.removesuffix(".toml"): file.read_bytes() for file in files if file.name.endswith(".toml")}
 
 
 def _preset(name: str) -> Cluster:
-    """The cluster of DEVICE-NODESxRANKS; without NODES there is one."""
+    """The cluster DEVICE-NODESxRANKS; NODES defaults to 1."""
     devices, found = _devices(), PRESET.fullmatch(name)
     if found is None or found[1] not in devices:
         known = [*presets(), *(f"{device}-8" for device in devices)]
@@ -282,7 +288,7 @@ def _preset(name: str) -> Cluster:
     device, num_nodes, ranks_per_node = found[1], int(found[2] or 1), int(found[3])
     table = _parse(device, devices[device])
     if ranks_per_node > table["ranks_per_node"]:
-        what = f"a node has {ranks_per_node} ranks in it, those of {device} have {table['ranks_per_node']}"
+        what = f"it asks for {ranks_per_node} ranks per node, but a node of {device} has {table['ranks_per_node']}"
         raise ClusterError(compose(f"cluster {name!r}", what, do=f"write {device}-NODESx{table['ranks_per_node']}"))
     title = f"{device}-{num_nodes}x{ranks_per_node}"
     return _build(repr(name), {**table, "name": title, "num_nodes": num_nodes, "ranks_per_node": ranks_per_node})
@@ -299,7 +305,7 @@ def _build(who: str, table: Mapping[str, Any]) -> Cluster:
     if faults := [*_wrong_sizes(sizes, num_ranks["cluster"]), *_wrong_tables(made)]:
         raise _refused(who, faults)
     levels = [_level(level, size) for level, size in zip(made.levels, sizes, strict=True)]
-    # Where there is one node only, the links between nodes join nothing.
+    # With a single node, the links between nodes join nothing.
     used = tuple(level for i, level in enumerate(levels) if i == 0 or level.num_ranks > sizes[i - 1])
     nccl = Nccl(**_tuples(made.nccl.model_dump())) if made.nccl is not None else None
     tables = tuple(_measured(table) for table in made.tables)
@@ -367,9 +373,9 @@ def _override(link: Link, table: OverrideTable) -> Link:
 
 def _wrong_sizes(sizes: list[int], num_ranks: int) -> list[str]:
     if not sizes:
-        return ["levels: expected one at least, found none"]
+        return ["levels: expected at least one, found none"]
     faults = [
-        f"levels[{i}].spans: {size} ranks are no multiple of the {inner} that levels[{i - 1}] spans"
+        f"levels[{i}].spans: {size} ranks are not a multiple of the {inner} that levels[{i - 1}] spans"
         for i, (inner, size) in enumerate(itertools.pairwise(sizes), 1)
         if size % inner
     ]
@@ -380,13 +386,13 @@ def _wrong_sizes(sizes: list[int], num_ranks: int) -> list[str]:
 
 
 def _refused(who: str, faults: Iterable[str]) -> ClusterError:
-    return ClusterError(compose(f"cluster {who}", "it describes no cluster", where=list(faults)))
+    return ClusterError(compose(f"cluster {who}", "it is not a valid cluster", where=list(faults)))
 
 
 def _fault(error: Any) -> str:
-    """One fault as `path: what was expected against what was found`."""
+    """One fault, as `path: expected X, found Y`."""
     place = list(error["loc"])
-    if "spans" in place:  # behind it stands which of its two types was tried
+    if "spans" in place:  # the next part only says which of its two types was tried
         place = place[: place.index("spans") + 1]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     name, kind = str(place[-1]), error["type"]

@@ -1,14 +1,15 @@
-"""Analytic time of NCCL's collectives: the fastest of ring and tree with each of its protocols.
+"""NCCL's collectives, priced analytically: the fastest of ring and tree with each of NCCL's protocols.
 
     time = base latency + steps x hop latency + bytes / bandwidth
 
-LL sends eight bytes with a flag in them: little latency, at most half of the bandwidth. LL128 sends 120 of 128 bytes as
-data and needs NVLink. Simple has all of the bandwidth and the most latency. A ring takes n - 1 steps (an all-reduce
-twice as many), a tree goes through a node rank by rank and between nodes in log2 steps, and only all-reduces use it.
+LL sends eight bytes with a flag in them: low latency, at most half of the bandwidth. LL128 sends 120 of 128 bytes as
+data and needs NVLink. Simple reaches the full bandwidth and has the highest latency. A ring takes n - 1 steps, twice as
+many for an all-reduce. A tree goes through a node rank by rank and takes log2 steps between nodes; only all-reduces use
+it.
 
-Constants are those of NCCL, src/graph/tuning.cc (ncclTunerConstantsDefaults), as PyTorch carries them too in
-torch/_inductor/comm_analysis.py. Left out: NVLS, CollNet and PAT, and NCCL's correction of trees by message size, which
-would let a larger message take less time.
+The constants are NCCL's, from src/graph/tuning.cc (ncclTunerConstantsDefaults); PyTorch has them in
+torch/_inductor/comm_analysis.py. The model leaves out NVLS, CollNet and PAT, and NCCL's correction of trees by message
+size, which would make some larger messages faster than smaller ones.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ RING_BASE_US = (6.6, 14.0, 8.4)
 TREE_HOP_US = {"nvlink": (0.6, 1.25, 4.0), "pci": (1.0, 1.9, 4.0), "network": (5.0, 8.5, 14.0)}
 RING_HOP_US = {"nvlink": (0.6, 1.9, 3.4), "pci": (1.0, 2.5, 5.7), "network": (2.7, 4.0, 14.0)}
 NETWORK_OVERHEAD_US = (1.0, 1.0, 3.0)
-"""The least that any step of a ring between nodes takes."""
+"""Minimum time of any step of a ring between nodes, by protocol, in microseconds."""
 NETWORK = "network"
 
 
 @dataclass(frozen=True)
 class Nccl:
-    """What NCCL's model takes of a GPU. Bandwidths are for one node, two, and more."""
+    """Parameters of a GPU in NCCL's cost model. Bandwidths are for one node, two nodes, and more."""
 
     num_channels: int
     ll_gbps: tuple[float, float, float]
-    """Of all channels."""
+    """Total of all channels."""
     ring_ll128_gbps: tuple[float, float, float]
-    """Of one channel, as the two below."""
+    """Of one channel; so are the two below."""
     tree_ll128_gbps: tuple[float, float, float]
     tree_simple_gbps: tuple[float, float, float]
 
@@ -50,15 +51,15 @@ class Crossing:
     wire: str
     """`nvlink`, `pci` or `network`."""
     num_steps: int
-    """Of a ring once around, those at this level."""
+    """Steps at this level of one round of a ring."""
     num_joined: int
-    """How many blocks of the level within it are joined into one."""
+    """Number of inner blocks that the level joins into one."""
     bandwidth_gbps: float
-    """Of the ring, as one rank sees it."""
+    """Bandwidth of the ring for one rank."""
 
 
 def nccl_us(nccl: Nccl, kind: Kind, num_ranks: int, crossings: tuple[Crossing, ...], num_bytes: int) -> float:
-    """The time of one collective of `KINDS`; `num_bytes` are those of the full tensor."""
+    """The time of one collective of `KINDS`; `num_bytes` is the size of the full tensor."""
     return min(
         latency + num_bytes / (bandwidth * 1e3)
         for latency, bandwidth in _choices(nccl, kind is Kind.ALL_REDUCE, num_ranks, crossings)
@@ -82,7 +83,7 @@ def _choices(nccl: Nccl, both: bool, num_ranks: int, crossings: tuple[Crossing, 
         min(bus * 0.92, nccl.num_channels * nccl.tree_simple_gbps[scale]),
     )
     for protocol in (LL, LL128, SIMPLE):
-        # PyTorch's validation on H100s: LL128 is not used between nodes.
+        # NCCL does not use LL128 between nodes, as PyTorch's validation on H100s found.
         if protocol == LL128 and any(each.wire != "nvlink" for each in crossings):
             continue
         yield _ring_us(protocol, both, num_nodes, crossings), ring_bus[protocol] * num_ranks / num_steps

@@ -1,9 +1,9 @@
 """Roofline time of the compute nodes of a graph.
 
-A product (matrix product, convolution, attention) takes the longer of its flops at the stated share of the device's
-peak and its traffic at the bandwidth of memory; everything else takes its traffic. A fused region takes the traffic
-across its border (`traffic.py`), charged to the nodes that cause it. Views, items, inputs, waits and launches take
-nothing.
+A product (matrix product, convolution, attention) takes the longer of two times: its flops at the stated share of the
+device's peak, and its traffic at the memory bandwidth. Everything else takes the time of its traffic. A fused region
+takes the traffic across its border (`traffic.py`), charged to the nodes that cause it. Views, items, inputs, waits and
+launches take no time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Compute:
     ns: tuple[int, ...]
     flops: tuple[int, ...]
     regions: tuple[int, ...]
-    """The first node of the kernel that a node belongs to; -1 for what needs no kernel."""
+    """The first node of the kernel that a node belongs to; -1 for nodes without a kernel."""
     unknown: frozenset[int]
-    """Nodes that take time of which nothing, or not all, is known."""
+    """Nodes whose time is unknown, wholly or in part."""
 
 
 def compute(dag: Dag, device: Device) -> Compute:
@@ -41,7 +41,7 @@ def compute(dag: Dag, device: Device) -> Compute:
         region, moved = traffic.regions[i], traffic.num_bytes[i]
         before = so_far.get(region, 0)
         so_far[region] = after = before + (moved or 0)
-        # Differences of running sums: what the nodes of a region take is what the region takes, to the nanosecond.
+        # Differences of running sums, so that the times of a region's nodes add up to the region's time exactly.
         ends, starts = device.traffic_ns(after), device.traffic_ns(before)
         if moved is None or traffic.values[i] is None or ends is None or starts is None:
             unknown.add(i)
@@ -58,7 +58,7 @@ def compute(dag: Dag, device: Device) -> Compute:
 
 
 def _product(dag: Dag, i: int, device: Device) -> tuple[int | None, int]:
-    """Time and flops of a product; both 0 for another kernel, and no time where size or peak are unknown."""
+    """Time and flops of a product: both 0 for other kernels, no time if the size or the peak is unknown."""
     node = dag.nodes[i]
     flops = flops_of(node)
     if not flops:

@@ -1,6 +1,6 @@
 """Device: what one rank computes with, as data that anyone can write down.
 
-Everything is optional. What a device does not say it cannot price: such nodes take no time and are listed as unknown.
+Everything is optional. A node that the device cannot price takes no time and is listed as unknown.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from weft.errors import ClusterError, compose
 
 MATMUL_EFFICIENCY = 0.7
-"""Where a file states none: sixteen 8192^3 bf16 matmuls on each of two ranks took 49.2 ms on one H200 (torch 2.11.0,
-CUDA 13.0), which is 715 of its 989 TFLOP/s."""
+"""Default share of the peak that large products reach. Measured: sixteen 8192^3 bf16 matmuls on each of two ranks took
+49.2 ms on one H200 (torch 2.11.0, CUDA 13.0), which is 715 of its 989 TFLOP/s."""
 
 SLOWEST, FASTEST = 5.1e-7, 1e12
-"""Rates in TFLOP/s or GB/s between which whole flops in a microsecond, or bytes in a millisecond, can be counted."""
+"""Accepted rates in TFLOP/s or GB/s. Outside, flops per microsecond or bytes per millisecond are not whole numbers."""
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "bf16",
@@ -30,7 +30,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e4m3fnuz: "fp8",
     torch.float8_e5m2fnuz: "fp8",
 }
-"""The key of a peak by the dtype of a product. Those of f32 run at `f32`: torch uses TF32 only where it is asked to."""
+"""The key of the peak for each dtype. Products of f32 run at `f32`: torch uses TF32 only on request."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Device:
     memory_gbps: float | None = None
     memory_bytes: int | None = None
     launch_gap_us: float = 0.0
-    """Between two kernels on the compute stream."""
+    """Time between two kernels on the compute stream."""
     overlap_slowdown: float = 0.0
     """The share by which compute slows while a collective runs."""
     collective_slowdown: float = 0.0
@@ -51,7 +51,7 @@ class Device:
     matmul_efficiency: float = MATMUL_EFFICIENCY
     """The share of the peak that large products reach."""
     fuses: bool = True
-    """Chains of pointwise operators run as one kernel, as a compiler makes them; else each operator is a kernel."""
+    """A compiler fuses chains of pointwise operators into one kernel; otherwise each operator is a kernel."""
 
     def __post_init__(self) -> None:
         rates = [
@@ -59,25 +59,25 @@ class Device:
         ]
         rates += [("its memory runs", self.memory_gbps, "GB/s")] if self.memory_gbps is not None else []
         for what, rate, unit in rates:
-            if not SLOWEST <= rate <= FASTEST:  # not a number either
+            if not SLOWEST <= rate <= FASTEST:  # also catches NaN
                 found = f"{what} at {rate:g} {unit}, expected {SLOWEST:g} to {FASTEST:g}"
                 raise ClusterError(compose(f"device {self.name!r}", found, do="check the units"))
 
     def peak_of(self, dtype: torch.dtype) -> float | None:
-        """The peak for products of a dtype in TFLOP/s; None where the device states none."""
+        """The peak for products of a dtype in TFLOP/s; None if the device states none."""
         key = DTYPES.get(dtype)
         return next((peak for name, peak in self.peak_tflops if name == key), None)
 
     def product_ns(self, flops: int, dtype: torch.dtype) -> int | None:
-        """The time of a product that memory does not bound; None where there is no peak."""
+        """The time of a compute-bound product; None if the peak is unknown."""
         peak = self.peak_of(dtype)
         if peak is None:
             return None
-        per_us = round(peak * self.matmul_efficiency * 1e6)  # flops in a microsecond; whole numbers add up exactly
+        per_us = round(peak * self.matmul_efficiency * 1e6)  # flops per microsecond; whole numbers add up exactly
         return -(-flops * 1000 // per_us)
 
     def traffic_ns(self, num_bytes: int) -> int | None:
-        """The time of moving bytes between the device and its memory; None where there is no bandwidth."""
+        """The time to move bytes between the device and its memory; None if the bandwidth is unknown."""
         if self.memory_gbps is None:
             return None
         per_ms = round(self.memory_gbps * 1e6)
@@ -85,4 +85,4 @@ class Device:
 
 
 UNDESCRIBED = Device()
-"""Of a cluster that says nothing of its devices."""
+"""The device of a cluster that does not describe its devices."""

@@ -1,8 +1,7 @@
-"""How many floating-point operations a product takes: matrix products, convolutions and attention, by their schemas.
+"""Floating-point operations of products: matrix products, convolutions and attention, by their schemas.
 
 A multiplication and an addition count as two. Causal attention counts the half that its kernels compute; its backward
-counts five products, one of which computes the scores again. Whatever is no product has no flops here: it is bound by
-memory.
+counts five products, one of which recomputes the scores. Every other operator has zero flops here: it is memory-bound.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FIRST_OPERAND = {
     "_addmm_activation": "mat1",
     "_weight_int8pack_mm": "self",
 }
-"""Products that sum over the last dim of an operand: 2 x elements of the result x its size."""
+"""Products that sum over the last dim of this operand: 2 x elements of the result x size of that dim."""
 ATTENTION = ("_scaled_dot_product", "scaled_dot_product_attention")
 """Query, key and value as [..., heads, positions, width]."""
 FUSED_ATTENTION = ("_flash_attention", "_efficient_attention")
@@ -53,7 +52,7 @@ class UnknownSizeError(Exception):
 
 @functools.cache
 def rule_of(target: Any) -> Rule | None:
-    """How the flops of an operator are counted; None for what is no product."""
+    """The rule that counts the flops of an operator; None if it is not a product."""
     if not isinstance(target, OpOverload):
         return None
     name = target.name().partition("::")[2].partition(".")[0]
@@ -68,7 +67,7 @@ def rule_of(target: Any) -> Rule | None:
 
 
 def flops_of(node: Node) -> int | None:
-    """The flops of a product, 0 for what is none; None where a size is unknown."""
+    """The flops of a product, 0 for other nodes; None if a size is unknown."""
     rule = rule_of(node.target)
     try:
         return 0 if rule is None else rule(node, ops.bind(node))
@@ -77,7 +76,7 @@ def flops_of(node: Node) -> int | None:
 
 
 def product_dtype(node: Node) -> torch.dtype | None:
-    """The dtype that a product computes in: of its first operand of two dims or more, so that a bias does not count."""
+    """The dtype that a product computes in: that of its first operand with two or more dims, to skip a bias."""
     values = (ops.value_of(source) for source in input_nodes(node))
     tensors = [value for value in values if isinstance(value, Tensor)]
     return next((value.dtype for value in tensors if value.dim() > 1), tensors[0].dtype if tensors else None)
@@ -100,7 +99,7 @@ def _convolution_backward(node: Node, bound: dict[str, Any]) -> int:
 
 
 def _convolved(bound: dict[str, Any], out: Node, source: Node) -> int:
-    """Every weight of an output channel meets every position: of the output, or of the input of a transposed one."""
+    """Each weight of an output channel meets each position of the output (of the input, if transposed)."""
     return 2 * prod(_sizes(source if bound["transposed"] else out)) * prod(_sizes(bound["weight"])[1:])
 
 

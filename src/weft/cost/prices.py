@@ -1,6 +1,6 @@
-"""Prices: how long every node of a graph takes on a cluster. What the simulator, the planner and the bounds run on.
+"""Prices: how long every node of a graph takes on a cluster. The simulator, the planner and the bounds use them.
 
-Contract: whole nanoseconds; one walk over the graph; sizes by hint. Nothing depends on names, but for `overrides`.
+Contract: whole nanoseconds; one pass over the graph; sizes by hint. Node names matter only for `overrides`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from weft.graph.ops import Kind
 
 @dataclass(frozen=True)
 class Prices:
-    """What the nodes of one Dag take, by index."""
+    """Times of the nodes of one Dag, by index."""
 
     compute_ns: tuple[int, ...]
-    """Of every node on the compute stream; 0 for launches, waits, views and inputs."""
+    """Time of every node on the compute stream; 0 for launches, waits, views and inputs."""
     collective_ns: dict[int, int]
-    """Of every launch, alone on its link."""
+    """Time of every launch's collective if alone on its link."""
     level: dict[int, str]
-    """The level that a launch's group runs at: collectives of one level share its links."""
+    """The level of a launch's group; collectives of one level share its links."""
     flops: int
-    """Of all products: for the share of the peak that a step reaches."""
+    """Total of all products, to report the share of the peak that a step reaches."""
     regions: tuple[int, ...] = ()
-    """The first node of the kernel that a node belongs to, so one launch gap each; -1 for what needs no kernel."""
+    """The first node of the kernel that a node belongs to; each kernel has one launch gap. -1: no kernel."""
     extrapolated: frozenset[int] = frozenset()
-    """Launches outside the range of the measured table that prices them."""
+    """Launches priced by a measured table outside its range."""
     unknown: frozenset[int] = frozenset()
-    """Nodes priced too low: 0, or a launch its latency, a product its traffic, where more is not known."""
+    """Nodes priced too low: only the latency of a launch, only the traffic of a product, or 0 is known."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
-    """What priced a launch: `links`, `nccl`, `table` or `override`."""
+    """The source of a launch's price: `links`, `nccl`, `table` or `override`."""
 
 
 def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None) -> Prices:
-    """Price a graph; `overrides` are times in microseconds by the name of a node."""
+    """Price a graph; `overrides` maps node names to times in microseconds."""
     found = compute(dag, cluster.device)
     given = _given_ns(dag, overrides or {})
     compute_ns, unknown = list(found.ns), set(found.unknown)
-    launches = _Launches(groups, cluster)
+    launches = _LaunchPrices(groups, cluster)
     for i, profile in dag.effects.special:
         if profile.launch:
             launches.add(dag, i)
@@ -70,8 +70,8 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
     )
 
 
-class _Launches:
-    """The launches of a graph, priced one after the other; equal ones once."""
+class _LaunchPrices:
+    """Prices launches; equal ones are estimated once."""
 
     def __init__(self, groups: GroupTable, cluster: Cluster) -> None:
         self.groups, self.cluster = groups, cluster
@@ -101,9 +101,9 @@ class _Launches:
 
 
 def full_bytes(collective: Collective) -> int | None:
-    """Bytes of the full tensor of a collective: gathered, or not yet scattered. What `Cluster.collective_us` takes.
+    """Bytes of the full tensor of a collective, gathered or not yet scattered, as `Cluster.collective_us` takes them.
 
-    Of a batch of transfers the bytes of one direction, whichever has more: wires carry both at once.
+    For a batch of point-to-point transfers, the larger of the two directions: wires carry both at once.
     """
     if collective.kind is Kind.BATCH_P2P:
         both, received = collective.input_bytes, collective.output_bytes

@@ -1,12 +1,13 @@
-"""Which bytes a node moves, given what is fused with it.
+"""Traffic: the bytes that each node moves, given what a compiler fuses with it.
 
-Contract: pointwise operators, casts, copies and fills with numbers are fused; views between them are free. The depth
-of a node is the number of closing nodes (kernels of their own, reductions, writes, launches, waits) on the longest
-way to it. A fused node joins the region of each fused node of its own depth that it reads; a reduction or a
-write joins too, and ends the region. So no way leaves a region and comes back. A region reads a tensor of outside once
-(at its first reader) and writes what is needed outside; what stays within moves nothing.
+Contract: pointwise operators, casts, copies and fills with numbers are fused; views between them are free. A closing
+node is a kernel of its own, a reduction, a write, a launch or a wait. The depth of a node is the number of closing
+nodes on the longest path to it. A fused node joins the region of each fused node of the same depth that it reads; a
+reduction or a write joins as well, and ends the region. So no path leaves a region and comes back. A region reads each
+outside tensor once (charged to its first reader) and writes each tensor that is needed outside; inner tensors move no
+bytes.
 
-Time and memory are linear in nodes and edges; the answer depends on the order of the graph, not on names.
+Time and memory are linear in nodes and edges; the result depends on the order of the graph, not on names.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from weft.graph.profiles import profile, shares_storage
 
 
 class TrafficKind(IntEnum):
-    """What a node is to memory."""
+    """How a node accesses memory."""
 
     FREE = 0
     """An input, a number, an empty tensor."""
     VIEW = 1
     FUSED = 2
     END = 3
-    """Joins a region, and nothing behind it does."""
+    """Joins a region and ends it."""
     KERNEL = 4
     """Reads its inputs and writes its results."""
     BOUNDARY = 5
-    """A launch or a wait: no compute, and nothing is fused across it."""
+    """A launch or a wait: no compute, and no fusion across it."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -58,14 +59,14 @@ ENDS = _names(
 )
 EMPTY = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
 LOOKUPS = _names("embedding index gather index_select take nll_loss_forward")
-"""They read of their first argument only what they pick."""
+"""Operators that read only selected parts of their first argument."""
 OVERWRITES = _names("copy_ fill_ zero_")
-"""They do not read what they write to."""
+"""Operators that do not read the tensor they write to."""
 
 
 @functools.cache
 def kind_of(target: Any) -> TrafficKind:
-    """What calls of an operator are to memory; those that may copy are told one by one, by their metadata."""
+    """How calls of an operator access memory. Operators that may copy are decided call by call, by metadata."""
     if not isinstance(target, OpOverload):
         found = profile(target)
         return TrafficKind.VIEW if found.is_view else TrafficKind.FREE if found.plain else TrafficKind.KERNEL
@@ -92,8 +93,7 @@ def name_of(target: Any) -> str:
 
 
 def bytes_of(value: Any) -> int | None:
-    """Bytes of a value in memory by hint: what is broadcast, or lies in several windows, counts once. None where they
-    are unknown."""
+    """Bytes of a value in memory, by hint; None if unknown. Broadcast dims and overlapping windows count once."""
     if isinstance(value, Tensor):
         num = span = 1
         for size, stride in zip(value.shape, value.stride(), strict=True):
@@ -121,20 +121,20 @@ class Traffic:
         self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
         self.inputs: list[list[int]] = [[dag.index[source] for source in input_nodes(node)] for node in dag.nodes]
         self.roots: list[int] = list(range(num))
-        """The node whose result a view renames."""
+        """The node whose result a view refers to."""
         self.regions: list[int] = list(range(num))
         """The first node of each node's region."""
         self.num_bytes: list[int | None] = [0] * num
-        """What each node moves; None where it is unknown."""
+        """Bytes that each node moves; None if unknown."""
         self._find_regions()
         self._count()
 
     def _find_regions(self) -> None:
         kinds, roots, regions = self.kinds, self.roots, self.regions
-        depth, behind = [0] * len(kinds), [0] * len(kinds)
+        depth, depth_after = [0] * len(kinds), [0] * len(kinds)
         for i, kind in enumerate(kinds):
-            mine = max((behind[p] for p in self.dag.preds[i]), default=0)
-            depth[i], behind[i] = mine, mine + (kind >= TrafficKind.END)
+            mine = max((depth_after[p] for p in self.dag.preds[i]), default=0)
+            depth[i], depth_after[i] = mine, mine + (kind >= TrafficKind.END)
             if kind is TrafficKind.VIEW and self.inputs[i]:
                 # An item of several results is a tensor of its own; an item of several views is a view.
                 source = roots[self.inputs[i][0]]
@@ -168,7 +168,7 @@ class Traffic:
                 if regions[source] == regions[i] or key in seen:
                     continue
                 seen.add(key)
-                # Two views of one tensor are no more than all of it; one view may be more than what it was made of.
+                # Two views of a tensor read at most all of it. A single view may be larger than its base.
                 before, whole = counted.get((regions[i], source), 0), values[source]
                 part = self._picked(i, p)
                 after = None if part is None or whole is None else min(before + part, max(whole, part, before))
@@ -183,7 +183,7 @@ class Traffic:
         return self.inputs[i][1:] if overwrites else self.inputs[i]
 
     def _picked(self, i: int, source: int) -> int | None:
-        """The bytes that a node reads of one of its inputs."""
+        """Bytes that a node reads of one of its inputs."""
         whole, sources = self.values[source], self.inputs[i]
         if whole is None or source != sources[0] or name_of(self.dag.nodes[i].target) not in LOOKUPS:
             return whole
@@ -201,7 +201,7 @@ def _kind(node: Node) -> TrafficKind:
 
 
 def _join(regions: list[int], first: int, second: int) -> None:
-    """Make two regions one, with the earlier first node as its name."""
+    """Join two regions; the earlier first node names the result."""
     while regions[first] != first:
         regions[first] = first = regions[regions[first]]
     while regions[second] != second:

@@ -1,1 +1,1 @@
-"""Training steps to graphs: captures in a fake world, `torch.compile` backends, and what a cluster has logged."""
+"""Where graphs come from: captures in a fake world, `torch.compile` backends, logs and archives."""

@@ -5,11 +5,11 @@ A zip file without compression that holds
     listing.txt         the graph, as `weft.listing` writes it
     constants.json      the types of its constants; constants/*.bin their memory, in little-endian order, one file for
                         those that share it
-    provenance.json     for each node its stack trace, its modules, and what else says where it comes from
-    facts.json          versions, run-time names of groups, what the module says of itself, checksums of the others
+    provenance.json     the origin of each node: stack trace, modules and other metadata
+    facts.json          versions, run-time names of groups, the module's own description, checksums of the other files
 
 Contract: the same module gives the same bytes. Loading checks every name, size and checksum before it uses them, and
-runs nothing: what is wrong with a file is a ReadError.
+runs nothing. A faulty file raises a ReadError.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ TEXTS = (LISTING, CONSTANTS, PROVENANCE, FACTS)
 DATA = re.compile(r"constants/\d{4,6}\.bin")
 MAX_TEXT_BYTES = 1 << 28
 ALIGNMENT = 16
-"""Memory that constants share is stored from a multiple of this many bytes on: the largest element has as many."""
+"""Alignment of shared memory in a file, in bytes: the size of the largest element."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time that every file in an archive has."""
+"""The timestamp of every file in an archive, so that equal modules give equal bytes."""
 
 
 class _Model(BaseModel):
@@ -372,7 +372,7 @@ class _Loader:
         return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
     def _restore(self, module: GraphModule, provenance: _Provenance) -> None:
-        """Give the nodes what they have said of where they come from."""
+        """Restore the origin of each node."""
         nodes = {path + node.name: node for path, inner in _modules(module) for node in inner.graph.nodes}
         for name, origin in provenance.nodes.items():
             if name not in nodes:

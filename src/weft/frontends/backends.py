@@ -3,9 +3,9 @@
     torch.compile(model, backend="weft", options={"weft.cluster": "h100-8", "max_autotune": True})
     torch.compile(model, backend="weft_eager", options={"weft.pipeline": "sink-waits"})
 
-Contract: `weft` is Inductor with Weft's hook, a hook of the user before it, and Inductor's own moving of collectives
-off; options without `weft.` go to Inductor. `weft_eager` runs the graphs of AOTAutograd as torch's `aot_eager` does,
-so it needs no compiler for C++ or Triton. Both work on the forward and on the backward graph.
+Contract: `weft` is Inductor with Weft's hook after any hook of the user, and with Inductor's own reordering of
+collectives switched off; options without `weft.` go to Inductor. `weft_eager` runs the graphs of AOTAutograd as torch's
+`aot_eager` does, so it needs no compiler for C++ or Triton. Both work on the forward and on the backward graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def weft(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Inductor underneath."""
+    """Optimize each graph inside Inductor, which generates the code."""
     mine, theirs = split_options(options)
     config = compat.settings_of("inductor")
     _check_known(theirs, config.get_config_copy())
@@ -41,7 +41,9 @@ def weft(
     settings: dict[str, Any] = {
         name: False for name in (*compat.RIVAL_SETTINGS, *compat.OVERLAP_SETTINGS) if hasattr(config, name)
     }
-    settings[MEMORY_ORDER] = getattr(config, MEMORY_ORDER)  # named here, it is set back whatever `KeepOrder` does
+    settings[MEMORY_ORDER] = getattr(
+        config, MEMORY_ORDER
+    )  # listed here so that it is restored after `KeepOrder` changes it
     settings |= given
     if not settings.get("use_post_grad_passes", config.use_post_grad_passes):
         SESSION.say(NOT_CALLED)
@@ -69,7 +71,7 @@ def weft_eager(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """AOTAutograd underneath."""
+    """Optimize each graph of AOTAutograd and run it eagerly."""
     mine, theirs = split_options(options)
     if theirs or mode:
         found = f"option {next(iter(theirs))!r}" if theirs else f"mode {mode!r}"

@@ -48,7 +48,7 @@ DDP, FSDP = "DistributedDataParallel", "FSDP (fully_shard)"
 WRAPPERS = ((DistributedDataParallel, DDP), (FSDPModule, FSDP), (FullyShardedDataParallel, FSDP))
 INSTEAD = "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
 _TURN = threading.RLock()
-"""One capture at a time: the default process group, and what torch changes while it traces, belong to the process."""
+"""One capture at a time: the default process group and the state that torch changes while tracing are per process."""
 
 Part = Literal["step", "joint", "forward", "backward"]
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -65,13 +65,13 @@ class TrainingStep:
     """A model, its loss and its optimizer."""
 
     model: nn.Module | Callable[[DeviceMesh | None], nn.Module]
-    """A module, or what makes one for a mesh; made here, a model of any size takes no memory."""
+    """A module, or a factory that takes a mesh; a model made by a factory takes no memory, whatever its size."""
     loss: Callable[..., Tensor] | None = None
-    """Of the model's output and the targets; None where the model returns its loss."""
+    """A function of the model's output and the targets; None if the model returns its loss."""
     num_targets: int = 1
-    """How many of the example inputs, counted from the end, go to the loss instead of the model."""
+    """Number of example inputs, counted from the end, that go to the loss instead of the model."""
     optimizer: Optimizer | str | None = None
-    """Makes the optimizer of a list of parameters; or `adamw` or `sgd`."""
+    """A function that makes an optimizer for a list of parameters, or `adamw` or `sgd`."""
 
 
 @left_as_it_was()
@@ -93,9 +93,9 @@ def capture(
     `example_inputs` are the arguments of one call on one rank. `mesh` gives axes and sizes, `{'dp': 8, 'tp': 4}`, the
     last one varying fastest, or is a live `DeviceMesh`; a step without collectives needs none. `dynamic` makes dim 0 of
     the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph: the zoo
-    puts the model and its tokens there. `capture.md` tells which models can be captured.
+    puts the model and its tokens there. `capture.md` lists which models can be captured.
 
-    Raises `CaptureError` where the step cannot be traced, or names a group that the mesh does not have.
+    Raises `CaptureError` if the step cannot be traced, or uses a group that the mesh does not have.
     """
     _check_arguments(step, example_inputs, mesh)
     asked = _what_is_asked(step, part)
@@ -199,7 +199,7 @@ def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Refuse a model whose wrapper communicates where no graph shows it."""
+    """Refuse a model whose wrapper communicates outside the graph."""
     for path, module in model.named_modules():
         found = next((name for kind, name in WRAPPERS if isinstance(module, kind)), None)
         if found is not None:
@@ -220,7 +220,7 @@ def _refuse_in_place(module: GraphModule) -> None:
 
 
 def _refuse_failed_hooks(error: BaseException) -> None:
-    """Where a wrapper failed, say what it is: it may be inside a function, or fail before there is a model."""
+    """Name the wrapper that failed: it may be inside a function, or fail before there is a model."""
     seen: BaseException | None = error
     while seen is not None:
         files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(seen.__traceback__)]
@@ -241,9 +241,9 @@ class _Tracing:
         self.faker = Faker(mode, _device(mesh))
         self.recorder = Recorder()
         self.leaves: list[tuple[str, Tensor]] = []
-        """What the graph starts from, by path, in the order of its inputs."""
+        """The leaves that become inputs of the graph, by path, in the order of the inputs."""
 
-    # What is traced.
+    # Tracing.
 
     def function(self, step: Callable[..., Any], example_inputs: Sequence[Any]) -> GraphModule:
         """A plain function."""
@@ -313,7 +313,7 @@ class _Tracing:
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
         return tidy(module, list(inputs), self.faker.constant)
 
-    # What it starts from.
+    # Inputs.
 
     def _model(self, step: TrainingStep) -> nn.Module:
         if isinstance(step.model, nn.Module):
@@ -332,7 +332,7 @@ class _Tracing:
         return made
 
     def _state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Parameters and buffers by path; those that modules share once."""
+        """Parameters and buffers by path; shared ones appear once."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return {path: self._add(path, tensor) for path, tensor in tensors.items()}
 
@@ -395,7 +395,7 @@ class _Tracing:
 
 
 def _device(mesh: DeviceMesh | None) -> torch.device:
-    """That of a live mesh, so that the graph can run on it: on a GPU attention, say, is another operator."""
+    """The device of a live mesh, so that the graph can run there: attention, for one, is another operator on a GPU."""
     kind = "cpu" if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 

@@ -1,8 +1,8 @@
-"""From what tracing leaves to a graph that one can read.
+"""Turn a raw trace into a readable graph.
 
 Contract: the graph computes the same. Inputs have the names given; nodes are renumbered; nodes that only rename a value
-(`detach`, a view of the same shape) and profiler marks are left out. What selective checkpointing marked to be run
-again in backward is written out there, next to its first use, as torch's partitioner would.
+(`detach`, a view of the same shape) and profiler marks are left out. Values that selective checkpointing marked for
+recomputation are recomputed in backward, next to their first use, as torch's partitioner would do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Tidier:
         self.names = iter(names)
         self.edit = Edit(Graph(), mode=metadata.mode_of(traced.graph.nodes))
         self.sources: dict[Node, Node] = {}
-        """What a node that only renames a value is another name of."""
+        """The original value of a node that only renames one."""
         self.made: dict[Node, Node] = {}
         self.repeated: dict[Node, Node] = {}
 
@@ -63,7 +63,7 @@ class _Tidier:
 
     def _attribute(self, node: Node) -> Node:
         held, value = ops.attribute(self.traced, str(node.target)), ops.value_of(node)
-        if isinstance(held, Tensor):  # the metadata of a trace does not tell where constants lie
+        if isinstance(held, Tensor):  # the metadata of a trace does not say on which device constants are
             value = self.fake(held)
         return self.edit.attribute(str(node.target), value)
 
@@ -75,7 +75,7 @@ class _Tidier:
         return self.made[self._source(node)]
 
     def _backward_value(self, node: Node) -> Node:
-        """What a backward node uses: a value that is to be computed again is, before its first use."""
+        """The value for a backward node; a value marked for recomputation is recomputed before its first use."""
         source = self._source(node)
         if not self._runs_again(source):
             return self.made[source]
@@ -92,7 +92,7 @@ class _Tidier:
         found = profile_of(node)
         if found.is_view and not found.wait:  # a view costs nothing: it is repeated only where its source is
             return any(self._runs_again(self._source(source)) for source in input_nodes(node))
-        # Another draw, or another write, would not be the same value.
+        # A second random draw, or a second write, would give another value.
         return not (found.random or found.writes or found.ordered or found.opaque)
 
     def _write(self, node: Node, value_of: Any) -> Node:
@@ -106,7 +106,7 @@ class _Tidier:
 
 
 def _is_mark(node: Node) -> bool:
-    """Whether the node only tells a profiler where it is, as an optimizer's step does."""
+    """Whether the node is only a mark for a profiler, such as that of an optimizer's step."""
     return isinstance(node.target, ops.OpOverload) and node.target.namespace == "profiler"
 
 

@@ -1,6 +1,6 @@
 """The tensors that a step starts from, as fakes: parameters, buffers, optimizer state and inputs.
 
-Contract: a leaf is a fake tensor of the device that is captured for, or a subclass such as DTensor over fake ones.
+Contract: a leaf is a fake tensor on the device of the capture, or a subclass such as DTensor over fake ones.
 `parts` are the plain tensors in it, which become the inputs of the graph; an operator on the leaf is an operator on its
 parts.
 """
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Faker:
-    """Makes the leaves of one capture; those that share memory share it as fakes."""
+    """Makes the leaves of one capture; tensors that share memory share it as fakes too."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device = CPU) -> None:
         self.mode, self.device = mode, device

@@ -1,8 +1,8 @@
 """A world of any number of ranks in one process, in which nothing is sent.
 
 Contract: inside, this process is one rank of a process group of the asked size, and every axis of the mesh has a group.
-A process group that is there already is used if it has the right size, and left alone. On exit a group that was made
-here is gone again, and so is the hook for exceptions that torch sets with it.
+An existing process group of the right size is used and left alone. On exit a group that was made here is destroyed,
+and the exception hook that torch set with it is removed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Contract: the graph that Inductor hands over is edited in place. A hook that the user has set already is called first,
 never replaced. `uuid` identifies all that could change the result, so Inductor's caches are right to rely on it. The
-order of collectives, waits and the matmuls between them is that of the graph: Inductor's scheduler is told to keep it.
+graph also fixes the order of collectives, waits and the matmuls between them: Inductor's scheduler keeps it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Hook = Callable[..., Any]
 
 
 class KeepOrder:
-    """A pass of Inductor's scheduler: what is no loop of its own stays in order. The user's pass is called first."""
+    """A pass of Inductor's scheduler that keeps all but generated loops in order. The user's pass is called first."""
 
     def __init__(self, chain: Hook | None = None, *, loops_too: bool = False) -> None:
         self.chain, self.loops_too = chain, loops_too
@@ -40,7 +40,7 @@ class KeepOrder:
         return nodes
 
     def uuid(self) -> str | None:
-        """What Inductor's caches know this pass by; None where the user's pass has no identity."""
+        """The identity of this pass for Inductor's caches; None if the user's pass has none."""
         return _joined(f"keep order {self.loops_too}", [self.chain] if self.chain else [])
 
 
@@ -56,12 +56,12 @@ class InductorPass:
 
     @property
     def folder(self) -> Path:
-        """Where reports are written: beside Inductor's caches, so that they live as long as the cached results."""
+        """The folder of the reports: next to Inductor's caches, so that they live as long as the cached results."""
         report = self.options.report
         return Path(report) if report is not None else Path(compat.inductor_cache_folder()) / "weft"
 
     def uuid(self) -> str | None:
-        """What Inductor's caches know this pass by; None where a hook of the user has no identity."""
+        """The identity of this pass for Inductor's caches; None if a hook of the user has none."""
         identity = None
         with SESSION.contained("an identity for Inductor's caches", self.options.strict):
             if not compat.settings_of("inductor").use_post_grad_passes:
@@ -104,8 +104,8 @@ def inductor_pass(
 ) -> InductorPass:
     """A hook for Inductor's `post_grad_custom_post_pass` that optimizes every graph; options as in `weft.optimize`.
 
-    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports,
-    `agreement_dir` the one where ranks say what they did.
+    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports.
+    In `agreement_dir` each rank publishes its decisions, so that ranks can compare them.
     """
     options = Options(cluster, pipeline, memory_limit_bytes, effort, strict, verify, groups, report_dir, agreement_dir)
     return InductorPass(options, hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass))
@@ -131,7 +131,7 @@ def _keep_order() -> None:
 
 
 def _name_rivals() -> None:
-    """Say which settings of Inductor undo what Weft does, or do it first."""
+    """Warn about settings of Inductor that move collectives before or after Weft."""
     for name in compat.RIVAL_SETTINGS:
         if getattr(compat.settings_of("inductor"), name, False):
             do = f"set torch._inductor.config.{name} = False to leave it to Weft"
@@ -139,7 +139,7 @@ def _name_rivals() -> None:
 
 
 def _joined(identity: str, chain: Sequence[Hook]) -> str | None:
-    """One identity for a pass and the hooks it calls; None where one of these has none, which keeps it from caches."""
+    """One identity for a pass and the hooks it calls; None if a hook has none, which disables caching."""
     parts = [identity]
     for hook in chain:
         uuid = getattr(hook, "uuid", None)

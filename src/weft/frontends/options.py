@@ -1,4 +1,4 @@
-"""The options of the frontends, how they are checked, and what a cache must know of them.
+"""The options of the frontends, their checks, and their identity for caches.
 
     torch.compile(model, backend="weft", options={"weft.cluster": "h100-8", "weft.strict": True})
 
@@ -31,7 +31,7 @@ Effort = Literal["fast", "default", "best"]
 
 @dataclass(frozen=True)
 class Options:
-    """What `weft.optimize` is called with for each graph, and where the reports go."""
+    """The arguments of `weft.optimize` for each graph, and the folders of the reports."""
 
     cluster: str | None = None
     pipeline: str | Pipeline = "auto"
@@ -41,16 +41,16 @@ class Options:
     verify: Witness = "structure"
     groups: Groups | None = None
     report: str | Path | None = None
-    """The folder of the reports. None: beside Inductor's caches; nowhere for a backend that has no cache."""
+    """The folder of the reports. None: next to Inductor's caches; no folder for a backend without a cache."""
     agreement: str | Path | None = None
-    """A folder that all ranks see, a new one for each run: there each says what it did, and reads what others did."""
+    """A folder that all ranks see, new for each run, where each rank publishes its decisions and reads the others'."""
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _CHECKS.items():
             value = getattr(self, name)
             if not is_right(value):
                 raise PipelineError(compose("options", f"{PREFIX}{name} is {value!r}, expected {expected}"))
-        _ = self.passes, self.description  # what does not parse is told before anything is compiled
+        _ = self.passes, self.description  # a spec that does not parse fails here, before anything is compiled
 
     @functools.cached_property
     def passes(self) -> Pipeline:
@@ -64,7 +64,7 @@ class Options:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Equal exactly where the same graph would be rewritten in the same way."""
+        """Equal exactly if the same graph would be rewritten in the same way."""
         known = asdict(self) | {"pipeline": str(self.passes), "cluster": None}
         known |= {"report": None, "agreement": None}
         known |= {"cluster": self.description.digest} if self.description is not None else {}
@@ -103,7 +103,7 @@ def option_names() -> list[str]:
 
 
 def _source_digest(pipeline: Pipeline) -> str:
-    """What Weft and the passes are made of: a pass that was edited must not meet the results of the old one."""
+    """A digest of the source of Weft and the passes: an edited pass must not reuse results of the old one."""
     own = Path(weft.version.__file__).parent.rglob("*")
     others = (inspect.getsourcefile(type(p)) for p in pipeline.passes)
     return _digest_of(tuple(sorted({*(str(p) for p in own if p.suffix in (".py", ".toml")), *filter(None, others)})))

@@ -1,8 +1,8 @@
 """A joint graph cut into a forward and a backward graph.
 
-Contract: forward returns the loss and what backward uses of its values, in one flat list; backward takes those values
+Contract: forward returns the loss and the values that backward uses, in one flat list; backward takes those values
 under the same names, then the gradient of the loss, and returns the gradients. Values are saved where autograd saves
-them; what the joint graph computes again in backward is not saved.
+them; values that the joint graph recomputes in backward are not saved.
 """
 
 from __future__ import annotations

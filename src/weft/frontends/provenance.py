@@ -30,12 +30,12 @@ FORWARD, BACKWARD, OPTIMIZER = "is_forward", "is_backward", "is_optimizer"
 CAPTURE = str(Path(__file__).with_name("capture.py"))
 HIDDEN = (str(Path(torch.__file__).parent), str(Path(compat.__file__)), __file__, contextlib.__file__, "<")
 POLICY_KEY = "weft.policy"
-"""In the `custom` metadata of a node: what selective checkpointing says of it, or None."""
+"""Key in the `custom` metadata of a node: its policy of selective checkpointing, or None."""
 ModuleStack = dict[str, tuple[str, type]]
 
 
 class Origin(NamedTuple):
-    """What nodes of one operator share."""
+    """The origin that all nodes of one operator share."""
 
     modules: ModuleStack
     trace: str
@@ -72,7 +72,7 @@ class Recorder:
             if len(self._stack) > 1:
                 self._stack.pop()
 
-        # The first before and the last after: what the module's own hooks do belongs to the module.
+        # First before and last after, so that the module's own hooks count as part of the module.
         yield module.register_forward_pre_hook(enter, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 
@@ -86,11 +86,11 @@ class Recorder:
         meta = traceback.get_current_meta()
         meta["nn_module_stack"], meta["stack_trace"] = origin
         meta["partitioner_tag"] = phase
-        # Taken at once: before 2.13 the mark of one operator stays for those behind it; since, nodes are marked later.
+        # Taken at once: before 2.13 the mark of one operator stays for later ones; since then, nodes are marked later.
         meta["custom"] = meta.get("custom", {}) | {POLICY_KEY: meta.pop("recompute", None)}
 
     def _remember(self, number: int, origin: Origin) -> None:
-        """The first operator behind a new number is the one that got it; those that follow have no gradient."""
+        """The first operator after a new number is the one that got it; those that follow have no gradient."""
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._origins.append(origin)

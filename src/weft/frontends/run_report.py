@@ -1,7 +1,7 @@
 """RunReport: one report over all graphs of a run, and the side file that outlives the run.
 
 Contract: the side file of a pass holds one JSON line per graph, under the pass's identity. Ranks and later runs append
-to it; a line is written at once, so that lines do not mix, and one that cannot be read is passed over.
+to it. Each line is written at once, so that lines do not mix; readers skip lines that they cannot parse.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.report.report import table
+from weft.report.plain_text import table
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What happened to one graph."""
+class GraphEntry:
+    """The record of one graph."""
 
     identity: str
-    """Of the pass, with its options."""
+    """Identity of the pass and its options."""
     frame: str
-    """The digest of what Dynamo handed to the backend; empty for a bare hook, which does not see it."""
+    """Digest of the module that Dynamo handed to the backend; empty for a bare hook, which does not see it."""
     compile_id: str
     phase: str
     """`forward`, `backward` or `inference`."""
     report: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The report of `weft.optimize` as data; empty where the graph was left as it was."""
+    """The report of `weft.optimize` as data; empty if the graph was left unchanged."""
     skipped: str = ""
-    """Why the graph was left as it was."""
+    """Why the graph was left unchanged."""
     fault: str = ""
-    """The traceback, where a fault of Weft is why."""
+    """The traceback, if a fault of Weft is the reason."""
     num_left: int = 0
-    """The collectives of a graph that was left as it was."""
+    """Number of collectives of a graph that was left unchanged."""
     statement: str = ""
-    """What ranks compare, as JSON: `verification.agreement.rank_record.Statement` without its name and decisions."""
+    """The statement that ranks compare, as JSON: `rank_record.Statement` without its name and decisions."""
     rank: int = 0
-    """The rank that said so."""
+    """The rank that wrote the entry."""
     from_cache: bool = False
-    """The compiler took its result from a cache, and this was said when the result was made."""
+    """The compiler took its result from a cache; the entry dates from when the result was made."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for what is one graph of one run, on any rank."""
+        """Equal for entries of the same graph of one run, on any rank."""
         graph = self.report["before"]["digest"] if self.report else self.skipped
         return self.identity, self.frame, self.compile_id, self.phase, graph
 
     @property
     def num_collectives(self) -> int:
-        """Of the graph as it came."""
+        """Number of collectives of the original graph."""
         return self.report["before"]["num_collectives"] if self.report else self.num_left
 
     @property
@@ -70,9 +70,9 @@ class Entry:
 class RunReport:
     """All graphs of a run."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[GraphEntry, ...]
     messages: tuple[str, ...] = ()
-    """What was said aloud, each once."""
+    """The warnings, each once."""
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -84,25 +84,25 @@ class RunReport:
 
 
 def side_file(folder: Path, identity: str) -> Path:
-    """Where the entries of a pass are."""
+    """The file with the entries of a pass."""
     return folder / f"{identity}.jsonl"
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
-    """The entries of a side file; none where there is no file."""
+def read_entries(path: Path) -> Iterator[GraphEntry]:
+    """The entries of a side file; none if there is no file."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
         try:
-            yield Entry(**json.loads(line))
-        except (ValueError, TypeError, RecursionError):  # torn, or of another version
+            yield GraphEntry(**json.loads(line))
+        except (ValueError, TypeError, RecursionError):  # incomplete, or of another version
             continue
 
 
-def write_entry(path: Path, entry: Entry) -> None:
-    """Append an entry, unless the file has it."""
+def write_entry(path: Path, entry: GraphEntry) -> None:
+    """Append an entry unless the file already has it."""
     if any(known.key == entry.key for known in read_entries(path)):
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Session: what Weft did to all graphs of a run, however they reached it.
+"""Session: the record of all graphs of a run, whichever way they reached Weft.
 
 Contract: every graph that a compiler hands over becomes one entry of the report: forward, backward, and each again for
-a recompile. Where a compiler takes its result from a cache Weft is not called; the report then takes what was written
-to the side file when the result was made. Listings, decisions and times also go to the structured trace (TORCH_TRACE,
-tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
+a recompile. If a compiler takes its result from a cache, Weft is not called; the report then reads the entry that was
+written to the side file when the result was made. Listings, decisions and times also go to the structured trace
+(TORCH_TRACE, tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
 
 A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying and verifying decide which graph
-runs: where they fail, the graph stays as it came. They depend on the graph and the options alone, so ranks that hold
+runs: if they fail, the graph stays unchanged. They depend on the graph and the options alone, so ranks that hold
 the same graph meet the same fault. Reporting depends on the machine (a full disk, a log handler), so a fault in it
-changes nothing but the report: else one rank would run another graph than the others.
+changes nothing but the report. Otherwise one rank would run another graph than the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft.api import Result, listing, optimize
 from weft.compat import compilers as compat
 from weft.errors import VerificationError, WeftError, compose
 from weft.frontends.options import PREFIX, Options
-from weft.frontends.run_report import Entry, RunReport, read_entries, side_file, write_entry
+from weft.frontends.run_report import GraphEntry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
@@ -65,14 +65,14 @@ NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so)
 
 
 class Session:
-    """What this process compiled since it began, or since `reset`."""
+    """All graphs that this process compiled since it started, or since `reset`."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: for the next run in the same process."""
-        self._entries: list[Entry] = []
+        self._entries: list[GraphEntry] = []
         self._messages: dict[str, None] = {}
         self._frames: dict[str, list[str]] = {}  # by compilation; DDP's own optimizer splits one into several
         self._looked_up: dict[tuple[str, str], tuple[Path, set[str]]] = {}
@@ -81,8 +81,8 @@ class Session:
         self._published: set[tuple[str, ...]] = set()
 
     def report(self) -> RunReport:
-        """One report over all graphs, those that came from a cache included."""
-        found: dict[tuple[str, ...], Entry] = {}
+        """One report over all graphs, including those from a cache."""
+        found: dict[tuple[str, ...], GraphEntry] = {}
         for (identity, compile_id), (folder, phases) in self._looked_up.items():
             called = {e.phase for e in self._entries if (e.identity, e.compile_id) == (identity, compile_id)}
             for entry in self._of_earlier_runs(identity, compile_id, folder):
@@ -96,15 +96,15 @@ class Session:
         said = (text for text in self._messages if not (has_collectives and text.startswith(_NONE_SO_FAR)))
         return RunReport(entries, tuple(said))
 
-    def _of_earlier_runs(self, identity: str, compile_id: str, folder: Path) -> Iterable[Entry]:
+    def _of_earlier_runs(self, identity: str, compile_id: str, folder: Path) -> Iterable[GraphEntry]:
         frames = self._frames.get(compile_id, [])
         for entry in read_entries(side_file(folder, identity)):
-            # A bare hook does not see what Dynamo compiles; there the id of the compilation must do.
+            # A bare hook does not see the module that Dynamo compiles, so the compilation id has to do.
             if entry.frame in frames or (not entry.frame and not frames and entry.compile_id == compile_id):
                 yield replace(entry, compile_id=compile_id, from_cache=True)
 
-    def _has_unknown_graphs(self, known: Iterable[Entry]) -> bool:
-        """Whether a cache had a graph of which no report is found: made for another frame, it may communicate."""
+    def _has_unknown_graphs(self, known: Iterable[GraphEntry]) -> bool:
+        """Whether a cache supplied a graph without a known report: it may communicate, unseen."""
         phases = {(entry.identity, entry.compile_id, entry.phase) for entry in known}
         compilations = {found[:2] for found in phases}
         return any(
@@ -114,7 +114,7 @@ class Session:
         )
 
     def note_frame(self, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """Remember what Dynamo hands over to be compiled: a later run finds its entries by it."""
+        """Remember the module that Dynamo hands over: later runs find their entries by its digest."""
         found = _digest_of_frame(module, inputs)
         self._frames.setdefault(compat.compilation()[0], []).append(found)
 
@@ -134,12 +134,12 @@ class Session:
     def weave(
         self, module: GraphModule, options: Options, identity: str, folder: Path | None, *, fuses: bool = True
     ) -> bool:
-        """Optimize the graph of a module in place; False where it stays as it was. The side file is in `folder`.
+        """Optimize the graph of a module in place; False if it stays unchanged. The side file is in `folder`.
 
-        `fuses` says whether what runs the graph makes one kernel of a chain of pointwise operators.
+        `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel.
         """
         module.meta[APART_KEY] = True  # by the contract of AOTAutograd, whose graphs all compilers hand over
-        entry = Entry(identity, "", "", "inference")
+        entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity)
         try:
@@ -149,7 +149,7 @@ class Session:
                 entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
                 _emit(entry, module, result)
             replay_in_place(module, result.plan, groups=options.groups)
-        except Exception as error:  # the compiler can do without us, and the graph is as it was
+        except Exception as error:  # the graph is unchanged, and the compiler can go on without Weft
             if options.strict:
                 raise
             self._leave(module, entry, options, folder, error)
@@ -168,7 +168,7 @@ class Session:
 
     @contextmanager
     def contained(self, what: str, strict: bool) -> Generator[None]:
-        """Let a fault end only what is done inside, with a warning: the compilation goes on. `strict` raises it."""
+        """Turn a fault inside into a warning, so that the compilation goes on; `strict` raises it."""
         try:
             yield
         except Exception as error:
@@ -177,15 +177,15 @@ class Session:
             log.info("weft: %s failed", what, exc_info=error)
             self.say(f"{what} is missing: {_told(error)}")
 
-    def _entry(self, identity: str) -> Entry:
+    def _entry(self, identity: str) -> GraphEntry:
         compile_id, phase = compat.compilation()
         frame = self._frames.get(compile_id, [""])[-1]
-        return Entry(identity, frame, compile_id, phase or "inference", rank=_rank())
+        return GraphEntry(identity, frame, compile_id, phase or "inference", rank=_rank())
 
     def _leave(
-        self, module: GraphModule, entry: Entry, options: Options, folder: Path | None, error: Exception
+        self, module: GraphModule, entry: GraphEntry, options: Options, folder: Path | None, error: Exception
     ) -> None:
-        """Note that a graph stays as it was, and why."""
+        """Record that a graph stays unchanged, and why."""
         told = _told(error)
         is_fault = not isinstance(error, WeftError)
         entry = replace(entry, report={}, skipped=told.splitlines()[0])
@@ -206,7 +206,7 @@ class Session:
         lines += [OTHER_RANKS] if _num_ranks() > 1 and entry.num_left else []
         self.say("\n".join(lines))
 
-    def _add(self, entry: Entry, folder: Path | None) -> None:
+    def _add(self, entry: GraphEntry, folder: Path | None) -> None:
         self._entries.append(entry)
         if folder is not None:
             try:
@@ -220,8 +220,8 @@ class Session:
             text = "weft: %s: nodes %s, collectives %s, %s applied, %s declined, %s ms"
             log.info(text, name, nodes, collectives, applied, declined, milliseconds)
 
-    def _publish(self, entry: Entry, options: Options) -> None:
-        """Say what was done to a graph where other ranks read it; what they say already is compared."""
+    def _publish(self, entry: GraphEntry, options: Options) -> None:
+        """Publish the statement about a graph to the other ranks, and compare it with theirs."""
         if options.agreement is None or not entry.statement:
             return
         self._options = options
@@ -242,7 +242,7 @@ class Session:
             self.say(str(conflict))
 
     def check_agreement(self) -> Agreement:
-        """Say what came from a cache, of which no pass was told, and check all that all ranks have said."""
+        """Publish the graphs that came from a cache, which no pass saw, and check the statements of all ranks."""
         if self._options is None or self._options.agreement is None:
             do = f"compile with the option {PREFIX}agreement, a folder that all ranks see"
             raise VerificationError(compose("agreement", "no graph was compiled for it", do=do))
@@ -251,10 +251,10 @@ class Session:
                 self._publish(entry, self._options)
         return check_published(FolderBoard(self._options.agreement), _num_ranks())
 
-    def _look_for_collectives(self, entry: Entry) -> None:
-        """Say it where communication must be somewhere and is not in the graphs.
+    def _look_for_collectives(self, entry: GraphEntry) -> None:
+        """Warn if there must be communication and no graph has any.
 
-        A forward graph proves nothing, since DDP communicates in backward; nor does a graph behind one with collectives
+        A forward graph proves nothing, since DDP communicates in backward; nor does a graph after one with collectives
         (a micro-step that does not synchronize); nor one of compiled autograd while DDP's python reducer is on.
         """
         self._has_collectives |= entry.num_collectives > 0
@@ -274,15 +274,15 @@ SESSION = Session()
 
 
 def run_report() -> RunReport:
-    """One report over all graphs that this process compiled through Weft, those from a compiler's cache included."""
+    """One report over all graphs that this process compiled through Weft, including those from a compiler's cache."""
     return SESSION.report()
 
 
 def check_agreement() -> Agreement:
     """Whether all graphs of all ranks can run together; for runs compiled with the option `weft.agreement`.
 
-    Nothing is waited for: a rank that has said nothing yet is an error that names it. Call it on all ranks once they
-    have compiled, or once more on one rank behind a barrier.
+    It does not wait: a rank without a statement is an error that names the rank. Call it on all ranks once they have
+    compiled, or once more on one rank after a barrier.
     """
     return SESSION.check_agreement()
 
@@ -303,11 +303,11 @@ def _optimize(module: GraphModule, options: Options, fuses: bool) -> Result:
     )
 
 
-def _emit(entry: Entry, module: GraphModule, result: Result) -> None:
-    """Show what is about to be done where users of the compiler stack look."""
+def _emit(entry: GraphEntry, module: GraphModule, result: Result) -> None:
+    """Write the listings and the report where users of the compiler stack look for them."""
     compat.emit_artifact("weft_before", lambda: listing(module))
     for position, done in enumerate(result.log, 1):
-        if done.changed:  # the listing behind each pass, in order
+        if done.changed:  # the listing after each pass, in order
             name = done.step.spec.partition("{")[0].replace("-", "_")
             compat.emit_artifact(f"weft_{position:02}_{name}", lambda text=done.after: text)
     compat.emit_artifact("weft_after", lambda: listing(result.module))
@@ -335,7 +335,7 @@ def _digest_of_frame(module: GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _state(module: GraphModule, options: Options, result: Result | None = None) -> str:
-    """What ranks compare of a graph as it leaves; empty where that cannot be told."""
+    """The statement about a compiled graph that ranks compare; empty if it cannot be made."""
     try:
         order = read_order(module, read_groups(module, options.groups))
         left = digest(listing(module)) if result is None else ""
@@ -349,7 +349,7 @@ def _state(module: GraphModule, options: Options, result: Result | None = None) 
 
 
 def _told(error: Exception) -> str:
-    """What an error says; of one that Weft does not raise on purpose also its type and the place in Weft."""
+    """The text of an error, with its type and place in Weft unless Weft raised it on purpose."""
     if isinstance(error, WeftError):
         return str(error)
     try:

@@ -1,14 +1,14 @@
-"""Reading the structured logs of torch.compile: which graphs a run compiled, and each of them as a graph module.
+"""Reading the structured logs of torch.compile: the graphs that a run compiled, each as a graph module.
 
-A cluster writes them with `TORCH_TRACE=folder`, one file per rank. Each event is a line of JSON behind a prefix; a text
-that belongs to it follows, indented by a tab:
+A cluster writes them with `TORCH_TRACE=folder`, one file per rank. Each event is a line of JSON after a prefix; its
+payload follows, indented by a tab:
 
     V0115 10:00:00.000000 77 torch/_inductor/compile_fx.py:1404] {"artifact": {"name": "inductor_post_grad_graph", ...
     >   class GraphModule(torch.nn.Module):
     >       def forward(self, x: "f32[2, 4][4, 1]cpu"):
 
-Contract: a log is read line by line and a graph only when it is loaded, so memory is that of one graph. Nothing in the
-log is run. A malformed line is a ReadError with its number; `strict=False` passes over such lines.
+Contract: a log is read line by line and a graph only when it is loaded, so memory holds at most one graph. Nothing in a
+log is run. A malformed line is a ReadError with its number; `strict=False` skips such lines.
 """
 
 from __future__ import annotations

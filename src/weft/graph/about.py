@@ -1,4 +1,4 @@
-"""What a graph module says of where it comes from, besides its nodes."""
+"""Facts that a graph module carries about its origin, such as where it was captured and how many tokens it takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.fx import GraphModule
 ABOUT_KEY = "weft.about"
 """In `GraphModule.meta`: a dict that can be written as JSON, such as `{'source': 'trace log', 'rank': 0}`."""
 TOKENS_KEY = "tokens_per_step"
-"""In that dict: tokens that one run of the graph takes in, on all ranks together."""
+"""In that dict: number of tokens that one run of the graph processes, summed over all ranks."""
 
 
 def tokens_per_step(module: GraphModule) -> int | None:
-    """How many tokens one run takes in; None where the module does not say, or says nonsense."""
+    """The number of tokens that one run processes; None if the module does not say, or the entry is malformed."""
     about: Any = module.meta.get(ABOUT_KEY)
     found = about.get(TOKENS_KEY) if isinstance(about, dict) else None
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None

@@ -1,9 +1,9 @@
 """Which inputs and constants of a graph lie in the same memory.
 
-Contract: tensors of the module are judged by their real storages, and by their metadata as well: if either says that
-two of them share memory, they do. An input is judged by its metadata, which tells where it lies only if whoever traced
-the graph kept track of that (`make_fx` does with fake tensors, and does not with real ones), or if the module states
-that its inputs lie apart. Any other input may lie in the memory of any other tensor on the same device.
+Contract: two tensors of the module share memory if their real storages say so or if their metadata says so. An input
+has only its metadata. That is reliable only if the tracer kept track of storages (`make_fx` does with fake tensors but
+not with real ones), or if the module states that its inputs do not overlap. Any other input may lie in the memory of
+any other tensor on the same device.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from weft.graph import ops
 from weft.graph.profiles import profile
 
 APART_KEY = "weft.inputs_apart"
-"""In `GraphModule.meta`: True where the inputs that do not share a storage by their metadata lie apart, from each other
-and from constants; False where any two may share memory. Without it the metadata decides. AOTAutograd's graphs keep to
-it: where an input that is written overlaps another, both are made of one input."""
+"""In `GraphModule.meta`: True if inputs with different storages in their metadata overlap neither each other nor
+constants; False if any two may share memory. Without this key the metadata decides. AOTAutograd guarantees True: where
+an input that is written overlaps another, it derives both from one input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,26 @@ class Part:
     """One plain tensor."""
 
     keys: tuple[int, ...]
-    """Tensors that have one of these in common share a storage; none where nothing is known of it."""
+    """Tensors with a common key share a storage. Empty if nothing is known about the storage."""
     span: tuple[str, int, int] | None = None
-    """Device, first address and end of its storage, if that is real: others may be made of the same memory."""
+    """Device, first address and end address of a real storage; two storages may cover the same addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the tensors lie that an input is, or that an attribute of the module holds."""
+    """The memory of the tensors in one input, or in one attribute of the module."""
 
     parts: tuple[Part, ...]
     is_known: bool
-    """Whether the parts tell all that it shares. If not, it may lie in the memory of any other."""
+    """Whether the parts are complete. If not, this memory may overlap that of any other tensor."""
     devices: frozenset[str]
-    """Types of the devices where it lies; empty where that is not known."""
+    """Types of its devices; empty if they are unknown."""
     is_container: bool = False
-    """Whether calls take tensors out of it, one cannot tell which."""
+    """Whether calls take tensors out of it without saying which."""
 
 
 def memories(nodes: Sequence[Node]) -> dict[Node, Memory]:
-    """The memory of inputs, of attributes, and of what called modules hold; of those that hold any."""
+    """The memory of each input, attribute and called module that holds tensors."""
     inputs = {node: list(_tensors(ops.value_of(node))) for node in nodes if node.op == "placeholder"}
     owner = nodes[0].graph.owning_module if nodes else None
     modes = Counter(mode for found in inputs.values() for mode in {_mode(t) for t in found} if mode is not None)
@@ -71,7 +71,7 @@ def memories(nodes: Sequence[Node]) -> dict[Node, Memory]:
 
 
 def may_share_inputs(module: GraphModule) -> bool:
-    """Whether the order of the graph's writes counts on what its inputs share, and that is not known."""
+    """Whether the order of the writes depends on which inputs share memory, and this is unknown."""
     nodes = list(module.graph.nodes)
     if not any(map(_writes, nodes)):
         return False
@@ -88,16 +88,16 @@ def _writes(node: Node) -> bool:
 
 
 class _Located:
-    """Which inputs are known to lie where their metadata says."""
+    """The inputs whose metadata is known to describe their memory."""
 
     def __init__(self, modes: Mapping[FakeTensorMode, int], stated: bool | None) -> None:
         self.modes, self.stated = modes, stated
         self._real = {mode: keys_of_real_storages(mode) for mode in modes} if stated is None else {}
 
     def knows(self, tensor: Tensor) -> bool:
-        """A fake lies where a real one did that it was made of; so do those of a mode that has never seen a real one.
+        """A fake tensor converted from a real one has its storage. A mode that never saw a real tensor is reliable too.
 
-        `make_fx` with real tensors makes a mode and a storage for the metadata of each of them.
+        `make_fx` with real tensors makes a separate mode and storage for the metadata of each tensor.
         """
         if self.stated is not None:
             return self.stated
@@ -147,22 +147,22 @@ def span_bytes(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype) 
 
 
 def memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    """The storages of a tensor, and where it begins in them: what tells it from any copy, while both are alive."""
+    """The storages of a tensor and its offsets in them. This distinguishes it from any copy while both are alive."""
     return tuple((*_keys(part), int(part.storage_offset()) if _keys(part) else id(part)) for part in parts(tensor))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a constant begins in memory that it shares with others."""
+    """The position of a constant in memory that it shares with others."""
 
     base: str
-    """The path of the first of them."""
+    """The path of the first constant in that memory."""
     start: int
-    """In bytes, from where the first storage of that memory begins."""
+    """Offset in bytes from the start of the first storage in that memory."""
 
 
 def places(constants: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Where each constant lies that shares memory with another, by path."""
+    """The positions of the constants that share memory with another constant, by path."""
     roots: dict[Any, str] = {}
     found: dict[str, str] = {}
     spans = {path: span for path, tensor in constants.items() if _keys(tensor) and (span := storage_span(tensor))}
@@ -187,7 +187,7 @@ def places(constants: Mapping[str, Tensor]) -> dict[str, Place]:
 
 
 def constants_of_inputs(module: GraphModule) -> dict[Node, str]:
-    """The inputs that lie in the memory of a constant, each with the path of the first one that does."""
+    """The inputs that share memory with a constant, each with the path of the first such constant."""
     nodes = list(module.graph.nodes)
     if not any(node.op == "get_attr" for node in nodes):
         return {}
@@ -203,7 +203,7 @@ def constants_of_inputs(module: GraphModule) -> dict[Node, str]:
 
 
 def placed(module: GraphModule, constants: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Where each constant lies that shares memory with another or with an input, by path."""
+    """The positions of the constants that share memory with a constant or an input, by path."""
     found = places(constants)
     for path in dict.fromkeys(constants_of_inputs(module).values()):
         if path in constants and path not in found:
@@ -212,7 +212,7 @@ def placed(module: GraphModule, constants: Mapping[str, Tensor]) -> dict[str, Pl
 
 
 def place_of(path: str, tensor: Tensor) -> Place:
-    """Where a constant begins that shares no memory with another."""
+    """The position of a constant that shares no memory with another."""
     return Place(path, int(tensor.storage_offset()) * tensor.element_size())
 
 
@@ -228,7 +228,7 @@ def _keys(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _devices(tensors: Iterable[Tensor]) -> frozenset[str]:
-    """Where tensors will lie; of those that are on no device yet one cannot tell."""
+    """The devices of tensors. Tensors on the meta device have none yet."""
     found = {tensor.device.type for tensor in tensors}
     return frozenset(found - {"meta"})
 
@@ -252,7 +252,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def inner(tensor: Tensor) -> dict[str, Any] | None:
-    """What is inside a wrapper subclass, tensors and (from 2.13) others, by attribute; None for a plain tensor."""
+    """The contents of a wrapper subclass by attribute: tensors and, from 2.13, others. None for a plain tensor."""
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return None
     names: list[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def inputs_come_first_and_the_output_last(dag: Dag) -> None:
     seen_other: Node | None = None
     for node in dag.nodes:
         if node.op == "placeholder" and seen_other is not None:
-            raise _error(node, f"input {node.name} stands behind {seen_other.name}", "put inputs first")
+            raise _error(node, f"input {node.name} stands after {seen_other.name}", "put inputs first")
         if node.op != "placeholder":
             seen_other = node
     outputs = [node for node in dag.nodes if node.op == "output"]
@@ -42,12 +42,12 @@ def definitions_come_before_uses(dag: Dag) -> None:
             if j is None or j >= i:
                 where = "another graph" if j is None else "a later line"
                 raise _error(
-                    node, f"{node.name} uses {source.name}, which {where} defines", f"move it behind {source.name}"
+                    node, f"{node.name} uses {source.name}, which {where} defines", f"move it after {source.name}"
                 )
 
 
 def names_are_unique(dag: Dag) -> None:
-    """No two nodes share a name, since plans and listings speak of nodes by name."""
+    """No two nodes share a name, because plans and listings refer to nodes by name."""
     seen: set[str] = set()
     for node in dag.nodes:
         if node.name in seen:
@@ -56,7 +56,7 @@ def names_are_unique(dag: Dag) -> None:
 
 
 def every_launch_is_waited_for_or_escapes(dag: Dag) -> None:
-    """Each tensor in flight is waited for, or leaves the graph for somebody else to wait for."""
+    """Each tensor in flight has a wait, or leaves the graph for the caller to wait for."""
     escaping = dag.effects.held_by_outputs
     for flight in dag.effects.flights:
         node = dag.nodes[flight.launch]
@@ -65,7 +65,7 @@ def every_launch_is_waited_for_or_escapes(dag: Dag) -> None:
             and not escaping.intersection(map(dag.effects.find, flight.writes))
             and ops.kind_of(node.target) is not ops.Kind.SEND
         ):
-            what = f"{node.name} is never waited for and is no output of the graph"
+            what = f"{node.name} is never waited for and is not an output of the graph"
             raise _error(node, what, "wait for it, return it, or delete the launch")
 
 
@@ -75,7 +75,7 @@ def nothing_reads_a_result_in_flight(dag: Dag) -> None:
         node, launch = dag.nodes[i], dag.nodes[flight.launch]
         if not is_write and node.op != "output":
             what = f"{node.name} reads the result of {launch.name} before its wait"
-            raise _error(node, what, f"read it behind the wait of {launch.name}")
+            raise _error(node, what, f"read it after the wait of {launch.name}")
 
 
 def nothing_writes_a_buffer_in_flight(dag: Dag) -> None:
@@ -85,7 +85,7 @@ def nothing_writes_a_buffer_in_flight(dag: Dag) -> None:
             node, launch = dag.nodes[i], dag.nodes[flight.launch]
             role = "still sends" if storage in flight.reads else "has not received yet"
             what = f"{node.name} writes a buffer that {launch.name} {role}"
-            raise _error(node, what, f"write it behind the wait of {launch.name}")
+            raise _error(node, what, f"write it after the wait of {launch.name}")
 
 
 INVARIANTS = (

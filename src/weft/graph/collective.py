@@ -1,7 +1,7 @@
 """Collective: a live view of one launch and its waits.
 
-It stores the launch node and nothing else; inputs, waits and sizes are asked of the graph each time, so a record cannot
-go stale when an edit replaces a node.
+It stores only the launch node and reads inputs, waits and sizes from the graph each time. So it cannot go stale when an
+edit replaces a node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.graph.profiles import is_alias
 
 @dataclass(frozen=True)
 class Collective:
-    """One launch of a known kind, in any of its forms, and what completes it."""
+    """One launch of a known kind, in any of its forms, with the waits that complete it."""
 
     launch: Node
 
@@ -33,7 +33,7 @@ class Collective:
     def form(self) -> LaunchForm:
         form = ops.launch_form(self.launch.target)
         if form is None:
-            raise ValueError(f"{self.launch.name} is no launch of a known kind")
+            raise ValueError(f"{self.launch.name} is not a launch of a known kind")
         return form
 
     @property
@@ -84,7 +84,7 @@ class Collective:
 
     @property
     def escapes(self) -> bool:
-        """Whether a result leaves the graph without a wait, as one that is saved for backward does."""
+        """Whether a result leaves the graph without a wait, as a result saved for backward may."""
         return any(user.op == "output" for node in _alias_closure(self.launch) for user in node.users)
 
     @property
@@ -95,7 +95,7 @@ class Collective:
 
     @property
     def input_bytes(self) -> int | None:
-        """Bytes of the tensors sent, by hint; None where a size has no hint or metadata is missing."""
+        """Bytes of the tensors sent; None if a size has no hint or metadata is missing."""
         return _sum_bytes(ops.value_of(node) for node in self.inputs)
 
     @property
@@ -115,7 +115,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
 
 
 def num_bytes(value: Any) -> int | None:
-    """Bytes of one tensor by hint; None where they are unknown."""
+    """Bytes of one tensor, with hints for symbolic sizes; None if a size is unknown."""
     if not isinstance(value, Tensor):
         return None
     sizes = [hint_of(size) for size in value.shape]
@@ -128,7 +128,7 @@ def _sum_bytes(values: Iterable[Any]) -> int | None:
 
 
 def _alias_closure(launch: Node) -> list[Node]:
-    """The launch and what merely renames its results: items and views, but nothing behind a wait."""
+    """The launch with the items and views of its results, up to the waits."""
     closure = {launch: None}
     stack = [launch]
     while stack:

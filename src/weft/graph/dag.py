@@ -1,9 +1,9 @@
-"""Dag: a snapshot of who must come before whom, and who can reach whom.
+"""Dag: a snapshot of the dependencies and the reachability between the nodes of a graph.
 
-Contract: one dependency model serves every pass. Edges are data edges and effect edges; the issue order of each group
-is kept apart in `queue`, since a pass that decides for every rank may change it; with `keep_issue_order` it is among
-the edges. Nodes are numbered by position. Bits of the reachability masks number the launches and the nodes a caller
-registers, never all nodes.
+Contract: one dependency model serves every pass. Edges are data edges and effect edges. The issue order of each group
+is in `queue` instead, because a pass that decides for all ranks may change it; `keep_issue_order` adds it to the edges.
+Nodes are numbered by position. The reachability masks have one bit for each launch and for each node that the caller
+registers, never for all nodes: that keeps them nearly linear in size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.graph.effects import Effects
 
 @contextlib.contextmanager
 def collector_paused() -> Generator[None]:
-    """Pause the cyclic garbage collector: many small lists would start it over all of torch's objects."""
+    """Pause the cyclic garbage collector. Many small lists would trigger it, and it walks all of torch's objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

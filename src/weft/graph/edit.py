@@ -3,9 +3,9 @@
 Contract: an edit is a transaction. Nodes are created and arguments replaced at once; moves and erasures are noted and
 carried out by `commit`, which sorts once, checks, and either changes the graph or leaves it exactly as it was.
 
-The place where a node is created says what it means: what it reads and writes is ordered against the nodes before and
-after that place. A move says only where a node should stand. So `commit` takes dependencies from the places and
-preferences from the moves, and puts every node as near to its preference as its dependencies allow.
+The place where a node is created defines its meaning: its reads and writes are ordered against the nodes before and
+after that place. A move is only a preference for a position. So `commit` derives dependencies from the places and puts
+every node as near to its preferred position as these dependencies allow.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ PROVENANCE = (
     "partitioner_tag",
 )
 ANNOTATIONS = "custom"
-"""In `Node.meta`: what `torch.fx.traceback.annotate` says of a node, a dict."""
+"""In `Node.meta`: the dict that `torch.fx.traceback.annotate` attached to a node."""
 MEMBERS_KEY = "weft.members"
-"""In `Node.meta`: the names of the nodes that a new node stands for."""
+"""In `Node.meta`: the names of the original nodes that a new node replaces."""
 
 
 class Edit:
@@ -58,7 +58,7 @@ class Edit:
     def __init__(self, graph: Graph, *, keep_issue_order: bool = True, mode: FakeTensorMode | None = None) -> None:
         self.graph = graph
         self.keep_issue_order = keep_issue_order
-        """False only for a pass that decides the order of launches for every rank."""
+        """False only for a pass that decides the order of launches for all ranks."""
         self._mode = mode
         self._created: list[Node] = []
         self._arguments: dict[Node, tuple[Any, Any]] = {}
@@ -69,7 +69,7 @@ class Edit:
         self._inside: dict[str, tuple[GraphModule, Edit]] = {}
         self._nested: list[str] = []
         self.changed = False
-        """After `commit`: whether the graph is another one than before."""
+        """After `commit`: whether the graph changed."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,11 +103,11 @@ class Edit:
         annotated: Sequence[Node] = (),
         value: Any = None,
     ) -> Node:
-        """Create a call before a node (at the end of the graph by default) with the provenance of the nodes it is like.
+        """Create a call before a node (by default at the end of the graph) with the provenance of the nodes in `like`.
 
-        Each key of the provenance comes from the first of them that has it, and so does each annotation; `annotated`
-        are nodes that are asked for annotations first. `value` is the call's fake value where the caller knows it in
-        closed form; otherwise it is computed.
+        Each key of the provenance, and each annotation, comes from the first of these nodes that has it. Annotations
+        of the nodes in `annotated` take precedence. `value` is the call's fake value if the caller knows it in closed
+        form; otherwise it is computed.
         """
         if value is None:
             values, keywords = map_arg((args, dict(kwargs or {})), ops.value_of)
@@ -121,7 +121,7 @@ class Edit:
         return node
 
     def placeholder(self, name: str, value: Any) -> Node:
-        """Create an input behind the inputs there are."""
+        """Create an input after the existing inputs."""
         node = self._create("placeholder", name, (), {}, None, name)
         node.meta["val"] = value
         return node
@@ -134,7 +134,7 @@ class Edit:
         return node
 
     def nest(self, name: str, module: GraphModule, *, before: Node) -> Node:
-        """Add a nested graph to the owning module, under a name that is free, and create a read of it."""
+        """Add a nested graph to the owning module under an unused name, and create a read of it."""
         owner: Any = self.graph.owning_module
         path = next(n for k in itertools.count() if not hasattr(owner, n := f"{name}_{k}" if k else name))
         setattr(owner, path, module)
@@ -159,7 +159,7 @@ class Edit:
     # Changing.
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        """Give a node other arguments."""
+        """Replace the arguments of a node."""
         self._arguments.setdefault(node, (node.args, node.kwargs))
         self._stale[node] = None
         node.args = args
@@ -171,7 +171,7 @@ class Edit:
         self.replace_each({old: new})
 
     def replace_each(self, heirs: Mapping[Node, Node]) -> None:
-        """Let every user of each node use its heir instead; heirs of heirs are followed."""
+        """Let every user of each node use its replacement instead; replacements of replacements are followed."""
         last = {old: _last_heir(old, heirs) for old in heirs}
         users = dict.fromkeys(user for old, new in last.items() for user in old.users if user is not new)
         for user in users:
@@ -183,7 +183,7 @@ class Edit:
             user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), lambda n: last.get(n, n))
 
     def erase(self, node: Node) -> None:
-        """Take a node out; it must have no users left at the end."""
+        """Erase a node; it must have no users left when the edit is committed."""
         self._erased[node] = None
 
     def move_before(self, nodes: Iterable[Node], anchor: Node) -> None:
@@ -204,7 +204,7 @@ class Edit:
                 raise GraphError(
                     compose(
                         "edit",
-                        f"{node.name} is to stand beside itself",
+                        f"{node.name} cannot be moved next to itself",
                         where=excerpt(node),
                         do="choose another anchor",
                     )
@@ -213,9 +213,9 @@ class Edit:
         self._anchors[node] = (anchor, after)
 
     def bring_together(self, groups: Sequence[Sequence[Node]]) -> None:
-        """Reorder the graph so that the nodes of each group stand side by side, where the last of them stood or later.
+        """Reorder the graph so that the nodes of each group are adjacent, at the position of their last node or later.
 
-        To be called first: it changes where the nodes are, and so what nodes that are created there mean.
+        Call this first: positions define the meaning of nodes that are created later.
         """
         nodes = list(self.graph.nodes)
         order = contracted(Dag(nodes), groups)
@@ -223,9 +223,9 @@ class Edit:
         set_node_order(self.graph, order, displaced(order, {node: i for i, node in enumerate(nodes)}, {}))
 
     def arrange(self, order: Sequence[Node]) -> None:
-        """Put all nodes into another order, at once; refuses one that does not keep what depends on what.
+        """Put all nodes into another order at once. An order that breaks a dependency is refused.
 
-        To be called first, as `bring_together`. The order of launches of a group is kept where the edit asks for it.
+        Call this first, like `bring_together`. With `keep_issue_order` the launches of a group keep their order.
         """
         nodes = list(self.graph.nodes)
         check_order(Dag(nodes), order, self.keep_issue_order)
@@ -233,9 +233,9 @@ class Edit:
         set_node_order(self.graph, list(order), displaced(list(order), {node: i for i, node in enumerate(nodes)}, {}))
 
     def inside(self, path: Sequence[str]) -> Edit:
-        """The edit of a nested graph, by the names of the attributes that lead to it. It is committed with this one.
+        """The edit of a nested graph, found by the attribute names that lead to it. Both are committed together.
 
-        The nested graph is copied first: other modules may hold the same one.
+        The nested graph is copied first, because other modules may share it.
         """
         owner: Any = self.graph.owning_module
         name, *rest = path
@@ -268,7 +268,7 @@ class Edit:
     def commit(self) -> None:
         """Sort, check and carry out the edit; on an error roll back and raise it."""
         if not (self._created or self._arguments or self._erased or self._anchors or self._original or self._inside):
-            return  # nothing was asked for: most passes find nothing in most graphs, and sorting takes time
+            return  # an empty edit: most passes find nothing in most graphs, and sorting takes time
         with collector_paused():
             self._commit()
 
@@ -318,12 +318,12 @@ class Edit:
         self._erased = dict.fromkeys(sorted(self._erased, key=order.__getitem__))
 
     def _sorted(self, live: list[Node]) -> list[Node]:
-        wanted = placed(self.graph.nodes, self._anchors)  # nodes to be erased still mark places
+        wanted = placed(self.graph.nodes, self._anchors)  # nodes to be erased may still be anchors
         return settled(Dag(live), [n for n in wanted if n not in self._erased], self.keep_issue_order)
 
 
 def _annotations(nodes: Iterable[Node]) -> dict[str, Any]:
-    """The annotations of several nodes for one that stands for them: where two disagree, the first is right."""
+    """The merged annotations of several nodes; where two disagree, the first one wins."""
     found: dict[str, Any] = {}
     for node in nodes:
         own = node.meta.get(ANNOTATIONS)
@@ -338,7 +338,7 @@ def _last_heir(node: Node, heirs: Mapping[Node, Node]) -> Node:
 
 
 def _changes_value(user: Node, old: Node, new: Node) -> bool:
-    """Whether the user's fake value must be computed again when it takes one node instead of another."""
+    """Whether replacing one node by another changes the fake value of their user."""
     before, after = ops.value_of(old), ops.value_of(new)
     if before is after:
         return False
@@ -346,7 +346,7 @@ def _changes_value(user: Node, old: Node, new: Node) -> bool:
 
 
 class Snapshot:
-    """A graph and the attributes of its module as they are now, to be put back after edits that were not all made."""
+    """A snapshot of a graph and its module's attributes, to restore if a series of edits fails halfway."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -357,7 +357,7 @@ class Snapshot:
         self._attributes = {name: dict(held) if name in _ATTRIBUTES else held for name, held in module.__dict__.items()}
 
     def restore(self) -> None:
-        """Make the graph and the attributes what they were, with the same nodes in the same order."""
+        """Restore the graph and the attributes, with the same nodes in the same order."""
         graph, kept = self._module.graph, [node for node, *_ in self._nodes]
         added = [node for node in graph.nodes if node not in set(kept)]
         for node, target, args, kwargs, meta, _ in self._nodes:
@@ -391,7 +391,7 @@ _ATTRIBUTES = ("_modules", "_parameters", "_buffers")
 def copy_module(module: GraphModule) -> GraphModule:
     """A module with a graph of its own, node for node and name for name; parameters and constants are shared.
 
-    Tracers may leave out the types of attributes; the copy has them.
+    Tracers may leave out the fake values of attributes; the copy has them.
     """
     made = finish(module, _copied(module.graph))
     untyped = [node for node in made.graph.nodes if node.op == "get_attr" and node.meta.get("val") is None]
@@ -405,7 +405,7 @@ def copy_module(module: GraphModule) -> GraphModule:
 
 
 def copy_graph(graph: Graph) -> Graph:
-    """A graph to try things on, node for node and name for name, with the attributes of the same module."""
+    """A scratch copy of a graph, node for node and name for name, which shares the attributes of the module."""
     owner, made = graph.owning_module, _copied(graph)
     return finish(owner, made).graph if isinstance(owner, GraphModule) else made
 
@@ -430,5 +430,5 @@ def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:
 
 
 def recompile(module: GraphModule) -> None:
-    """Make the module's Python code that of its graph."""
+    """Regenerate the module's Python code from its graph."""
     module.recompile()

@@ -1,18 +1,19 @@
-"""What each node reads, writes, holds in flight, draws from a generator, or orders.
+"""The effects of nodes: reads and writes of storages, collectives in flight, random numbers, effects outside the graph.
 
-Contract: the order of two nodes may change only if no edge of `Effects.edges` joins them, directly or through others.
-Storages are followed through views by schema, so the chain of views between a write and a read does not matter.
-Inputs and constants that share memory outside the graph are one storage. Those that may share it, for all that is known
-of them (`aliasing`), are kept in order like one storage where one of them is written, and are two for all else.
+Contract: two nodes may be reordered only if no path of edges of the Dag, which include `Effects.edges`, connects them.
+Storages are followed through views by schema, so the chain of views between a write and a read does not matter. Inputs
+and constants that share memory outside the graph are one storage. Those that only may share memory (see `aliasing`) are
+ordered like one storage if one of them is written, and count as two everywhere else.
 
-A launch reads its inputs and writes its results until its wait. So a wait counts as one more read of the inputs and one
-more write of the results: a write to either moves neither into nor out of the flight, and a wait sinks past none.
-Communication of an unknown kind, point-to-point communication and opaque calls are barriers for all communication.
+A collective reads its inputs and writes its results from its launch to its wait. So a wait counts as a second read of
+the inputs and a second write of the results. So no other write to these buffers can move into or
+out of the flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and
+opaque calls are barriers for all communication.
 
-A copy to the host with `non_blocking` writes its result until the host waits for the device. Whoever touches the result
-stays on its side of every node at which the host may wait. So does a write to what a copy from the host still reads.
+A copy to the host with `non_blocking` writes its result until the host next waits for the device. Nodes that access the
+result do not cross any node at which the host may wait. Nor do writes to the source of a copy from the host.
 
-An unknown call that takes no tensor may change a mode or the stream: every call stays on its side of it.
+An unknown call that takes no tensor may change a mode or the current stream, so no call crosses it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from weft.graph import ops
 from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.host import Wait, transfer_of
+from weft.graph.memory import MemoryAccesses
 from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
 
-# Pseudo-storages: what orders nodes besides memory. Storages of tensors are numbered from 0.
+# Pseudo-storages: they order nodes for reasons other than memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
 
 Storage = int | tuple[int, ...]
@@ -44,7 +46,7 @@ Storage = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One tensor of a launch on its way: from the launch to its first wait, or to the end of the graph."""
+    """One tensor in flight, from its launch to its first wait or to the end of the graph."""
 
     launch: int
     wait: int | None
@@ -55,8 +57,8 @@ class Flight:
 class Effects:
     """The effects of a sequence of nodes, and the edges that keep them in order.
 
-    `storages[i]` numbers what node i holds. `accesses` lists (node, storage, is_write) for the storages that anything
-    writes, and for the pseudo-storages; the rest can never order anything.
+    `storages[i]` is the number of the storage that node i holds. `accesses` lists (node, storage, is_write) for the
+    storages that some node writes and for the pseudo-storages. Accesses to other storages never conflict.
     """
 
     def __init__(self, nodes: Sequence[Node], index: dict[Node, int], succs: Sequence[Sequence[int]]) -> None:
@@ -76,34 +78,34 @@ class Effects:
         self.flights: list[Flight] = []
         self._waits: dict[int, list[int]] = {}
         self.waits_on: dict[int, list[int]] = {}
-        """The waits on each storage, in order; those behind the first complete nothing. Storages as `root` has them."""
+        """The waits on each storage (by `root`), in order. Only the first one completes something."""
         self._arrivals: list[tuple[int, int]] = []
         self._arrived: set[int] = set()
         self._follow_flights()
         self.landings: dict[int, tuple[int, ...]] = {}
-        """Copies to the host that return before they are done, each with the storages that it fills."""
+        """Asynchronous copies to the host, each with the storages that it fills."""
         self.syncs: list[int] = []
-        """Nodes at which the host waits for the device, of those after the first copy that returns early."""
+        """Nodes after the first asynchronous copy at which the host waits for the device."""
         self.may_sync: list[int] = []
-        """Nodes at which it may wait, besides opaque calls."""
+        """Nodes at which the host may wait for the device, besides opaque calls."""
         self.races: dict[int, int] = {}
-        """Copies from the host whose source is written before a sync, each with the waits that may stand between."""
+        """Copies from the host whose source is written before a sync, each with the possible waits in between."""
         self._leaving: dict[int, tuple[int, ...]] = {}
         self._follow_host_copies()
         self.accesses = sorted(self._find_accesses())
 
     def find(self, storage: int) -> int:
-        """The representative of a storage: storages that may be one are joined."""
+        """The representative of a storage, where storages that may share memory are joined."""
         root = self.root(storage)
         return self._doubts.get(root, root)
 
     def root(self, storage: int) -> int:
-        """The representative of a storage: storages that are one are joined, those that only may be one are not."""
+        """The representative of a storage, where only storages that surely share memory are joined."""
         parents = self._parents
         while storage in parents:
             above = parents[storage]
             if above in parents:
-                parents[storage] = parents[above]  # halve the path, or chains of opaque calls grow it
+                parents[storage] = parents[above]  # path halving: chains of opaque calls would make paths long
             storage = above
         return storage
 
@@ -112,7 +114,7 @@ class Effects:
         return tuple(map(self.find, self._listed(i)))
 
     def surely_held(self, i: int) -> tuple[int, ...]:
-        """The storages that node i holds, apart from others that only may be the same."""
+        """The storages that node i holds, not joined with those that only may share their memory."""
         return tuple(map(self.root, self._listed(i)))
 
     def _listed(self, i: int) -> tuple[int, ...]:
@@ -141,7 +143,7 @@ class Effects:
         return found + list(self._sides_of_fences())
 
     def _sides_of_fences(self) -> Iterable[tuple[int, int]]:
-        """Every call stays between the fences that it stands between."""
+        """Edges that keep every call between its two neighbouring fences."""
         ends = [*self.fences, len(self.nodes)]
         for first, last in pairwise([-1, *ends] if self.fences else ()):
             for i in range(first + 1, last):
@@ -150,22 +152,20 @@ class Effects:
 
     @functools.cached_property
     def fences(self) -> list[int]:
-        """Unknown calls that take no tensor: they may change a mode of the process, or the stream."""
+        """Unknown calls that take no tensor. They may change a mode of the process or the current stream."""
         return [i for i, p in self.special if p.opaque and not any(map(_may_be_tensor, input_nodes(self.nodes[i])))]
 
     def completes(self, i: int) -> bool:
-        """Whether the wait at i is the first for something: a launch of this graph, or one launched before it began."""
+        """Whether the wait at i completes a launch, of this graph or of an earlier one."""
         return i in self._waits or i in self._arrived
 
     @functools.cached_property
-    def written(self) -> frozenset[int]:
-        """The storages that some node other than a launch or a wait writes."""
-        quiet = {i for i, p in self.special if p.wait or (p.launch and not p.writes)}
-        writes = ((i, storage) for i, storage, is_write in self.accesses if is_write and storage >= 0)
-        return frozenset(storage for i, storage in writes if i not in quiet)
+    def memory(self) -> MemoryAccesses:
+        """The accesses by storage and by node."""
+        return MemoryAccesses(self.accesses, self.special)
 
     def issue_order(self) -> list[tuple[int, int]]:
-        """Pairs of launches of one group, each with the next: the order in which every rank issues them."""
+        """Pairs of consecutive launches of one group, in the order in which every rank issues them."""
         last: dict[str, int] = {}
         found: list[tuple[int, int]] = []
         for i, p in self.special:
@@ -192,7 +192,7 @@ class Effects:
             yield from ((flight, i, s, is_write) for s in sorted(shared)[:1])
 
     def doubtful_accesses_in_flight(self) -> Iterable[tuple[Flight, int]]:
-        """Accesses (flight, node) that may be to the buffers of a launch, since their memory may be the same."""
+        """Accesses (flight, node) to memory that may overlap the buffers of a launch."""
         if self._doubts:
             found = ((f, i) for f, i, _, is_write in self._in_flight() if not self._surely_touched(f, i, is_write))
             yield from dict.fromkeys(found)
@@ -205,7 +205,7 @@ class Effects:
             for storage in sorted({*map(self.find, flight.reads), *received[flight]}):
                 ahead.setdefault(storage, deque()).append(flight)
         flying: dict[int, list[Flight]] = {}
-        unknown = {i for i, p in self.special if p.opaque}  # an order to keep, but no proof of a fault
+        unknown = {i for i, p in self.special if p.opaque}  # their accesses order nodes but do not prove a fault
         for i, storage, is_write in self.accesses:
             now = [flight for flight in flying.get(storage, ()) if flight.wait is None or i < flight.wait]
             waiting = ahead.get(storage)
@@ -227,7 +227,7 @@ class Effects:
             touched.update(self.surely_held(i) if p.launch else ())
         return touched.intersection((*flight.reads, *flight.writes) if is_write else flight.writes)
 
-    # How the tables are filled.
+    # Filling the tables.
 
     def _number_storages(self) -> None:
         storages, special = self.storages, self.special
@@ -261,7 +261,7 @@ class Effects:
             joined = [s for source in sources for s in self._held_raw(self.index[source])]
             if found.opaque or any(profile(source.target).launch for source in sources):
                 return self._join([i, *joined, *_flat(self._given.get(node, ()))])
-            self._shared.append((i, *joined))  # it may be new memory too: an order to keep, but no proof of a fault
+            self._shared.append((i, *joined))  # it may be new memory too: this orders nodes but does not prove a fault
             return i
         if node.target is getitem:
             return self._item(node)
@@ -301,7 +301,7 @@ class Effects:
         return storage
 
     def _number_given(self) -> None:
-        """Number the storages of inputs and attributes: one for all that lie in one memory."""
+        """Number the storages of inputs and attributes. Those that share memory get one number."""
         spans: list[tuple[str, int, int, int]] = []
         for node, memory in self._memories.items():
             numbers: list[int] = []
@@ -325,7 +325,7 @@ class Effects:
         return self._join(numbers) if memory.is_container or len(numbers) == 1 else tuple(numbers)
 
     def _raw(self, i: int) -> Storage:
-        """The storage of node i, found now if a node before its definition asks for it."""
+        """The storage of node i, computed now if an earlier node asks for it before its turn."""
         storage = self.storages[i]
         if storage is None:
             node = self.nodes[i]
@@ -338,10 +338,10 @@ class Effects:
         return storage if isinstance(storage, tuple) else (storage,)
 
     def _may_hold(self, node: Node, found: Profile) -> list[int]:
-        """The storages of arguments that the results of a call may share."""
+        """The storages of the arguments whose memory the results of a call may share."""
         target = node.target
         if isinstance(target, OpOverload) and may_return_its_argument(target) and not shares_storage(node):
-            return []  # composites run on fake tensors as they run on real ones
+            return []  # composite operators run the same code on fake and on real tensors
         sources = [n for n in _flatten(self.arguments(node, found.may_share)) if not _lie_apart(node, n)]
         return [s for source in sources for s in self._held_raw(self.index[source])]
 
@@ -357,7 +357,7 @@ class Effects:
         return first
 
     def arguments(self, node: Node, names: Iterable[str]) -> list[Any]:
-        """The arguments of these names that the node was given."""
+        """The arguments with these names, if the node has them."""
         bound = ops.bind(node)
         return [bound[name] for name in names if isinstance(bound.get(name), Node | list | tuple)]
 
@@ -405,7 +405,7 @@ class Effects:
         self.flights = [Flight(i, ends.get(f), reads, writes) for f, (i, reads, writes) in enumerate(pending)]
 
     def _follow_host_copies(self) -> None:
-        """Find the copies that return early, and let what the host waits at act outside: it keeps its place."""
+        """Find the asynchronous copies, and order the nodes at which the host waits like effects outside the graph."""
         found = [(i, transfer) for i in self._transfers if (transfer := transfer_of(self.nodes[i])) is not None]
         early = [i for i, transfer in found if transfer.wait in (Wait.LANDS, Wait.LEAVES)]
         if not early:
@@ -422,12 +422,12 @@ class Effects:
         self.special = sorted(profiles.items(), key=lambda item: item[0])
 
     def _order_host_copies(self, found: set[tuple[int, int, bool]]) -> Iterable[tuple[int, int, bool]]:
-        """Whoever touches a copy on its way keeps its place among all that may wait for the device."""
+        """Order the accesses to copies in flight against every node at which the host may wait for the device."""
         begins: dict[int, int] = {}
         for i, storages in self.landings.items():
             for storage in map(self.find, storages):
                 begins[storage] = min(begins.get(storage, i), i)
-        if begins:  # views stay with what they show
+        if begins:  # a view is ordered with its base
             found = found | {(i, storage, False) for i in range(len(self.nodes)) for storage in self.held(i)}
         writes: dict[int, list[int]] = {}
         for i, storage, is_write in found:
@@ -449,7 +449,7 @@ class Effects:
         for i, storages in self.landings.items():
             surely.setdefault(i, set()).update(storages)
             k = bisect_right(self.syncs, i)
-            if k < len(self.syncs):  # until then the copy writes
+            if k < len(self.syncs):  # the copy writes until that sync
                 surely.setdefault(self.syncs[k], set()).update(storages)
         self._doubt({*(s for storages in surely.values() for s in storages), *(s for _, s in self._arrivals)})
         find = self.find
@@ -482,7 +482,7 @@ class Effects:
         return {*given, *(s for held in self._held_by(touched(node)) for s in held)}
 
     def _doubt(self, written: set[int]) -> None:
-        """Join what may be one memory, if any of it is written: what is unknown, and all that it may be."""
+        """Join unknown memory with all memory that it may overlap, if any of it is written."""
         if all(memory.is_known for memory in self._memories.values()):
             return
         for place in sorted({place for memory in self._memories.values() for place in memory.devices}) or [""]:
@@ -493,14 +493,14 @@ class Effects:
             self._join_in_doubt(held)
 
     def _join_in_doubt(self, held: Iterable[int]) -> None:
-        """Let storages, as `root` has them, be one for the order of accesses."""
+        """Join storages (by `root`) for the ordering of accesses only."""
         joined = set(map(self.find, held))
         first = min(joined)
         again = [storage for storage, above in self._doubts.items() if above in joined]
         self._doubts.update((storage, first) for storage in (*held, *joined, *again) if storage != first)
 
     def _is_exposed(self, launch: int) -> bool:
-        """Whether anything but waits sees the result: its reads are then ordered by effects, not by data alone."""
+        """Whether a node other than a wait takes the result. Its reads then need effect edges besides data edges."""
         return any(
             not ops.is_wait(user.target)
             for k in self._succs[launch]
@@ -533,7 +533,7 @@ class Effects:
                 yield i, COMMUNICATION, self.is_barrier(i, p)
 
     def is_barrier(self, i: int, p: Profile) -> bool:
-        """Whether no communication may be reordered across the node."""
+        """Whether the node is a barrier for all communication."""
         if p.wait:
             kinds = [ops.kind_of(self.nodes[self.flights[f].launch].target) for f in self._waits.get(i, [])]
         else:

@@ -1,7 +1,7 @@
 """Process groups by names that every rank agrees on.
 
-Run-time names differ by rank ('1' here, '2' there), so listings, plans and digests use canonical names: the axis of the
-mesh where it is known, else g0, g1, ... A `GroupTable` maps between the two for one graph module.
+Run-time names may differ between ranks, so listings, plans and digests use canonical names: the axis of the mesh if it
+is known, otherwise g0, g1, ... A `GroupTable` maps between the two for one graph module.
 
 Contract: two groups are the same exactly if they have the same ranks and the same `identity`. Names are given in the
 order of ranks and identity, never in the order in which a graph uses groups: that order may differ between ranks.
@@ -27,9 +27,9 @@ from weft.graph import ops
 from weft.graph.ops import attribute
 
 TABLE_KEY = "weft.groups"
-"""Where a graph module carries its table, in `GraphModule.meta`."""
+"""The key of the table in `GraphModule.meta`."""
 MADE_UP = re.compile(r"g\d+")
-"""Canonical names that say nothing of a group."""
+"""Canonical names that carry no information about a group."""
 GroupKey = tuple[int, int, tuple[tuple[int, ...], ...] | None, str]
 """Size, stride, ranks and identity."""
 
@@ -43,30 +43,30 @@ class Group:
     stride: int = 1
     """Distance between neighbouring ranks of a group, in global ranks."""
     ranks: tuple[tuple[int, ...], ...] | None = None
-    """All ranks partitioned; None where size and stride say it all."""
+    """The partition of all ranks; None if size and stride determine it."""
     id: str | None = None
-    """Tells it from other groups of the same ranks. None: the name does, unless it is one of g0, g1, ..."""
+    """Distinguishes groups of the same ranks. If None, the name does, unless it is one of g0, g1, ..."""
 
     @property
     def identity(self) -> str:
-        """Tells it from other groups of the same ranks, alike on all of them: the mesh axis, the how-manieth it is."""
+        """Distinguishes groups of the same ranks, identically on all ranks: by mesh axis and creation index."""
         if self.id is not None:
             return self.id
         return "" if MADE_UP.fullmatch(self.name) else self.name
 
     def called(self, name: str, identity: str) -> Group:
-        """This group under a name, with what tells it from others of its ranks."""
+        """This group under another name, with the same identity."""
         plain = replace(self, name=name, id=None)
         return plain if plain.identity == identity else replace(plain, id=identity)
 
     @property
     def key(self) -> GroupKey:
-        """Equal exactly for the same group, whatever it is called."""
+        """Equal exactly for the same group, whatever its name."""
         return self.size, self.stride, self.ranks, self.identity
 
     @property
     def span(self) -> int:
-        """How many ranks one tile of the groups covers."""
+        """The number of consecutive ranks that one tile of the groups covers."""
         return sum(map(len, self.ranks)) if self.ranks is not None else max(self.size * self.stride, 1)
 
     def partition(self, num_ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -95,17 +95,16 @@ class GroupTable:
 
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
     runtime: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Canonical name to run-time name; a group that is missing here is called by its canonical name."""
+    """Run-time names by canonical name. For a group that is missing here both are the same."""
     unplaced: frozenset[str] = frozenset()
-    """Groups of which only the run-time name and perhaps the size is known. Which ranks they have, other ranks tell:
-    those that use the same name."""
+    """Groups known only by run-time name and perhaps size. Their ranks are those whose graphs use the same name."""
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self.groups.values())
 
     @property
     def alike(self) -> tuple[str, str] | None:
-        """Two groups that nothing but their made-up names tells apart, or None."""
+        """Two groups that differ only in their generated names, or None."""
         seen: dict[GroupKey, str] = {}
         for group in self:
             if seen.setdefault(group.key, group.name) != group.name:
@@ -129,7 +128,7 @@ class GroupTable:
 
 @functools.cache
 def are_axes_of_one_mesh(first: Group, second: Group) -> bool:
-    """Whether two groups are different axes of one mesh, for all ranks of their world.
+    """Whether two groups are different axes of one mesh.
 
     Ranks of one group of the first then hold the same place in their groups of the second, and a rank reaches the same
     ranks over both axes whichever comes first.
@@ -162,11 +161,12 @@ def runtime_name(argument: Any) -> str:
         return runtime_name(value)
     name = getattr(argument, "group_name", None)
     if name is None:
-        real = getattr(argument, "real_obj", None)  # an opaque process group travels wrapped while it is traced
+        real = getattr(argument, "real_obj", None)  # tracing wraps an opaque process group
         name = getattr(real, "group_name", None)
     if isinstance(name, str):
         return name
-    raise GraphError(compose("groups", f"{type(argument).__name__} is no process group", do="pass a name or a group"))
+    what = f"{type(argument).__name__} is not a process group"
+    raise GraphError(compose("groups", what, do="pass a name or a group"))
 
 
 def group_argument(node: Node) -> Any:
@@ -176,7 +176,7 @@ def group_argument(node: Node) -> Any:
 
 
 def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> GroupTable:
-    """The table of a module: the one it carries, else one from live groups and launches; then what is `given`."""
+    """The table of a module: its own, or one built from live groups and launches; groups in `given` take precedence."""
     carried = module.meta.get(TABLE_KEY)
     table: GroupTable = carried if carried is not None else _from_launches(with_nested(module))
     if not given:
@@ -194,7 +194,7 @@ def read_groups(module: GraphModule, given: Mapping[str, int | Sequence[Sequence
 
 
 def with_nested(module: GraphModule) -> Iterator[Node]:
-    """The nodes of a module; those of a nested graph come where it is named."""
+    """The nodes of a module, with those of each nested graph at the node that names it."""
     for node in module.graph.nodes:
         yield node
         nested = attribute(module, str(node.target)) if node.op == "get_attr" else None
@@ -215,9 +215,9 @@ def _from_launches(nodes: Iterable[Node]) -> GroupTable:
 
 
 def table_of(found: Mapping[str, Group], unplaced: Iterable[str] = ()) -> GroupTable:
-    """The table of groups by run-time name. A group keeps its name where it has one that no group before it has.
+    """The table of groups by run-time name. A group keeps its name unless an earlier group has the same one.
 
-    Groups that nothing else tells apart are told apart by their run-time names.
+    Groups that are otherwise indistinguishable are distinguished by their run-time names.
     """
     ordered = sorted(found.items(), key=lambda item: (*_order_of(item[1]), *_natural(item[0])))
     alike = Counter(group.key for group in found.values())
@@ -234,17 +234,17 @@ def table_of(found: Mapping[str, Group], unplaced: Iterable[str] = ()) -> GroupT
 
 
 def _order_of(group: Group) -> tuple[Any, ...]:
-    """Large groups first, of one size the outer axis of a mesh; then by ranks and identity."""
+    """Sort key: large groups first, then outer mesh axes, then ranks and identity."""
     return -group.size, -group.stride, group.ranks or (), group.identity
 
 
 def _natural(key: str) -> tuple[Any, ...]:
-    """Run-time names in the order in which torch counts them."""
+    """Sort key for run-time names: the order in which torch numbers them."""
     return (0, int(key), "") if key.isdecimal() and key.isascii() else (1, 0, key)
 
 
 def _describe(key: str, launches: Sequence[Node]) -> Group:
-    """A group by what is known of it; without a name where no axis gives it one."""
+    """A group from what is known about it; unnamed unless a mesh axis names it."""
     live = resolve_group(key)
     if live is None:
         sizes = (ops.bind(node).get("group_size") for node in launches)
@@ -252,7 +252,7 @@ def _describe(key: str, launches: Sequence[Node]) -> Group:
         return Group(key, size) if key.isidentifier() else Group("", size)
     ranks = tuple(group_ranks(live))
     axis = _axis_of(live)
-    # Every rank of a group creates the groups of these ranks in the same order.
+    # All ranks create the groups of the same ranks in the same order, so the index agrees.
     before = itertools.takewhile(lambda other: other.group_name != key, live_groups())
     number = sum(
         _axis_of(other) == axis and other.size() == len(ranks) and tuple(group_ranks(other)) == ranks
@@ -268,6 +268,6 @@ def _describe(key: str, launches: Sequence[Node]) -> Group:
 
 
 def _axis_of(group: dist.ProcessGroup) -> str:
-    """The mesh axis of a live group; empty where it is of none."""
+    """The mesh axis of a live group; empty if it has none."""
     axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
     return axis if axis.isidentifier() else ""

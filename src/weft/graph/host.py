@@ -1,10 +1,10 @@
-"""Copies between a device and the host, and what makes it safe to touch them.
+"""Copies between a device and the host, and the synchronisation that makes their results safe to access.
 
-A copy with `non_blocking` returns before it is done. A program reads the result on the host after something has waited
-for the device: a blocking copy, `.item()`, an event. Nothing in the data of the graph says so, only the order.
+A copy with `non_blocking` returns before it is complete. A program reads the result on the host after something has
+waited for the device: a blocking copy, `.item()`, an event. No data edge expresses this; only the order does.
 
-Contract: told by schema, and by the devices in the metadata. Where the devices are not known, a copy that may return
-early is taken to do so, and a copy that may block is not counted on.
+Contract: decided by schema and by the devices in the metadata. If the devices are unknown, a copy that may be
+asynchronous counts as asynchronous, and a copy that may block does not count as a synchronisation.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from weft.compat import OpOverload
 from weft.graph import ops, understated
 
 EARLY = "non_blocking"
-"""The argument by which a copy returns before it is done."""
+"""The argument that makes a copy asynchronous."""
 DESTINATIONS = ("dst", "self")
-"""The argument that holds what a copy between two arguments writes; the other one is the source."""
+"""The argument that a two-argument copy writes; the other one is the source."""
 
 
 class Wait(Enum):
-    """What a node does about the order of host and device."""
+    """The effect of a node on the order of host and device."""
 
-    LANDS = "a copy to the host that may be on its way after the node"
-    LEAVES = "a copy from the host that may be on its way after the node"
-    SYNCS = "the host waits for all that the device was given before"
+    LANDS = "a copy to the host that may still be in flight after the node"
+    LEAVES = "a copy from the host that may still be in flight after the node"
+    SYNCS = "the host waits for all earlier work of the device"
     MAY_SYNC = "the host may wait for the device"
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A node that copies between host and device, or lets the host wait."""
+    """A node that copies between host and device, or makes the host wait."""
 
     wait: Wait
     sources: tuple[Node, ...] = ()
     destinations: tuple[Node, ...] = ()
-    """The nodes that hold what is written: arguments, or the copy itself."""
+    """The nodes whose storage is written: arguments, or the copy itself."""
 
 
 @functools.cache
 def may_transfer(target: Any) -> bool:
-    """Whether calls of an operator may copy between host and device, or let the host wait for the device."""
+    """Whether calls of an operator may copy between host and device, or make the host wait for the device."""
     if not isinstance(target, OpOverload):
         return False
     by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -63,7 +63,7 @@ def _reads_on_host(op: OpOverload) -> bool:
 
 
 def transfer_of(node: Node) -> Transfer | None:
-    """What a node does about the order of host and device; None if nothing."""
+    """The transfer or synchronisation of a node; None if it has none."""
     target: Any = node.target
     bound = ops.bind(node)
     if EARLY not in bound:
@@ -93,7 +93,7 @@ def _ends(node: Node, bound: dict[str, Any]) -> tuple[tuple[Node, ...], tuple[No
 
 
 def _device(node: Node) -> str | None:
-    """Where the tensors of a node are; None where that is not known, or they are in several places."""
+    """The device of a node's tensors; None if it is unknown or they are on several devices."""
     value = ops.value_of(node)
     found = {t.device.type for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, Tensor)}
     return found.pop() if len(found) == 1 else None

@@ -1,65 +1,90 @@
-"""Which values are equal by construction.
+"""Reads and writes of memory, by storage and by node.
 
-Contract: equal keys mean equal values on every rank; unequal keys mean nothing. Values are followed through
-collectives and the cheap operators around them, and a tensor that is written to counts as another value from then on.
+Contract: the tables list every access to a storage that some node writes. Storages that nothing writes are left out,
+since accesses to them can never conflict. Lists of positions ascend in the order of the graph.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Hashable
-from typing import Any
+import functools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 
-from torch.fx import Node
-from torch.fx.node import map_aggregate
-
-from weft.graph import ops
-from weft.graph.collective import Collective
-from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap
+from weft.graph.profiles import Profile
 
 
-class ValueNumbers:
-    """Numbers for the values of one Dag."""
+class MemoryAccesses:
+    """The accesses of one sequence of nodes. Each table is built when it is first used."""
 
-    def __init__(self, dag: Dag) -> None:
-        self.dag = dag
-        self.writes: dict[int, list[int]] = {}
-        for i, storage, is_write in dag.effects.accesses:
+    def __init__(self, accesses: Sequence[tuple[int, int, bool]], special: Sequence[tuple[int, Profile]]) -> None:
+        """Takes `accesses` and `special` from `Effects`."""
+        self._accesses, self._special = accesses, special
+
+    @functools.cached_property
+    def by_node(self) -> dict[int, list[tuple[int, bool]]]:
+        """The accesses (storage, is_write) of each node, to pseudo-storages as well."""
+        found: dict[int, list[tuple[int, bool]]] = {}
+        for i, storage, is_write in self._accesses:
+            found.setdefault(i, []).append((storage, is_write))
+        return found
+
+    @functools.cached_property
+    def by_storage(self) -> dict[int, list[tuple[int, bool]]]:
+        """The accesses (position, is_write) to the storages of tensors."""
+        found: dict[int, list[tuple[int, bool]]] = {}
+        for i, storage, is_write in self._accesses:
+            if storage >= 0:
+                found.setdefault(storage, []).append((i, is_write))
+        return found
+
+    @functools.cached_property
+    def writes(self) -> dict[int, list[int]]:
+        """The positions of the writes to each storage, to pseudo-storages as well."""
+        found: dict[int, list[int]] = {}
+        for i, storage, is_write in self._accesses:
             if is_write:
-                self.writes.setdefault(storage, []).append(i)
-        self.numbers: dict[Node, int] = {}
-        self.known: dict[Hashable, int] = {}
+                found.setdefault(storage, []).append(i)
+        return found
 
-    def of_launch(self, collective: Collective) -> Hashable:
-        """The key of a launch: what it does, to what, in which group."""
-        arguments = ops.bind(collective.launch) | {collective.form.group: collective.group}
-        return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
+    @functools.cached_property
+    def direct_writes(self) -> dict[int, list[int]]:
+        """The positions of the writes to the storages of tensors, without those that deliver a collective's result.
 
-    def of(self, node: Node) -> int:
-        """The number of a node's value."""
-        if node not in self.numbers:
-            self.numbers[node] = self.known.setdefault(self._key(node), len(self.known))
-        return self.numbers[node]
+        A functional launch writes a result that nobody has seen yet, and its wait completes that write. Neither
+        changes a value that anyone could have read before.
+        """
+        delivering = {i for i, p in self._special if p.wait or (p.launch and not p.writes)}
+        found: dict[int, list[int]] = {}
+        for i, storage, is_write in self._accesses:
+            if is_write and storage >= 0 and i not in delivering:
+                found.setdefault(storage, []).append(i)
+        return found
 
-    def _key(self, node: Node) -> Hashable:
-        if node.op != "call_function":
-            return node
-        if ops.is_wait(node.target) or is_cheap(node.target):
-            return node.target, self._freeze([node.args, list(node.kwargs.items())], node)
-        form = ops.launch_form(node.target)
-        if form is not None and form.written is None and form.kind not in ops.POINT_TO_POINT:
-            return self.of_launch(Collective(node))
-        return node
+    @functools.cached_property
+    def written(self) -> frozenset[int]:
+        """The storages that some node other than a launch or a wait writes."""
+        return frozenset(self.direct_writes)
 
-    def _freeze(self, arguments: Any, reader: Node) -> Hashable:
-        """Arguments as text, with a number for each node and for how often it was written to before it is read here."""
-        position = self.dag.index[reader]
+    def num_writes_before(self, storage: int, position: int) -> int:
+        """How many writes to a storage come before a position."""
+        return bisect_left(self.writes.get(storage, ()), position)
 
-        def leaf(value: Any) -> Any:
-            if not isinstance(value, Node):
-                return value
-            held = self.dag.effects.held(self.dag.index[value])
-            return self.of(value), [bisect_left(self.writes.get(storage, []), position) for storage in held]
+    def first_write(self, storage: int, begin: int, end: int | None = None) -> int | None:
+        """The position of the first write to a storage strictly between two positions."""
+        return _first_between(self.writes.get(storage, ()), begin, end)
 
-        return repr(map_aggregate(arguments, leaf))
+    def first_direct_write(self, storage: int, begin: int, end: int | None = None) -> int | None:
+        """The position of the first direct write to a storage strictly between two positions."""
+        return _first_between(self.direct_writes.get(storage, ()), begin, end)
+
+    def accesses_after(self, storage: int, begin: int, last: int) -> Iterator[int]:
+        """The positions of the accesses to a tensor's storage after `begin`, up to and including `last`."""
+        found = self.by_storage.get(storage, [])
+        start = bisect_right(found, (begin, True))
+        return (i for i, _ in takewhile(lambda access: access[0] <= last, islice(found, start, None)))
+
+
+def _first_between(positions: Sequence[int], begin: int, end: int | None) -> int | None:
+    k = bisect_right(positions, begin)
+    return positions[k] if k < len(positions) and (end is None or positions[k] < end) else None

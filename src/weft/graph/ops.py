@@ -1,8 +1,8 @@
-"""The vocabulary: which operators communicate, what each one is, and how its arguments are read.
+"""The vocabulary: which operators communicate, the kind of each, and how its arguments are read.
 
 Contract: arguments are found by schema, never by position or by spelling. A new kind of collective is one row of
-`ROWS`. Communication that has no row is still communication: `is_communication` is true and its kind is `BARRIER`,
-which nothing may be reordered across.
+`ROWS`. Communication without a row still counts as communication: `is_communication` is true and its kind is
+`BARRIER`, across which nothing may be reordered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.graph import understated
 
 
 class Kind(Enum):
-    """What a launch does. The value is the word used in listings, plans and reports."""
+    """The kind of a launch. The value is the word used in listings, plans and reports."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -44,7 +44,7 @@ class Kind(Enum):
 POINT_TO_POINT = frozenset({Kind.SEND, Kind.RECV, Kind.BATCH_P2P})
 REDUCTIONS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})
 
-# Operator, its name in listings, its kind. In-place, out and coalesced forms are told by their schemas.
+# Operator, its name in listings, its kind. Schemas distinguish in-place, out and coalesced forms.
 ROWS: tuple[tuple[str, str, Kind], ...] = (
     ("all_gather_into_tensor", "all_gather", Kind.ALL_GATHER),
     ("all_gather_into_tensor_out", "all_gather_out", Kind.ALL_GATHER),
@@ -85,7 +85,7 @@ class LaunchForm:
 
 @functools.cache
 def launch_form(target: Any) -> LaunchForm | None:
-    """The form of a launch whose kind is known; None for anything else."""
+    """The form of a launch of a known kind; None for any other target."""
     if not isinstance(target, OpOverload):
         return None
     namespace, _, name = target.name().partition("::")
@@ -98,7 +98,7 @@ def launch_form(target: Any) -> LaunchForm | None:
     tensors = next(a for a in arguments if "Tensor" in str(a.type))
     written = next((a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write), None)
     if kind in (Kind.RECV, Kind.BATCH_P2P):
-        written = tensors.name  # the schema does not say so, the operator fills its argument and returns it
+        written = tensors.name  # the schema does not declare it, but the operator fills its argument and returns it
     group = next(a.name for a in arguments if a.name in GROUP_ARGUMENTS)
     return LaunchForm(kind, tensors.name, group, str(tensors.type) == "List[Tensor]", written)
 
@@ -110,7 +110,7 @@ def is_wait(target: Any) -> bool:
 
 
 def is_wrapper(target: Any) -> bool:
-    """Whether the operator only wraps what a launch returns: it gives back its argument."""
+    """Whether the operator only wraps the result of a launch and returns its argument."""
     return isinstance(target, OpOverload) and target.name() == f"{FUNCTIONAL}::_wrap_tensor_autograd"
 
 
@@ -126,7 +126,7 @@ def is_communication(target: Any) -> bool:
 
 
 def kind_of(target: Any) -> Kind | None:
-    """The kind of a launch; `BARRIER` for communication without a row; None for what does not communicate."""
+    """The kind of a launch; `BARRIER` for communication without a row; None for other operators."""
     form = launch_form(target)
     if form is not None:
         return form.kind
@@ -198,7 +198,7 @@ _PYTHON_NAMES[operator.getitem] = "operator.getitem"
 
 @functools.cache
 def bare_op(name: str) -> OpOverload | None:
-    """What a bare aten name means: its `Tensor` overload, else its `default` one."""
+    """The overload that a bare aten name means: `Tensor` if there is one, otherwise `default`."""
     return find_op("aten", name, "Tensor") or find_op("aten", name, "default")
 
 

@@ -1,4 +1,4 @@
-"""Orders of nodes: which are legal, which put some side by side or elsewhere, and why there is none."""
+"""Orders of nodes: topological sorts, preferred positions, groups side by side, and errors for cycles."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from weft.graph.listings.writer import excerpt
 
 
 def check_order(dag: Dag, order: Sequence[Node], keep_issue_order: bool) -> None:
-    """Refuse what is no order of the nodes of a Dag, or does not keep what depends on what."""
+    """Refuse an order that does not hold every node of a Dag once, or that breaks a dependency."""
     nodes = dag.nodes
     place = {node: i for i, node in enumerate(order)}
     if len(place) != len(nodes) or len(order) != len(nodes) or any(node not in place for node in nodes):
-        what = f"the order has {len(order)} nodes, {len(place)} of them different; the graph has {len(nodes)}"
-        raise GraphError(compose("edit", what, do="order each node once"))
+        what = f"the order has {len(order)} nodes, {len(place)} of them distinct; the graph has {len(nodes)}"
+        raise GraphError(compose("edit", what, do="list each node once"))
     edges = [(j, i) for i, preds in enumerate(dag.preds) for j in preds]
     edges += dag.queue if keep_issue_order else []
     for earlier, later in edges:
         first, second = nodes[earlier], nodes[later]
         if place[first] > place[second]:
-            what = f"{second.name} is put before {first.name}, which it needs"
-            raise GraphError(compose("edit", what, where=excerpt(second), do="keep what depends on what in order"))
+            what = f"the order puts {second.name} before {first.name}, which it needs"
+            raise GraphError(compose("edit", what, where=excerpt(second), do="put each node after its inputs"))
 
 
 def displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[Node, Any]) -> set[Node]:
@@ -45,7 +45,7 @@ def displaced(order: list[Node], positions: Mapping[Node, int], moved: Mapping[N
 def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> list[Node]:
     """The nodes in the order that moves ask for: inputs first, the output last.
 
-    Anchors: by moved node the one that it is to stand beside, and whether after it.
+    `anchors` maps each moved node to the node next to which it goes, and to whether it goes after that node.
     """
     nodes = list(nodes)
     beside: dict[tuple[Node, bool], list[Node]] = {}
@@ -69,71 +69,79 @@ def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> 
     return first + [n for n in found if n.op not in ("placeholder", "output")] + last
 
 
-def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[Node]:
-    """The nodes of a Dag, each as near to its place in the order that is wanted as its dependencies allow."""
-    nodes = dag.nodes
-    place = {node: i for i, node in enumerate(wanted)}
-    waiting = [len(p) for p in dag.preds]
-    succs = dag.succs
-    if keep_issue_order:
-        succs = [list(s) for s in succs] if dag.queue else succs
-        for earlier, later in dag.queue:
-            succs[earlier].append(later)
-            waiting[later] += 1
-    rank = [place[node] for node in nodes]
-    by_rank = {r: i for i, r in enumerate(rank)}
-    heap = [rank[i] for i, count in enumerate(waiting) if count == 0]
-    heapq.heapify(heap)
-    order: list[Node] = []
+def topological(succs: Sequence[Iterable[int]], rank: Sequence[Any]) -> list[int]:
+    """A topological order of the nodes 0, 1, ...: of those that are free, always the one of the lowest rank.
+
+    Equal ranks go by number. Nodes that are in a cycle or need one are left out. `succs` may name an edge twice.
+    """
+    missing = [0] * len(succs)
+    for following in succs:
+        for j in following:
+            missing[j] += 1
+    by_rank = sorted(range(len(succs)), key=rank.__getitem__)
+    place = [0] * len(succs)
+    for position, i in enumerate(by_rank):
+        place[i] = position
+    heap = [position for position, i in enumerate(by_rank) if not missing[i]]  # ascending, so already a heap
+    order: list[int] = []
     while heap:
         i = by_rank[heapq.heappop(heap)]
-        order.append(nodes[i])
+        order.append(i)
         for j in succs[i]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                heapq.heappush(heap, rank[j])
-    if len(order) < len(nodes):
-        raise cycle([nodes[i] for i, count in enumerate(waiting) if count], dag)
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(heap, place[j])
     return order
 
 
+def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[Node]:
+    """The nodes of a Dag, each as near to its position in the wanted order as its dependencies allow."""
+    nodes = dag.nodes
+    place = {node: i for i, node in enumerate(wanted)}
+    succs = dag.succs
+    if keep_issue_order and dag.queue:
+        succs = [list(s) for s in succs]
+        for earlier, later in dag.queue:
+            succs[earlier].append(later)
+    order = topological(succs, [place[node] for node in nodes])
+    if len(order) < len(nodes):
+        raise _cycle([[node] for node in nodes], succs, order)
+    return [nodes[i] for i in order]
+
+
 def contracted(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:
-    """The nodes in an order that the Dag allows, each group in one place and everything else as it was if possible."""
-    leader = list(range(len(dag.nodes)))
+    """The nodes in an order that the Dag allows, with the nodes of each group adjacent and few other changes."""
+    last_of = list(range(len(dag.nodes)))
     members: dict[int, list[int]] = {}
     for group in groups:
         ids = sorted(dag.index[node] for node in group)
         members[ids[-1]] = ids
         for i in ids:
-            leader[i] = ids[-1]
-    waiting: dict[int, int] = dict.fromkeys(leader, 0)
-    for i, preds in enumerate(dag.preds):
-        waiting[leader[i]] += sum(leader[j] != leader[i] for j in preds)
-    heap = sorted(i for i, count in waiting.items() if count == 0)
-    order: list[Node] = []
-    while heap:
-        popped = heapq.heappop(heap)
-        for i in members.get(popped, [popped]):
-            order.append(dag.nodes[i])
-            for j in dag.succs[i]:
-                if leader[j] != popped:
-                    waiting[leader[j]] -= 1
-                    if waiting[leader[j]] == 0:
-                        heapq.heappush(heap, leader[j])
-    if len(order) < len(dag.nodes):
-        stuck = {node for i, node in enumerate(dag.nodes) if waiting[leader[i]]}
-        raise cycle([node for node in dag.nodes if node in stuck], dag)
-    return order
+            last_of[i] = ids[-1]
+    units = [members.get(i, [i]) for i, last in enumerate(last_of) if i == last]  # a group goes where its last node was
+    number = {unit[-1]: k for k, unit in enumerate(units)}
+    unit_of = [number[last] for last in last_of]
+    succs = [[unit_of[j] for i in unit for j in dag.succs[i] if unit_of[j] != k] for k, unit in enumerate(units)]
+    order = topological(succs, range(len(units)))
+    if len(order) < len(units):
+        raise _cycle([[dag.nodes[i] for i in unit] for unit in units], succs, order)
+    return [dag.nodes[i] for k in order for i in units[k]]
 
 
-def cycle(stuck: list[Node], dag: Dag) -> GraphError:
-    """The error for nodes that need one another: walk back from one of them until a node repeats."""
-    inside = {dag.index[node] for node in stuck}
-    path = [min(inside)]
-    while path.count(path[-1]) == 1:
-        back = [p for p in dag.preds[path[-1]] if p in inside]
-        back += [a for a, b in dag.queue if b == path[-1] and a in inside]
-        path.append(back[0])
-    names = [dag.nodes[i].name for i in reversed(path[path.index(path[-1]) :])]
+def _cycle(units: Sequence[Sequence[Node]], succs: Sequence[Iterable[int]], order: Iterable[int]) -> GraphError:
+    """The error for units that a topological order leaves out: walk back from one of them until a unit repeats."""
+    stuck = set(range(len(units))).difference(order)
+    preds: dict[int, int] = {}
+    for i in sorted(stuck):
+        for j in succs[i]:
+            preds.setdefault(j, i)
+    path = {min(stuck): None}
+    last = preds[min(stuck)]
+    while last not in path:
+        path[last] = None
+        last = preds[last]
+    found = list(path)
+    around = [last, *reversed(found[found.index(last) :])]
+    names = [" and ".join(node.name for node in units[i]) for i in around]
     what = f"no order is possible: {' before '.join(names)}"
-    return GraphError(compose("edit", what, where=excerpt(dag.nodes[path[-1]]), do="leave one of these edits out"))
+    return GraphError(compose("edit", what, where=excerpt(units[last][-1]), do="leave one of these edits out"))

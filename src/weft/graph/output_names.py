@@ -1,7 +1,7 @@
-"""The names that results of a graph have for the graph behind it.
+"""The names by which a backward graph knows the results of its forward graph.
 
-A backward graph takes what its forward graph saved under the names of nodes there. Where a rewrite lets another node
-stand for such a result, that node is known by the old name too.
+A backward graph names its inputs after the nodes that the forward graph saved. If a rewrite replaces such a node, the
+replacement keeps the old name as an alias.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 RESULTS_KEY = "weft.results"
-"""In `Node.meta`: the names of results that the node stands for."""
+"""In `Node.meta`: the names of the results that the node replaces."""
 
 
 def note_results(before: Any, after: Any) -> None:
-    """Note which node stands for which, by what a graph returned and what it returns now."""
+    """Record which node replaces which, by comparing the results of a graph before and after."""
     sides: tuple[list[Node], list[Node]] = [], []
     for found, returned in zip(sides, (before, after), strict=True):
         map_arg(returned, found.append)
-    if len(sides[0]) != len(sides[1]):  # the graph returns something else now
+    if len(sides[0]) != len(sides[1]):  # the graph now returns a different structure
         return
     for old, new in zip(*sides, strict=True):
         if old is not new:
@@ -28,5 +28,5 @@ def note_results(before: Any, after: Any) -> None:
 
 
 def result_names(node: Node) -> tuple[str, ...]:
-    """The name of a node, and those of the results that it stands for."""
+    """The name of a node, and the names of the results that it replaces."""
     return (node.name, *node.meta.get(RESULTS_KEY, ()))

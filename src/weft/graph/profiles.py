@@ -1,7 +1,7 @@
-"""What an operator does, by its schema: which arguments it writes, what its results share, what it touches outside.
+"""Profiles of operators: which arguments they write, whose memory their results share, their effects outside the graph.
 
-Contract: decided by schema and tags, never by the name of a node. What is not known is opaque: it counts as reading and
-writing all it is given, drawing random numbers, and communicating.
+Contract: decided by schema and tags, never by the name of a node. An unknown operator is opaque: it counts as reading
+and writing all its arguments, drawing random numbers, and communicating.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from weft.graph.ops import attribute
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What an operator does to storages and to the world, by its schema."""
+    """The effects of an operator on storages and outside the graph, by its schema."""
 
     plain: bool = False
-    """New results, reads its inputs, nothing else: the case of most nodes, decided without a look at the node."""
+    """Only reads its inputs and returns new results. This covers most nodes, without a look at the node."""
     several: bool = False
     """Returns several tensors."""
     aliases: tuple[str, ...] = ()
     """Arguments whose storage the results share."""
     views_first: bool = False
-    """Shares the storage of its first argument and of no other: the case of most views."""
+    """Shares the storage of its first argument only, as most views do."""
     may_copy: bool = False
-    """Shares the storage only where it can (reshape, contiguous); metadata tells."""
+    """Shares the storage only where possible (reshape, contiguous); metadata decides."""
     may_share: tuple[str, ...] = ()
-    """Arguments whose storage the results share in some calls; metadata tells, where there is any."""
+    """Arguments whose storage the results share in some calls; metadata decides if there is any."""
     writes: tuple[str, ...] = ()
     random: bool = False
     ordered: bool = False
-    """Touches the world outside the graph: assertions, prints, profiler marks."""
+    """Has effects outside the graph: assertions, prints, profiler marks."""
     launch: bool = False
     wait: bool = False
     opaque: bool = False
-    """Nothing is known: reads and writes its arguments, draws, orders, communicates."""
+    """Unknown: reads and writes its arguments, draws, orders, communicates."""
     host: bool = False
-    """May copy between a device and the host, or let the host wait for the device; see `weft.graph.host`."""
+    """May copy between a device and the host, or make the host wait for the device; see `weft.graph.host`."""
     joins: tuple[Node, ...] = ()
     """Inputs of a call with nested graphs whose memory its results may share."""
 
     @property
     def is_view(self) -> bool:
-        """Renames data and never touches it."""
+        """Renames data without reading or writing it."""
         return bool(self.aliases) and not (self.writes or self.may_copy or self.launch or self.opaque)
 
 
@@ -71,7 +71,7 @@ PLAIN = Profile(plain=True)
 OPAQUE = Profile(opaque=True)
 VIEW = Profile(aliases=("input",))
 FUNCTIONAL_WRAPPERS = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"})
-# Calls with nested graphs, by what they return. Any other is opaque.
+# Calls with nested graphs, by the origin of their results. All others are opaque.
 CALLS_OF_GRAPHS = frozenset(
     {
         "cond",
@@ -91,16 +91,16 @@ CALLS_OF_GRAPHS = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )
-"""They return the results of one of their graphs, which takes the arguments that follow it."""
+"""They return the results of one of their graphs, which receives the arguments after it."""
 LOOPS = frozenset({"associative_scan", "scan", "while_loop"})
-"""They return the results of their last round, or their inputs if there is none."""
+"""They return the results of their last iteration, or their inputs if they make none."""
 NEW_RESULTS = frozenset({"flex_attention", "flex_attention_backward", "map_impl", "while_loop_stack_output"})
 """Their results are new, whatever their graphs return."""
 
 
 @functools.cache
 def profile(target: Any) -> Profile:
-    """The profile of what a `call_function` node calls; nested graphs are judged by `profile_of`."""
+    """The profile of the target of a `call_function` node; `profile_of` also looks into nested graphs."""
     if target is getitem:
         return VIEW
     if not isinstance(target, OpOverload):
@@ -139,7 +139,7 @@ def profile(target: Any) -> Profile:
 
 
 def is_believed(op: OpOverload) -> bool:
-    """Whether the schema of an operator, with the exceptions that are known, says all that the operator does."""
+    """Whether the schema of an operator, together with the known exceptions, describes all its effects."""
     name, namespace = op.name().partition(".")[0], op.namespace
     if name in understated.BELIEVED_OPERATORS:
         return True
@@ -156,7 +156,7 @@ def _declared_writes(schema: Any) -> tuple[str, ...]:
 
 
 def _shared_arguments(schema: Any) -> tuple[str, ...]:
-    """The arguments that results alias. A list of aliases names no set: it may alias whatever is marked."""
+    """The arguments that results alias. A list of aliases has no alias set, so it may alias any marked argument."""
     marks: set[str] = set()
     unnamed = False
     for result in schema.returns:
@@ -173,15 +173,23 @@ COPIES = frozenset(
 )
 
 
+def is_pointwise(target: Any) -> bool:
+    """Whether torch tags the operator as pointwise: each element of its result comes from the elements at its place.
+
+    Operators that write in place are tagged as well.
+    """
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
 @functools.cache
 def is_cheap(target: Any) -> bool:
-    """Whether the operator only moves, casts or scales data: what may travel with a launch as its prologue."""
+    """Whether the operator only moves, casts or scales data, so that it may move with a launch as its prologue."""
     if target is getitem:
         return True
     if not isinstance(target, OpOverload):
         return False
     found = profile(target)
-    cheap = torch.Tag.pointwise in target.tags or target.name() in COPIES or bool(found.aliases)
+    cheap = is_pointwise(target) or target.name() in COPIES or bool(found.aliases)
     return cheap and not (found.writes or found.random or found.launch or found.wait)
 
 
@@ -195,7 +203,7 @@ def profile_of(node: Node) -> Profile:
     name = node.target.name()
     if not _has_only_graphs(node):
         return OPAQUE
-    bodies = [_Body(module.graph) for module in nested_graphs(node)]
+    bodies = [_Body(module.graph) for module in graph_arguments(node)]
     random = any(body.random for body in bodies)
     if name in FUNCTIONAL_WRAPPERS:
         random |= any(profile(op).random for op in node.args if isinstance(op, OpOverload))
@@ -212,14 +220,14 @@ def profile_of(node: Node) -> Profile:
 
 
 def _has_only_graphs(node: Node) -> bool:
-    """Whether all code that a call is given can be read: operators and nested graphs."""
+    """Whether a call takes only operators and nested graphs as code, which can be analysed."""
     owner = node.graph.owning_module
     given = [attribute(owner, str(source.target)) for source in input_nodes(node) if source.op == "get_attr"]
     return all(isinstance(value, GraphModule | Tensor) for value in given)
 
 
 def _does_more_than_copy(node: Node, bodies: Sequence[_Body]) -> bool:
-    """Whether a functional wrapper may do more than to let its operator or graph write copies and return them."""
+    """Whether a functional wrapper may do more than let its operator or graph write copies and return them."""
     wrapped = [profile(op) for op in node.args if isinstance(op, OpOverload)]
     writes_originals = any(value is not None for key, value in node.kwargs.items() if key.startswith("_only_clone_"))
     acts = any(p.launch or p.opaque or p.ordered or p.aliases for p in wrapped) or any(body.acts for body in bodies)
@@ -231,17 +239,17 @@ Root = Node | tuple[Node, str]
 
 
 class _Body:
-    """A nested graph: what it does, and what its results may be parts of."""
+    """A nested graph: its effects, and the memory that its results may share."""
 
     def __init__(self, graph: Graph) -> None:
         self.inputs: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
         self._outside = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
         self.acts = False
-        """Whether it communicates, orders, or does what is not known."""
+        """Whether it communicates, has ordered effects, or contains an unknown call."""
         self.random = False
         self.writes: set[Root] = set()
         self.results: list[frozenset[Root]] = []
-        """Of each tensor that it returns, the inputs, constants and new tensors that it may share memory with."""
+        """For each returned tensor, the inputs, constants and new tensors that may share its memory."""
         roots: dict[Node, frozenset[Root]] = {}
         profiles: dict[Node, Profile] = {}
         for node in graph.nodes:
@@ -295,7 +303,7 @@ def _joined(node: Node, name: str, bodies: Sequence[_Body]) -> tuple[Node, ...]:
     if runs_for_sure and all(root in by_input for root in given):
         return tuple(dict.fromkeys(by_input[root] for root in given if isinstance(by_input[root], Node)))
     numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-    shares_constants = any(map(_is_constant, given))  # which the attribute holds that is the nested graph
+    shares_constants = any(map(_is_constant, given))  # constants are inside the nested graph that the attribute holds
     return tuple(
         n
         for n in input_nodes(node)
@@ -304,7 +312,7 @@ def _joined(node: Node, name: str, bodies: Sequence[_Body]) -> tuple[Node, ...]:
 
 
 def _operands(node: Node, name: str) -> list[Any]:
-    """What the nested graphs of a call take, in order; empty where that is not known."""
+    """The operands of a call's nested graphs, in order; empty if they are unknown."""
     if name not in CALLS_OF_GRAPHS or node.kwargs:
         return []
     last = max((k for k, part in enumerate(node.args) if isinstance(part, Node) and _is_graph(part)), default=-1)
@@ -331,7 +339,7 @@ def _is_graph(node: Node) -> bool:
     return node.op == "get_attr" and isinstance(attribute(owner, str(node.target)), GraphModule)
 
 
-def nested_graphs(node: Node) -> list[GraphModule]:
+def graph_arguments(node: Node) -> list[GraphModule]:
     """The graph modules that a call takes as arguments."""
     owner = node.graph.owning_module
     found: list[GraphModule] = []
@@ -344,7 +352,7 @@ def nested_graphs(node: Node) -> list[GraphModule]:
 
 
 def touched(node: Node) -> Collection[Node]:
-    """The nodes whose data a call may touch: its inputs, without those that it only has to come after."""
+    """The nodes whose data a call may access: its inputs, without pure ordering dependencies."""
     if not _is_call_of(node, CONTROL_DEPS):
         return input_nodes(node)
     found: dict[Node, None] = {}
@@ -353,8 +361,8 @@ def touched(node: Node) -> Collection[Node]:
 
 
 def waited_inside(node: Node) -> list[Node]:
-    """The operands that a call waits for in the nested graph that it runs, whatever else it does there."""
-    nested = nested_graphs(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
+    """The operands that a call waits for inside the nested graph that it runs."""
+    nested = graph_arguments(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
     if len(nested) != 1:
         return []
     parameters = [inner for inner in nested[0].graph.nodes if inner.op == "placeholder"]
@@ -384,7 +392,7 @@ def is_alias(node: Node) -> bool:
 
 
 def shares_storage(node: Node) -> bool:
-    """Whether metadata says that the node's storage is one of its inputs'; taken as true where there is none."""
+    """Whether the node has the storage of one of its inputs according to metadata; true if there is none."""
     mine = ops.value_of(node)
     keys = [storage_key(v) for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     return not isinstance(mine, Tensor) or storage_key(mine) in keys

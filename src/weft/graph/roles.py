@@ -1,9 +1,9 @@
-"""What a collective carries: parameters, gradients or activations.
+"""Roles of collectives: each carries parameters, gradients or activations.
 
-Contract: told by what it gathers and where its result goes, never by names. A collective that reduces nothing carries a
-parameter if it sends one graph input, at most cast, scaled or reshaped. It carries a gradient if no matrix product,
-convolution, attention or embedding is behind its result: what is left is scaling, clipping, accumulation, the optimizer
-and other collectives.
+Contract: decided by the input of a collective and the uses of its result, never by names. A collective without a
+reduction carries a parameter if it sends one graph input, at most cast, scaled or reshaped. A collective carries a
+gradient if its result reaches no matrix product, convolution, attention or embedding: gradients only go through
+scaling, clipping, accumulation, the optimizer and other collectives.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRODUCT_PREFIXES = ("_scaled_dot_product", "scaled_dot_product", "_flash_attenti
 
 
 class Role(StrEnum):
-    """What a collective carries."""
+    """The kind of tensor that a collective carries."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -58,7 +58,7 @@ class Role(StrEnum):
 
 @functools.cache
 def is_product(target: Any) -> bool:
-    """Whether the operator multiplies matrices or does what a layer does besides: what a gradient never goes to."""
+    """Whether the operator is the main computation of a layer, such as a matrix product, which no gradient feeds."""
     if not isinstance(target, OpOverload):
         return False
     name = target.name().partition("::")[2].partition(".")[0]
@@ -72,20 +72,20 @@ class Roles:
         self.dag = dag
 
     def of(self, collective: Collective) -> Role:
-        """What the collective carries."""
+        """The role of a collective."""
         if collective.kind not in ops.REDUCTIONS and all(_not_cheap(source) is None for source in collective.inputs):
             return Role.PARAMETERS
-        return Role.GRADIENTS if self._product_behind[self.dag.index[collective.launch]] is None else Role.ACTIVATIONS
+        return Role.GRADIENTS if self._product_after[self.dag.index[collective.launch]] is None else Role.ACTIVATIONS
 
     def told_by(self, collective: Collective) -> Node | None:
-        """The node that decides: what makes it no parameter, or the product behind what is no gradient."""
+        """The node that decided: the one that rules out a parameter, or the product that rules out a gradient."""
         if collective.kind not in ops.REDUCTIONS:
             return next((node for node in map(_not_cheap, collective.inputs) if node is not None), None)
-        return self._product_behind[self.dag.index[collective.launch]]
+        return self._product_after[self.dag.index[collective.launch]]
 
     @functools.cached_property
-    def _product_behind(self) -> list[Node | None]:
-        """For each node the first product, or opaque call, behind it."""
+    def _product_after(self) -> list[Node | None]:
+        """For each node, the first product or opaque call among its transitive users."""
         dag = self.dag
         found: list[Node | None] = [None] * len(dag.nodes)
         for i in range(len(dag.nodes) - 1, -1, -1):
@@ -98,7 +98,7 @@ class Roles:
 
 
 def _not_cheap(node: Node) -> Node | None:
-    """The first node on the way back that is no cheap operator of one tensor; None if a graph input is reached."""
+    """The first node on the way back that is not a cheap operator of one tensor; None if a graph input is reached."""
     while node.op == "call_function":
         sources = node.all_input_nodes
         if len(sources) != 1 or not is_cheap(node.target) or ops.is_wait(node.target):

@@ -1,18 +1,18 @@
-"""Operators whose schemas say less than the operators do, and which schemas are believed at all.
+"""Operators with effects that their schemas do not declare, and the list of schemas that Weft trusts.
 
-Contract: the one list of exceptions. `tests/conformance` runs the operators of torch and compares what happens with
-what Weft believes; an entry that is missing here fails there.
+Contract: this is the only list of exceptions. `tests/conformance` runs torch's operators and compares the observed
+effects with the profiles; a missing entry fails there.
 
-A schema is believed for operators that torch ships and that were checked so, and for custom operators with torch's tag
-`pt2_compliant_tag`: `torch.library.custom_op` sets it, and authors in C++ set it to promise that the schema is true.
-Any other operator is a barrier that may write what it takes.
+Weft trusts the schemas of operators that torch ships and the conformance tests cover, and of custom operators with
+torch's tag `pt2_compliant_tag`: `torch.library.custom_op` sets it, and C++ authors set it to promise a correct schema.
+Any other operator is a barrier that may write its arguments.
 """
 
 from __future__ import annotations
 
 from weft.compat import FUNCTIONAL
 
-# By the name without overload: arguments that are written although the schema does not say so.
+# By the name without overload: arguments that are written although the schema does not declare it.
 WRITES: dict[str, tuple[str, ...]] = {
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
     "aten::_copy_from": ("dst",),
@@ -26,12 +26,12 @@ WRITES: dict[str, tuple[str, ...]] = {
     "aten::instance_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
     "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::set_": ("source",),  # a view that is too large makes the storage grow
+    "aten::set_": ("source",),  # a view beyond the end of the storage resizes it
     "fsdp::all_gather_copy_in": ("all_gather_output",),
     "inductor::resize_storage_bytes_": ("variable",),
 }
 
-# By the name without overload: arguments whose memory the results may share although the schema does not say so.
+# By the name without overload: arguments whose memory the results may share although the schema does not declare it.
 SHARES: dict[str, tuple[str, ...]] = {
     f"{FUNCTIONAL}::_wrap_tensor_autograd": ("input",),
     f"{FUNCTIONAL}::wait_tensor": ("tensor",),
@@ -49,8 +49,8 @@ SHARES: dict[str, tuple[str, ...]] = {
     "inductor::resize_storage_bytes_": ("variable",),
 }
 
-# By the name without overload: arguments whose memory the results share in some calls and not in others. Metadata tells
-# which, where a call has any.
+# By the name without overload: arguments whose memory the results share in some calls and not in others. Metadata
+# decides if a call has any.
 MAY_SHARE: dict[str, tuple[str, ...]] = {
     "aten::_cast_Byte": ("self",),
     "aten::_cast_Char": ("self",),
@@ -99,7 +99,7 @@ MAY_SHARE: dict[str, tuple[str, ...]] = {
     "prims::device_put": ("a",),
 }
 
-# Operators whose results lie in one new memory.
+# Operators whose results share one new storage.
 ONE_MEMORY = frozenset({"aten::nonzero_numpy"})
 
 # Operators that draw from a generator without torch's tag for it.
@@ -110,7 +110,7 @@ READS_ON_HOST = frozenset(
     {"aten::_choose_qparams_per_tensor", "aten::fbgemm_linear_quantize_weight", "aten::is_nonzero", "prims::item"}
 )
 
-# Namespaces of torch whose schemas are believed but for the exceptions above.
+# Namespaces of torch whose schemas are trusted, apart from the exceptions above.
 BELIEVED = frozenset(
     {
         FUNCTIONAL,
@@ -150,8 +150,8 @@ BELIEVED_OPERATORS = frozenset(
 NEVER_BELIEVED = frozenset({"c10d", "c10d_functional", "debugprims", "streams", "symm_mem"})
 NEVER_BELIEVED_OPERATORS = frozenset({"inductor::accumulate_grad_"})
 
-# Operators that return nothing and declare no write, and still do nothing but check, print or mark. Any other such
-# operator must do something that its schema does not say.
+# Operators that return nothing and declare no write because they only check, print or mark. Any other such operator
+# must have an effect that its schema does not declare.
 MARKS = frozenset(
     {
         "aten::_assert_async",

@@ -1,8 +1,8 @@
-"""Pass, Context, Numerics: the one shape of all transformations.
+"""Pass and Numerics: the base class of all transformations, and how passes are found by name.
 
-Contract: a pass is a frozen dataclass whose fields are its options. `plan` is pure: it looks at the graph and returns
-data. `apply` is the only part that writes, through an Edit. The base class derives the name, the spec string and its
-parser from the class, registers it, and runs both halves in one transaction that checks every invariant.
+Contract: a pass is a frozen dataclass whose fields are its options. `plan` is pure: it reads the graph and returns
+data. `apply` is the only part that changes the graph, through an Edit. The base class derives the pass's name, spec
+string and parser from the class, registers it, and runs plan and apply in one transaction that checks every invariant.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import os
+import pkgutil
 import re
 import sys
 import textwrap
@@ -39,18 +41,18 @@ from weft.plan.plan import Arrange, Erase, Inside, Merge, Move, Replace, Rewrite
 from weft.rewriting.new_nodes import sources
 
 ENTRY_POINTS = "weft.passes"
-"""The entry-point group under which other packages offer passes: name = "module:Class"."""
+"""The entry-point group in which other packages declare passes: name = "module:Class"."""
 
 
 class Numerics(Enum):
-    """What a pass may do to values."""
+    """How a pass may change values."""
 
     EXACT = "exact"
-    """Bitwise the same."""
+    """Values are bitwise the same."""
     REASSOCIATES = "reassociates"
-    """Equal in real arithmetic; rounding may differ."""
+    """Values are equal in real arithmetic; rounding may differ."""
     CHANGES_DTYPE = "changes-dtype"
-    """Computes in another dtype."""
+    """Values are computed in another dtype."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,16 @@ class Pass(ABC):
 
     numerics: ClassVar[Numerics]
     reorders_launches: ClassVar[bool] = False
-    """Whether the pass may change the issue order of a group. It must then decide the same on every rank."""
+    """Whether the pass may change the issue order of a group. It must then make the same decisions on every rank."""
     keeps_memory_limit: ClassVar[bool] = False
-    """Whether what the pass returns needs no more than `Context.memory_limit_bytes`, or it refuses."""
+    """Whether the pass keeps the peak memory within `Context.memory_limit_bytes`, or refuses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "numerics"):  # a base of several passes
             return
         if cls.name() in NAMED:
-            what = f"a pass is called {cls.name()!r}, as a stage or preset is"
+            what = f"the name {cls.name()!r} of a pass is taken by a stage or preset"
             raise PipelineError(compose("passes", what, do="rename it"))
         known = _PASSES.get(cls.name())
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -82,7 +84,7 @@ class Pass(ABC):
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
     def __str__(self) -> str:
-        """The spec string: the name, and the options that are not at their defaults."""
+        """The spec string: the name, and the options that differ from their defaults."""
         options = [
             f"{f.name.replace('_', '-')}={_show(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
@@ -92,7 +94,7 @@ class Pass(ABC):
 
     @classmethod
     def options(cls) -> list[Option]:
-        """The options, each with the sentence under its field."""
+        """The options, each with the docstring of its field."""
         hints = typing.get_type_hints(cls)
         return [
             Option(f.name.replace("_", "-"), _type_name(hints[f.name]), f.default, _sentence_under(cls, f.name))
@@ -101,15 +103,15 @@ class Pass(ABC):
 
     @abstractmethod
     def plan(self, graph: Graph, context: Context) -> Step:
-        """Decide what to do to the graph. Looks, does not touch."""
+        """Decide what to do, without changing the graph."""
 
     def apply(self, edit: Edit, step: Step) -> None:
-        """Carry a step out. The actions of plans are carried out here; a pass that builds nodes adds its own."""
+        """Carry out the actions of a step. A pass with actions of its own overrides this."""
         nodes = NamedNodes(edit.graph.nodes)
         merges = [action for action in step.actions if isinstance(action, Merge)]
-        if any(action.together for action in merges):  # all of them: what moves for one may come between others
+        if any(action.together for action in merges):  # all at once: moving the members of one may separate others
             edit.bring_together([[nodes[name] for name in action.launches] for action in merges])
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         _carry_out(edit, [action for action in step.actions if isinstance(action, Rewrite)], nodes)
         for action in step.actions:
             match action:
@@ -124,14 +126,16 @@ class Pass(ABC):
                     for name in names:
                         edit.erase(nodes[name])
                 case Merge():
-                    heirs |= merge(edit, nodes, action)
+                    replacements |= merge(edit, nodes, action)
                 case Inside(path, rewrites):
                     _carry_out(edit.inside(path), rewrites)
-                case Rewrite():  # all of them are carried out already
+                case Rewrite():  # carried out above
                     pass
                 case _:
-                    raise PlanError(compose(self.name(), f"it cannot {action.kind}: that is for another pass"))
-        edit.replace_each(heirs)
+                    raise PlanError(
+                        compose(self.name(), f"it has no action {action.kind!r}: the plan is for another pass")
+                    )
+        edit.replace_each(replacements)
 
     def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:
         """A step of this pass."""
@@ -142,19 +146,19 @@ class Pass(ABC):
         return Decision(self.name(), reason, sentence, nodes, blocking)
 
     def run(self, graph: Graph, context: Context, step: Step | None = None) -> tuple[Step, bool]:
-        """Plan (unless a step is given), apply and check in one transaction; the graph changes wholly or not at all."""
+        """Plan (unless a step is given), apply and check in one transaction; on an error the graph is unchanged."""
         step = self.plan(graph, context) if step is None else step
         refusal = next((d for d in step.declined if d.reason.is_obstacle), None)
         if context.strict and refusal is not None:
             raise RefusedError(compose(self.name(), refusal.sentence, do="leave strict off to accept this"))
         stages = step.stages
-        if len(stages) > 1:  # on a copy first: a later stage that fails must not leave an earlier one behind
+        if len(stages) > 1:  # try a copy first: if a later stage fails, the graph must not keep the earlier ones
             self._carry_out(copy_graph(graph), stages)
             refresh_names(graph)
         return step, self._carry_out(graph, stages)
 
     def _carry_out(self, graph: Graph, stages: Iterable[Step]) -> bool:
-        """Apply stages one after the other, each in a transaction; returns whether the graph is another one."""
+        """Apply stages in order, each in a transaction; returns whether the graph changed."""
         changed = False
         for stage in stages:
             with Edit(graph, keep_issue_order=not self.reorders_launches) as edit:
@@ -164,20 +168,20 @@ class Pass(ABC):
 
 
 def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes | None = None) -> None:
-    """Make the calls of rewrites, hand over their users, and take out what was replaced."""
+    """Insert the calls of rewrites, redirect users to them, and remove the replaced nodes."""
     if not rewrites:
         return
     nodes = nodes if nodes is not None else NamedNodes(edit.graph.nodes)
     reader = LineReader([call for action in rewrites for call in action.calls], nodes)
-    heirs: dict[Node, Node] = {}  # handed over when somebody names one: a user of many of them is written once
+    replacements: dict[Node, Node] = {}  # deferred, so that a user of many nodes is rewritten once
     for action in rewrites:
         like = [nodes[old] for old, _ in action.heirs]
         annotated = [*like, *(nodes[name] for name in action.erased)]
         for text in action.calls:
             line = reader.read(text)
-            if any(source in heirs for source in sources(line.args, line.kwargs)):
-                edit.replace_each(heirs)
-                heirs = {}
+            if any(source in replacements for source in sources(line.args, line.kwargs)):
+                edit.replace_each(replacements)
+                replacements = {}
             nodes[line.name] = edit.call(
                 line.target,
                 line.args,
@@ -188,23 +192,23 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
                 annotated=annotated,
             )
         mine = {nodes[old]: nodes[new] for old, new in action.heirs}
-        if not heirs.keys().isdisjoint([*mine, *mine.values()]):
-            edit.replace_each(heirs)
-            heirs = {}
-        heirs |= mine
+        if not replacements.keys().isdisjoint([*mine, *mine.values()]):
+            edit.replace_each(replacements)
+            replacements = {}
+        replacements |= mine
         for name in action.erased:
             edit.erase(nodes[name])
-    edit.replace_each(heirs)
+    edit.replace_each(replacements)
 
 
 def _stretches(order: list[Node], nodes: NamedNodes, runs: Iterable[tuple[str, str]]) -> list[Node]:
-    """The nodes of stretches of the graph, in the order of these."""
+    """The nodes of the given runs, in order; a run is a stretch of the graph from its first to its last node."""
     place = {node: i for i, node in enumerate(order)}
     return [node for first, last in runs for node in order[place[nodes[first]] : place[nodes[last]] + 1]]
 
 
 class NamedNodes(dict[str, Node]):
-    """The nodes of a graph by name; one that a plan names and the graph has not is an error that says so."""
+    """The nodes of a graph by name; an unknown name raises a PlanError that suggests the nearest."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__((node.name, node) for node in nodes)
@@ -215,7 +219,7 @@ class NamedNodes(dict[str, Node]):
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a pass, as it is explained to people."""
+    """One option of a pass, for help texts."""
 
     name: str
     type: str
@@ -228,7 +232,7 @@ def _type_name(hint: Any) -> str:
 
 
 def _sentence_under(cls: type[Pass], name: str) -> str:
-    """The string that stands under a field in the source of the class that declares it."""
+    """The docstring of a field, read from the source of the class that declares it."""
     home = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
     body = ast.parse(textwrap.dedent(inspect.getsource(home))).body[0]
     statements = body.body if isinstance(body, ast.ClassDef) else []
@@ -245,45 +249,52 @@ _PASSES: dict[str, type[Pass]] = {}
 
 
 def all_passes() -> dict[str, type[Pass]]:
-    """Every pass by name: those of Weft, those defined in this process, those of installed packages that are sound."""
+    """Every pass by name: Weft's, those defined in this process, and those of installed packages that load."""
     _load()
     return dict(sorted(_PASSES.items()))
 
 
 def broken_passes() -> dict[str, PipelineError]:
-    """What installed packages offer and cannot be used, by name: each with what is wrong and whose it is."""
+    """Passes of installed packages that cannot be used, by name, each with an error that says why."""
     return _load()
 
 
 def _load() -> dict[str, PipelineError]:
-    """Import all passes there are. A package that is broken takes none of the others with it."""
-    from weft.passes import registry
-
-    registry.load()
+    """Import all passes. A broken package does not affect the others."""
+    _import_built_in_passes()
     broken: dict[str, PipelineError] = {}
     for entry in _offered(tuple(map(_state, sys.path))):
         known = dict(_PASSES)
         try:
             wrong = _why_not_offered(entry)
-        except (Exception, SystemExit) as error:  # whatever a package does when it is imported
+        except (Exception, SystemExit) as error:  # importing a package may raise anything
             wrong = f"it cannot be loaded: {type(error).__name__}: {error}"
         if wrong:
             _PASSES.clear()
             _PASSES.update(known)
             package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
             what = f"{package} offers {entry.name!r} ({entry.value}), but {wrong}"
-            broken[entry.name] = PipelineError(compose("passes", what, do=f"mend or remove {package}"))
+            broken[entry.name] = PipelineError(compose("passes", what, do=f"fix or uninstall {package}"))
     return broken
+
+
+@functools.cache
+def _import_built_in_passes() -> None:
+    """Import every module of `communication` and `rewrite`; each registers the pass that it defines."""
+    for package in ("communication", "rewrite"):
+        path = importlib.import_module(f"weft.passes.{package}").__path__
+        for module in pkgutil.iter_modules(path):
+            importlib.import_module(f"weft.passes.{package}.{module.name}")
 
 
 @functools.lru_cache(maxsize=4)
 def _offered(folders: tuple[tuple[int, ...], ...]) -> tuple[EntryPoint, ...]:
-    """What packages in the folders of Python's path offer: to read them all takes longer than most passes."""
+    """The passes that installed packages declare; cached by the state of `sys.path`, since reading them is slow."""
     return tuple(sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)))
 
 
 def _state(folder: str) -> tuple[int, ...]:
-    """Which folder it is, and when something was put into it or taken out last, as an installation does."""
+    """The identity of a folder and the time of its last change; an installation changes it."""
     try:
         found = os.stat(folder or ".")
     except OSError:
@@ -294,17 +305,17 @@ def _state(folder: str) -> tuple[int, ...]:
 def _why_not_offered(entry: EntryPoint) -> str:
     found = entry.load()
     if not (isinstance(found, type) and issubclass(found, Pass)):
-        return "that is no Pass"
+        return "it is not a Pass"
     if inspect.isabstract(found) or not hasattr(found, "numerics"):
-        return "that is a base of passes: it has no plan or no numerics"
+        return "it is a base class: it has no plan or no numerics"
     if found.name() != entry.name:
-        return f"that pass is called {found.name()!r}"
+        return f"the pass is called {found.name()!r}"
     known = _PASSES.setdefault(entry.name, found)
     return "" if known is found else f"{known.__module__} has a pass of that name"
 
 
 def find_pass(name: str, who: str, also: Iterable[str] = ()) -> type[Pass]:
-    """The pass of this name, for the one that asks. `also` are other names that it could have meant."""
+    """The pass of this name. `who` asks, for error messages; `also` are further names to suggest."""
     known = all_passes()
     if name in known:
         return known[name]

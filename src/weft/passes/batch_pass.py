@@ -1,11 +1,11 @@
-"""Batches: calls that are alike and need not wait for each other, made as one.
+"""Base of the passes that compute several equal, independent calls as one batched call.
 
-Contract: members of a batch are independent by data and by effects, also by way of other batches (`Contraction`), and
-nothing that they read or hold is written before the last of them. A batch is made where that saves time on the device
-of the cluster that is given: kernels pay a gap each, laying tensors side by side pays their bytes.
+Contract: members of a batch do not depend on each other, neither by data nor by effects nor through another batch
+(`Contraction` checks this). Nothing that they read or hold is written before the last member. A batch must save time on
+the device of the given cluster: fewer kernels mean fewer launch gaps, but stacking the inputs copies their bytes.
 
-A batch takes copies. So calls that a write to what some of them take kept apart may be alike in a second run: those
-before the write are then one call of a copy. Each run makes fewer calls of the same, and the third finds nothing.
+A second run may find more. A write to an input of some members splits them into two batches; the first batch then reads
+a copy, so a second run may merge what is left. Each run leaves fewer such calls, and the third finds nothing.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from weft.rewriting.rules import why_not_apply
 
 @dataclass(frozen=True)
 class BatchPass(GraphwisePass):
-    """Base of the passes that make one call of several."""
+    """Base of the passes that compute several calls as one."""
 
     min_size: int = 5
-    """Fewer calls than this are left alone."""
+    """Minimum number of calls in a batch."""
 
     max_size: int = 300
-    """No batch has more calls than this."""
+    """Maximum number of calls in a batch."""
 
     always: bool = False
-    """Make batches whatever they cost."""
+    """Make batches even where they save no time."""
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | Refusal | None:
-        """What calls of one batch have in common, or why a call is in none; None for calls of another kind."""
+        """A key that calls of one batch share, or why a call cannot be batched; None for calls of another kind."""
 
     def results(self, member: Node) -> list[Node]:
-        """The nodes that hold what a call computes: the call, or its items."""
+        """The nodes that hold the results of a call: the call itself, or its items."""
         return [member]
 
     @abstractmethod
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
-        """Plan the batch; returns what stands for each result of each member."""
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+        """Plan the batched call; returns a replacement for each result of each member, in order."""
 
     @abstractmethod
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
-        """How long the kernels of the members take, and those of their batch, without the gaps between them."""
+        """The time of the members' kernels and of the batch's kernels, both without launch gaps."""
 
     @abstractmethod
     def num_kernels(self, members: Sequence[Node]) -> int:
-        """How many kernels a batch takes: one for each kind of tensor that is laid side by side, and one to compute."""
+        """Number of kernels of a batch: one for each kind of input that is stacked, and those that compute."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         by_key: dict[Hashable, list[Node]] = {}
@@ -81,11 +81,12 @@ class BatchPass(GraphwisePass):
         contraction = Contraction(dag)
         written = [node for nodes in alike for node in nodes if is_written(draft, node)]
         decisions += [
-            self.decision(Reason.MUTATED, f"{node.name} stays: its result is written", node.name) for node in written
+            self.decision(Reason.MUTATED, f"{node.name} stays: its result is written later", node.name)
+            for node in written
         ]
         left = [[node for node in nodes if node not in written] for nodes in alike]
         made = True
-        while made:  # what one batch keeps apart, another may bring together
+        while made:  # a batch may remove the dependency that kept two other calls apart
             found = [
                 (nodes, members, self._batch(draft, dag, contraction, members, context))
                 for nodes in left
@@ -95,17 +96,17 @@ class BatchPass(GraphwisePass):
             decisions += [decision for _, _, decision in found if decision.applied or not made]
             for nodes, members, decision in found:
                 nodes[:] = [node for node in nodes if not decision.applied or node not in members]
-        told = {name for decision in decisions for name in decision.nodes}
+        explained = {name for decision in decisions for name in decision.nodes}
         decisions += [
-            self.decision(Reason.ALONE, f"{node.name} stays: it can be one with none that are like it", node.name)
+            self.decision(Reason.ALONE, f"{node.name} stays: no call like it is independent of it", node.name)
             for nodes in left
             for node in nodes
-            if node.name not in told
+            if node.name not in explained
         ]
         return self.step(draft.actions, decisions)
 
     def _sets(self, draft: Draft, dag: Dag, contraction: Contraction, nodes: Sequence[Node]) -> list[list[Node]]:
-        """The nodes in sets that can be one, each node in the first that takes it."""
+        """Sets of nodes that may be batched; each node joins the first set that accepts it."""
         sets: list[list[Node]] = []
         for node in nodes:
             for members in sets:
@@ -125,36 +126,37 @@ class BatchPass(GraphwisePass):
         refusal = self._why_not(draft, dag, contraction, members, context)
         if refusal is None:
             results = [result for member in members for result in self.results(member)]
-            heirs: dict[AnyNode, AnyNode] = dict(zip(results, self.together(draft, members), strict=True))
-            checks = (draft.why_not_replace(old, new, keeps_strides=False) for old, new in heirs.items())
-            refusal = next(filter(None, checks), None) or draft.replace(heirs, members)
+            replacements: dict[AnyNode, AnyNode] = dict(zip(results, self.build(draft, members), strict=True))
+            checks = (draft.why_not_replace(old, new, keeps_strides=False) for old, new in replacements.items())
+            refusal = next(filter(None, checks), None) or draft.replace(replacements, members)
         if refusal is not None:
             draft.forget()
             return self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking)
         contraction.merge([dag.index[node] for node in members])
-        return self.decision(Reason.APPLIED, f"{', '.join(names)} are computed as one", *names)
+        return self.decision(Reason.APPLIED, f"computed {', '.join(names)} as one batch", *names)
 
     def _why_not(
         self, draft: Draft, dag: Dag, contraction: Contraction, members: Sequence[Node], context: Context
     ) -> Refusal | None:
         first = members[0].name
         if len(members) < self.min_size:
-            return Refusal(Reason.ALONE, f"{first} stays: there are {len(members)} like it, {self.min_size} pay")
+            sentence = f"{first} stays: its batch would have {len(members)} calls, and min-size is {self.min_size}"
+            return Refusal(Reason.ALONE, sentence)
         needed = contraction.why_not_merge([dag.index[node] for node in members])
         if needed is not None:
-            return Refusal(Reason.DEPENDENCY, f"{first} stays: others of its batch need {dag.nodes[needed].name}")
+            return Refusal(Reason.DEPENDENCY, f"{first} stays: others of its batch depend on {dag.nodes[needed].name}")
         refusal = why_not_apply(draft, _match(members))
         if refusal is not None or self.always:
             return refusal
         if context.cluster is None:
-            return Refusal(Reason.NO_GAIN, f"{first} stays: without a cluster nobody knows whether a batch pays")
+            return Refusal(Reason.NO_GAIN, f"{first} stays: without a cluster the gain of a batch is unknown")
         device = context.cluster.device
-        apart, together = self.times_ns(device, members)
-        if apart is None or together is None:
-            return Refusal(Reason.UNKNOWN_SIZE, f"{first} stays: the device does not say how long it takes")
+        separate, batched = self.times_ns(device, members)
+        if separate is None or batched is None:
+            return Refusal(Reason.UNKNOWN_SIZE, f"{first} stays: the device description lacks a rate for it")
         gaps = round(device.launch_gap_us * 1000) * (len(members) - self.num_kernels(members))
-        if together >= apart + gaps:
-            return Refusal(Reason.NO_GAIN, f"{first} stays: laying tensors side by side takes longer than is saved")
+        if batched >= separate + gaps:
+            return Refusal(Reason.NO_GAIN, f"{first} stays: stacking its batch would take longer than it saves")
         return None
 
 
@@ -162,8 +164,8 @@ def _match(members: Sequence[Node]) -> Match:
     return Match(nodes=list(members), roots=tuple(members))
 
 
-def own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
-    """A part of a batch, as a tensor of its own where the graph returns it or somebody minds where it lies."""
+def with_own_memory(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
+    """A slice of a batch's result; a copy of it if the graph returns it or a user depends on its layout."""
     returned = draft.dag.effects.held_by_outputs.intersection(draft.held(member))
     if not returned and draft.why_not_replace(member, part, keeps_strides=False) is None:
         return part
@@ -173,16 +175,16 @@ def own(draft: Draft, part: AnyNode, member: Node) -> AnyNode:
 
 
 def is_sized(*values: object) -> bool:
-    """Whether values are tensors whose sizes are numbers."""
+    """Whether all values are tensors of known sizes."""
     return all(isinstance(v, Tensor) and all(type(size) is int for size in v.shape) for v in values)
 
 
 def bytes_of(*values: Tensor) -> int:
-    """Bytes of tensors."""
+    """Total size of tensors in bytes."""
     return sum(value.numel() * value.element_size() for value in values)
 
 
 def product_ns(device: Device, flops: int, moved: int, value: Tensor) -> int | None:
-    """The time of a product: of its flops or of its bytes, whichever is longer."""
+    """The time of a matmul: that of its flops or that of its bytes, whichever is longer."""
     flops_ns, traffic_ns = device.product_ns(flops, value.dtype), device.traffic_ns(moved)
     return None if flops_ns is None or traffic_ns is None else max(flops_ns, traffic_ns)

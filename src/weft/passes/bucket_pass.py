@@ -1,9 +1,9 @@
-"""What the passes that merge collectives share: their options and how these become a policy.
+"""Base of the passes that merge collectives: their common options, and the policy that these describe.
 
-max-bytes=1048576/26214400   caps of the first, second, ... bucket; the last one holds for all further ones
-pinned=ag0+ag1/ag5+ag6       launches that make a bucket
-forbidden=ag3/ag4            launches that stay as they are
-modules=layers.*             patterns of modules
+max-bytes=1048576/26214400   caps of the first, second, ... bucket; the last one applies to all further buckets
+pinned=ag0+ag1/ag5+ag6       launches that form a bucket
+forbidden=ag3/ag4            launches that must not be merged
+modules=layers.*             patterns of module names
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class BucketPass(Pass):
     kinds: ClassVar[frozenset[Kind]]
     may_overshoot: ClassVar[bool] = False
     first_bytes: ClassVar[int | None] = None
-    """The cap of the first bucket where the cluster gives the others."""
+    """The cap of the first bucket if the caps of the others are derived from the cluster."""
 
     max_bytes: tuple[int, ...] = ()
-    """Close a bucket before its larger side, what is sent or what is received, would exceed this. Several numbers are
-    the caps of the first, second, ... bucket. Empty: the bytes at which the cluster, or nodes of eight H100 if none is
-    given, reaches nine tenths of its bandwidth."""
+    """Maximum size of a bucket in bytes, counted on its larger side, sent or received. Several numbers are the caps of
+    the first, second, ... bucket. Empty: the size at which the cluster (nodes of eight H100 if none is given) reaches
+    90 % of its bandwidth."""
     strategy: Strategy = "concat"
-    """`concat`: plain operators. `coalesced`: one operator that takes lists, no copies. `pack`: one operator that
-    converts and copies; dtypes may mix in what only moves data."""
+    """`concat`: plain operators. `coalesced`: one operator that takes lists, without copies. `pack`: one operator that
+    casts and copies; collectives that only move data may mix dtypes in it."""
     alias_outputs: bool = False
-    """Let tensors that the graph returns be views of one buffer: saves copies, but who keeps one of them keeps all."""
+    """Return views of one buffer instead of copies: saves the copies, but each view keeps the whole buffer alive."""
     modules: tuple[str, ...] = ()
-    """Patterns of module names: what belongs to one module that matches has buckets of its own."""
+    """Patterns of module names. Launches of each matching module get buckets of their own."""
     pinned: tuple[str, ...] = ()
-    """Launches, joined by +, that make a bucket whatever their size."""
+    """Launches, joined by +, that form a bucket whatever their size."""
     forbidden: tuple[str, ...] = ()
-    """Launches that stay as they are."""
+    """Launches that must not be merged."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
@@ -60,7 +60,7 @@ class BucketPass(Pass):
         return self.step(*engine.plan(self.kinds))
 
     def policy(self, context: Context) -> Policy:
-        """The options as a policy; a pass with more of them replaces what differs."""
+        """The policy that the options describe; a pass with more options overrides this."""
         return Policy(
             cap_from(self.max_bytes, context.target_cluster, context.groups, self.first_bytes),
             self.may_overshoot,
@@ -76,12 +76,12 @@ class BucketPass(Pass):
         numbers = {"max-bytes": (self.max_bytes, 1)}
         numbers |= {name: ((getattr(self, name),), 0) for name in ("prefetch", "defer") if hasattr(self, name)}
         faults = [f"{twice} is pinned or forbidden twice"] if twice is not None else []
-        faults += [f"{names} pins one launch, a bucket has two" for names in self.pinned if "+" not in names]
+        faults += [f"{names} pins a single launch, expected two or more" for names in self.pinned if "+" not in names]
         faults += [
             f"{name} is {n}, expected {low} or more" for name, (ns, low) in numbers.items() for n in ns if n < low
         ]
         if faults:
-            raise PipelineError(compose(self.name(), "its options do not fit", where=faults))
+            raise PipelineError(compose(self.name(), "invalid options", where=faults))
 
     def _check_names(self, nodes: Iterable[Node]) -> None:
         launches = [node for node in nodes if node.op == "call_function" and ops.launch_form(node.target) is not None]

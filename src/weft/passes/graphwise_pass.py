@@ -1,7 +1,7 @@
-"""Base of the passes that plan each graph by itself, and the graphs nested in it too.
+"""Base of the passes that plan each graph by itself, nested graphs included.
 
-Contract: such a pass rewrites nested graphs, or says of each one that it would have changed why it did not. Nothing in
-a nested graph is skipped in silence.
+Contract: such a pass rewrites nested graphs too, or reports why it left one that it would have changed. It skips
+nothing silently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.passes.base import Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Inside, Rewrite, Step
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class GraphwisePass(Pass):
     """Base of the passes that plan each graph by itself."""
 
     why_not_nested: ClassVar[str] = ""
-    """Why the pass leaves graphs that calls run as they are; empty: it does not."""
+    """Why the pass does not rewrite nested graphs; empty if it does."""
 
     @abstractmethod
     def plan_one(self, graph: Graph, context: Context) -> Step:
-        """Decide what to do to one graph."""
+        """Plan the step for one graph."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         step = self.plan_one(graph, context)
         actions: list[Any] = list(step.actions)
         decisions = list(step.decisions)
-        for path, nested in nested_graphs(graph):
+        for path, nested in all_nested_graphs(graph):
             inner = self.plan_one(nested, context)
             if inner.actions and self.why_not_nested:
                 decisions.append(self._left(path, inner))

@@ -1,10 +1,10 @@
-"""Pipeline: passes in order, as a value with a string form.
+"""Pipeline: an ordered list of passes, with a string form.
 
     Pipeline.parse("remove-dead-code,hoist-launches{max-in-flight-bytes=1048576},sink-waits").run(module)
     Pipeline.parse("my-pass,auto,my-other-pass").run(module)
 
-Presets and the stages that they are made of are named in one table (`presets.py`), and each may stand among passes; the
-string form of a pipeline is part of every cache key.
+Presets and their stages are named in one table (`presets.py`), and may appear among passes. The string form of a
+pipeline is part of every cache key.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
 from weft.plan.plan import Plan, Step, what_differs
+from weft.quantities import exact_size_text, size_text
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
@@ -41,7 +42,7 @@ BREAKS = re.compile(r"[,{}]")
 
 @dataclass(frozen=True)
 class LogEntry:
-    """What one pass of a run did."""
+    """The outcome of one pass of a run."""
 
     step: Step
     changed: bool
@@ -65,20 +66,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; in the place of `auto` run those of the preset that the graph asks for."""
+    """An ordered list of passes. `auto` expands to the preset that fits the graph."""
 
     passes: tuple[Pass, ...]
     auto_at: int | None = None
-    """How many of the passes run before those of `auto`. None: no preset is chosen."""
-    brought: frozenset[int] = field(default=frozenset(), compare=False)
-    """Places of passes that a stage or a preset brought. They do what they can: `strict` asks only of those named."""
+    """The index in `passes` at which `auto` expands. None: the pipeline has no `auto`."""
+    from_presets: frozenset[int] = field(default=frozenset(), compare=False)
+    """Indices of the passes that a stage or a preset expanded to. `strict` applies only to the passes named one by one.
+    """
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Passes, stages and presets by name, separated by commas."""
+        """Parse names of passes, stages and presets, separated by commas."""
         passes: list[Pass] = []
         auto_at: int | None = None
-        brought: set[int] = set()
+        from_presets: set[int] = set()
         for spec in _specs(text):
             name, _, options = spec.strip().partition("{")
             if name in NAMED and options:
@@ -89,23 +91,23 @@ class Pipeline:
                 auto_at = len(passes)
             elif name in NAMED:
                 stands_for = cls.parse(NAMED[name]).passes
-                brought |= {len(passes) + k for k in range(len(stands_for))}
+                from_presets |= {len(passes) + k for k in range(len(stands_for))}
                 passes += stands_for
             elif spec.strip():
                 passes.append(parse_pass(spec, also=NAMED))
-        return cls(tuple(passes), auto_at, frozenset(brought))
+        return cls(tuple(passes), auto_at, frozenset(from_presets))
 
     def __str__(self) -> str:
         specs = list(map(str, self.passes))
         return ",".join(specs if self.auto_at is None else [*specs[: self.auto_at], AUTO, *specs[self.auto_at :]])
 
     def chosen(self, graph: Graph, groups: GroupTable) -> Self:
-        """This one, with the passes of the preset that the graph asks for in the place of `auto`."""
+        """This pipeline with `auto` expanded to the preset that fits the graph."""
         if self.auto_at is None:
             return self
         at, preset = self.auto_at, self.parse(recognise(Dag(graph), groups)).passes
-        brought = {k if k < at else k + len(preset) for k in self.brought} | set(range(at, at + len(preset)))
-        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(brought))
+        from_presets = {k if k < at else k + len(preset) for k in self.from_presets} | set(range(at, at + len(preset)))
+        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(from_presets))
 
     def run(
         self,
@@ -120,22 +122,22 @@ class Pipeline:
     ) -> Run:
         """Run the passes on a copy of the module.
 
-        `withheld` names groups that no pass may merge launches of, with the reason; `agreement.withheld` finds them.
+        `withheld` maps groups whose launches no pass may merge to the reason why; `agreement.withheld` finds them.
         """
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
         chosen = self.chosen(module.graph, context.groups)
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
-            what = f"no pass of {str(self)!r} keeps a limit of memory"
+            what = f"no pass of {str(self)!r} keeps a memory limit"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
-        run = _run(module, context, [(p, None) for p in chosen.passes], brought=chosen.brought)
+        run = _run(module, context, [(p, None) for p in chosen.passes], from_presets=chosen.from_presets)
         if memory_limit_bytes is not None:
             _check_memory(run, context, memory_limit_bytes)
         return run
 
 
 def _specs(text: str) -> Iterator[str]:
-    """The parts of a text between commas that stand in no braces."""
+    """The parts of a text between commas, except commas inside braces."""
     start, is_inside = 0, False
     for at in BREAKS.finditer(text):
         if at[0] == "," and not is_inside:
@@ -149,7 +151,7 @@ def _specs(text: str) -> Iterator[str]:
 def replay(
     module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> Run:
-    """Apply a plan again, to a copy of the module; refuses a graph that it was not made for."""
+    """Apply a plan to a copy of the module; raises if the plan was made for another graph."""
     context = Context(read_groups(module, groups))
     steps = [(parse_pass(step.spec), step) for step in plan.steps]
     return _run(module, context, steps, plan)
@@ -158,14 +160,14 @@ def replay(
 def replay_in_place(
     module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> None:
-    """Apply a plan that was made for a copy of the module to the module itself: for compilers that hold on to it.
+    """Apply a plan that was made for a copy of the module to the module itself, for compilers that keep a reference.
 
-    On an exception the module is what it was: no compiler is left with half of a plan.
+    On an exception the module is restored, so that no compiler is left with half of a plan.
     """
     context = Context(read_groups(module, groups))
     kept = Snapshot(module)
     try:
-        refresh_names(module.graph)  # else new nodes may be called other than in the copy, and later steps miss them
+        refresh_names(module.graph)  # otherwise new nodes may get other names than in the copy
         for step in plan.steps:
             parse_pass(step.spec).run(module.graph, context, step)
         recompile(module)
@@ -180,10 +182,10 @@ def _run(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     plan: Plan | None = None,
-    brought: Container[int] = (),
+    from_presets: Container[int] = (),
 ) -> Run:
     with collector_paused():
-        return _run_passes(module, context, work, plan, brought)
+        return _run_passes(module, context, work, plan, from_presets)
 
 
 def _run_passes(
@@ -191,7 +193,7 @@ def _run_passes(
     context: Context,
     work: Sequence[tuple[Pass, Step | None]],
     plan: Plan | None,
-    brought: Container[int],
+    from_presets: Container[int],
 ) -> Run:
     expected = plan.facts if plan is not None else {}
     check.validate(Dag(module.graph))
@@ -203,8 +205,8 @@ def _run_passes(
     for place, (rewrite, step) in enumerate(work):
         _check_digest(step, listing, expected, facts)
         start = time.perf_counter()
-        told = replace(context, strict=False) if place in brought else context
-        done, changed = rewrite.run(made.graph, told, step) if step is None else _carry_out(rewrite, made, told, step)
+        mine = replace(context, strict=False) if place in from_presets else context
+        done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
         seconds = time.perf_counter() - start
         after = render(made, context.groups) if changed else listing
         log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
@@ -217,7 +219,7 @@ def _run_passes(
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
-    """Carry out a step of a plan. The pass takes its actions for its own, so a plan of other making may end anyhow."""
+    """Carry out a step of a plan. The pass trusts the actions, so a corrupt plan may raise any exception."""
     try:
         return rewrite.run(module.graph, context, step)
     except WeftError:
@@ -228,15 +230,15 @@ def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step)
 
 
 def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
-    """Hold the outcome against the limit, whatever the last passes were."""
+    """Check the result against the memory limit: passes after the scheduler may have raised the peak."""
     peak = simulate(program_of(run.module, context.groups, context.target_cluster)).peak_bytes
     if peak > limit_bytes:
-        what = f"the graph needs {peak} bytes, {limit_bytes} are allowed"
-        raise RefusedError(compose("pipeline", what, do="put schedule-overlap last, or allow more"))
+        what = f"the graph needs {size_text(peak)}, above the memory limit of {exact_size_text(limit_bytes)}"
+        raise RefusedError(compose("pipeline", what, do="put schedule-overlap last, or raise the limit"))
 
 
 def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuse a plan of another torch, whose operators may do something else under the same names."""
+    """Refuse a plan made with another version of torch: operators of the same name may behave differently."""
     differences = what_differs(expected, found, only=("torch",)) if "torch" in expected else []
     if differences:
         do = "make the plan again with this version"
@@ -258,7 +260,7 @@ def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], 
 
 
 def _check_result(plan: Plan | None, listing: str, found: Mapping[str, Any]) -> None:
-    """Refuse a plan whose steps lead to another graph than they did when it was made."""
+    """Refuse a plan whose steps no longer lead to the graph that they led to when it was made."""
     if plan is None or plan.result == digest(listing):
         return
     if plan.steps:
@@ -272,7 +274,7 @@ def _check_result(plan: Plan | None, listing: str, found: Mapping[str, Any]) -> 
 
 
 def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str, Any]:
-    """What tells graphs apart for a reader: versions, ranks, groups, inputs, number of nodes."""
+    """Facts that help a reader tell graphs apart: versions, ranks, groups, inputs and number of nodes."""
     inputs = next((line for line in listing.splitlines() if line.startswith("def graph(")), "")
     return {
         "num_ranks": lcm(1, *(group.span for group in groups)),
@@ -285,7 +287,7 @@ def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str,
 
 
 def _layout(group: Group) -> Any:
-    """Which ranks form the groups, as JSON has it."""
+    """The ranks that form the groups, as stored in JSON."""
     if group.ranks is not None:
         return [list(part) for part in group.ranks]
     return {"size": group.size, "stride": group.stride}

@@ -1,12 +1,12 @@
-"""Simple pipelines that the planner is never worse than: what they leave is where its search starts again.
+"""Simple pipelines that the planner must never lose to; its search restarts from the best of their results.
 
     hoist-launches,sink-waits
-    bucket-all-gathers{strategy=pack},hoist-launches,sink-waits      each pass that merges, in each strategy that it has
+    bucket-all-gathers{strategy=pack},hoist-launches,sink-waits      each bucketing pass, in each of its strategies
     fuse-ddp-all-reduces{max-bytes=1048576/26214400},...             as DDP does it
     bucket-all-gathers{modules=*.[0-9] prefetch=1},...               as FSDP2 does it: by layer, one layer ahead
 
-Contract: a variant is the graph that such a pipeline leaves, made on a copy, with the actions that lead to it. The
-graph that is asked about stays as it is.
+Contract: a variant is the result of such a pipeline on a copy of the graph, with the actions that lead to it. The
+original graph does not change.
 """
 
 from __future__ import annotations
@@ -39,42 +39,42 @@ from weft.plan.plan import Action, Arrange, Merge, Move, Settle, Step
 
 STRATEGIES: tuple[Strategy, ...] = ("coalesced", "concat", "pack")
 DDP_BYTES = (1 << 20, 25 << 20)
-"""Caps of the first and of all further buckets, as DistributedDataParallel has them by default."""
+"""Caps of the first bucket and of all others, in bytes: the defaults of DistributedDataParallel."""
 LAYERS = ("*.[0-9]", "*.[0-9][0-9]", "*.[0-9][0-9][0-9]")
-"""Modules that FSDP2 is usually applied to: the items of a list of layers."""
+"""Patterns of the modules that FSDP2 usually wraps: the items of a list of layers."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A graph in which launches were merged, in some order."""
+    """A graph with merged launches, in some order."""
 
     steps: tuple[Action, ...]
-    """What leads from the graph that was asked about to the names in `given`."""
+    """The actions that lead from the original graph to the nodes of `given`."""
     given: tuple[str, ...]
-    """The nodes in the order that the steps leave."""
+    """The names of the nodes in their order after these steps."""
     nodes: Sequence[Node]
     """The same nodes in the order of the variant."""
     decisions: tuple[Decision, ...] = ()
-    """About the merges."""
+    """The decisions about the merges."""
 
     @functools.cached_property
     def dag(self) -> Dag:
-        """Of the nodes in that order."""
+        """The dependencies of the nodes in that order."""
         return Dag(self.nodes)
 
     def actions(self, order: Sequence[int]) -> list[Action]:
-        """What leads to an order of the nodes."""
+        """The actions that lead to an order of the nodes."""
         arranged = arrange([self.nodes[i].name for i in order], self.given)
         return [*self.steps, *([Settle()] if self.steps and arranged else []), *arranged]
 
     def members(self) -> Mapping[str, tuple[str, ...]]:
-        """By launch the launches that it stands for."""
+        """For each launch, the original launches that it replaces."""
         launches = (node for node in self.nodes if node.op == "call_function" and ops.launch_form(node.target))
         return {node.name: node.meta.get(MEMBERS_KEY, (node.name,)) for node in launches}
 
 
 def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
-    """The order as stretches of the one that is given; none where it is the same."""
+    """The action that arranges the given order into another; no action if they are equal."""
     place = {name: i for i, name in enumerate(given)}
     runs: list[list[int]] = []
     for i in map(place.__getitem__, order):
@@ -86,9 +86,9 @@ def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
 
 
 def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
-    """The graph after each choice of passes, as they leave it and with launches hoisted and waits sunk; each once.
+    """The results of each choice of passes, each once: as they are, and with launches hoisted and waits sunk.
 
-    Buckets that lists hold too, and that save no kernels, are left out: the same without copies is no longer.
+    Packed buckets that equal listed ones and save no kernels are left out: lists avoid the copies and are never slower.
     """
     context = replace(context, strict=False)
     seen: set[tuple[Action, ...]] = set()
@@ -122,10 +122,10 @@ def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequenc
 
 
 def _overlapped(variant: Variant, dag: Dag) -> Iterator[Variant]:
-    """The variant with launches hoisted and waits sunk as the passes do it, where that changes its order.
+    """The variant with launches hoisted and waits sunk as the passes do it, if that changes its order.
 
-    No graph is edited for that: it would take four times as long. A launch that is hoisted above a second wait on its
-    memory is completed by that wait, so sinking may break an edge of the order before: then there are two steps to it.
+    This edits no graph, which would take four times as long. If a launch is hoisted above a second wait on its memory,
+    that wait completes it, so sinking may break an edge of the original order. The variant then has two steps.
     """
     hoisted = _moved(dag, HoistLaunches().plan_on(dag))
     between = Dag(hoisted) if hoisted is not dag.nodes else dag
@@ -144,7 +144,7 @@ def _overlapped(variant: Variant, dag: Dag) -> Iterator[Variant]:
 
 
 def _moved(dag: Dag, step: Step) -> list[Node]:
-    """The nodes where the moves of a step would put them; those of the Dag where it has none."""
+    """The nodes in the order after the moves of a step; the Dag's own list if it has none."""
     nodes = {node.name: node for node in dag.nodes}
     anchors: dict[Node, tuple[Node, bool]] = {}
     for move in step.actions:
@@ -156,14 +156,14 @@ def _moved(dag: Dag, step: Step) -> list[Node]:
 
 
 def _is_listed(merges: Sequence[Action], listed: Sequence[Action]) -> bool:
-    """Whether lists hold the same buckets, and no cast or scaling is saved by packing."""
-    apart = [m for m in merges if isinstance(m, Merge)]
+    """Whether packing would give the same buckets as lists, without saving a cast or scaling."""
+    packed = [m for m in merges if isinstance(m, Merge)]
     launches = [m.launches for m in listed if isinstance(m, Merge)]
-    return [m.launches for m in apart] == launches and not any(m.folded for m in apart)
+    return [m.launches for m in packed] == launches and not any(m.folded for m in packed)
 
 
 def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> Iterator[tuple[BucketPass, ...]]:
-    """Which passes merge launches of these kinds: none, each in each strategy, all of them, DDP's and FSDP2's."""
+    """The choices of merging passes for these kinds: none, each in each strategy, all of them, DDP's and FSDP2's."""
     yield ()
     found = [each for each in collectives(graph) if each.kind in kinds]
     if len(found) < 2 or not all(map(_has_numbers, found)):
@@ -177,7 +177,7 @@ def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> 
         yield from ((each,) for each in passes)
         if len(passes) > 1:
             yield tuple(passes)
-    if Kind.ALL_REDUCE in present and max_bytes is None:  # DDP closes a bucket once it holds its cap, not before
+    if Kind.ALL_REDUCE in present and max_bytes is None:  # DDP closes a bucket only after it reaches its cap
         yield from ((FuseDdpAllReduces(max_bytes=DDP_BYTES, strategy=s),) for s in STRATEGIES[:2])
     if Kind.ALL_GATHER in present:
         gathers = BucketAllGathers(max_bytes=caps, strategy="coalesced", modules=LAYERS, prefetch=1)
@@ -186,6 +186,6 @@ def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> 
 
 
 def _has_numbers(collective: Collective) -> bool:
-    """Whether all sizes are numbers: merging symbolic ones on trial could add guards that nobody asked for."""
+    """Whether all sizes are known numbers; a trial merge of symbolic sizes could add guards to the graph."""
     values = [ops.value_of(source) for source in collective.inputs]
     return all(isinstance(value, Tensor) and all(type(n) is int for n in value.shape) for value in values)

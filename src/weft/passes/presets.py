@@ -1,13 +1,13 @@
-"""Presets: named pipelines, one for each way to train in parallel, and which of them a graph asks for.
+"""Presets: named pipelines, one for each kind of parallelism, and how `auto` chooses among them.
 
-`auto` looks at what the collectives of a graph carry. Gathered parameters are those of FSDP; gradients that are reduced
-in a group of their own are those of DDP, or of HSDP beside FSDP; activations that are gathered, scattered or reduced
-are those of tensor parallelism; activations that every rank sends to every other are those of experts.
+`auto` looks at the data that the collectives of a graph carry. Gathered parameters mean FSDP. Gradients all-reduced in
+a group of their own mean DDP, or HSDP if there are gathered parameters too. Gathered, scattered or reduced activations
+mean tensor parallelism. Activations in an all-to-all mean experts.
 
-A preset is made of stages, in the order in which they stand here; every pass of them is known to the symbolic proof.
-Left out, since the compiler below does it itself and knows its kernels: fusing and unfusing biases, padding, batching,
-and writing into memory that nobody needs (`reuse-buffers`), which would also tie down the order for what runs behind
-Weft. Assertions and marks of a profiler are somebody's wish, and stay.
+A preset consists of stages, in the order of `STAGES`; the symbolic proof knows every pass in them. Presets leave out
+what a compiler does better because it knows its kernels: fusing and unfusing biases, padding, batching, and reusing
+buffers, whose writes would also restrict later reordering. Assertions and profiler marks stay, since someone put them
+there on purpose.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
 
 STAGES: dict[str, str] = {
-    # What tracing left behind. First, so that all further passes see a smaller graph, and products beside collectives.
+    # Remove leftovers of tracing. First, so that later passes see a smaller graph, and matmuls next to collectives.
     "clean": "remove-noops,remove-redundant-casts,cancel-views,cancel-splits-and-cats,dedupe-sizes,remove-dead-code",
-    # Arithmetic that gives back what it is given. Exact.
+    # Remove arithmetic that returns its input. Exact.
     "algebra": "simplify-arithmetic",
-    # Launches that need not be. Exact.
+    # Remove unnecessary launches. Exact.
     "communication": "remove-single-rank-collectives,dedupe-collectives",
-    # Launches that are one in real arithmetic.
+    # Merge launches that are equivalent in real arithmetic.
     "sums": "sink-all-reduces,dedupe-reduce-scatters,fuse-scattered-gathers",
-    # Products that run while their gather or scatter does.
+    # Overlap matmuls with their own gather or scatter.
     "stream": "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}",
-    # The order of everything, and what is launched as one. Last: it must see what will run.
+    # Choose the order of all nodes, and the buckets. Last: it must see the final nodes.
     "plan": "schedule-overlap",
 }
 PRESETS: dict[str, str] = {
@@ -39,20 +39,20 @@ PRESETS: dict[str, str] = {
     "ddp": "clean,algebra,communication,plan",
     "fsdp": "clean,algebra,communication,sums,plan",
     "hsdp": "clean,algebra,communication,sums,plan",
-    # A scatter and the gather behind it may both be streamed; an all-reduce of the two could not.
+    # Without `sums`: a scatter and the gather after it can both be streamed; an all-reduce in their place could not.
     "tp": "clean,algebra,communication,stream,plan",
     "fsdp-tp": "clean,algebra,communication,sink-all-reduces,dedupe-reduce-scatters,stream,plan",
     "moe": "clean,algebra,communication,sums,plan",
-    # Changes no bit: nothing is reduced in another way, and no product in another shape.
+    # Bitwise exact: no reduction in another order, no matmul of another shape.
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }
 AUTO = "auto"
 NAMED: dict[str, str] = {**STAGES, **PRESETS, AUTO: AUTO}
-"""What may stand for passes in the text of a pipeline."""
+"""The names of stages and presets, which a pipeline's text may use in place of passes."""
 
 
 def recognise(dag: Dag, groups: GroupTable) -> str:
-    """The preset for the way in which a graph is parallel."""
+    """The preset for a graph's kind of parallelism."""
     roles = Roles(dag)
     found = list(collectives(dag.nodes[0].graph)) if dag.nodes else []
     carried = [(each, roles.of(each)) for each in found]

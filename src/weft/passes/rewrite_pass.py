@@ -1,4 +1,4 @@
-"""Base of the passes that apply rules until none applies."""
+"""Base of the passes that apply rewrite rules until none matches."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Inside, Rewrite, Step
 from weft.rewriting.draft import Draft
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 from weft.rewriting.rules import Rule, rewrite
 
 
 @dataclass(frozen=True)
 class RewritePass(Pass):
-    """Base of the passes that are a list of rules."""
+    """Base of the passes that consist of rewrite rules."""
 
     @abstractmethod
     def rules(self, context: Context) -> Iterable[Rule]:
-        """The rules, the preferred ones first."""
+        """The rules, in order of preference."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         rules = list(self.rules(context))
         actions: list[Any] = []
         decisions: list[Decision] = []
         with collector_paused():
-            for path, found in ((), graph), *nested_graphs(graph):
+            for path, found in ((), graph), *all_nested_graphs(graph):
                 rewrites, decided = self._plan_one(found, rules)
                 decisions += decided
                 actions += rewrites if not path else [Inside(path, tuple(rewrites))] if rewrites else []
@@ -40,7 +40,7 @@ class RewritePass(Pass):
 
     def _plan_one(self, graph: Graph, rules: Sequence[Rule]) -> tuple[list[Rewrite], list[Decision]]:
         wanted = {target for rule in rules for target in rule.targets}
-        if not any(node.target in wanted for node in graph.nodes):  # nothing to look at: no need of a draft
+        if not any(node.target in wanted for node in graph.nodes):  # no rule can match: save the cost of a draft
             return [], []
         draft = Draft(graph)
         applied, refused = rewrite(draft, rules)
@@ -49,7 +49,7 @@ class RewritePass(Pass):
         return draft.actions, decisions
 
     def _applied(self, old: tuple[str, ...], new: tuple[str, ...]) -> Decision:
-        return self.decision(Reason.APPLIED, f"{', '.join(new)} stands for {', '.join(old)}", *old)
+        return self.decision(Reason.APPLIED, f"replaced {', '.join(old)} with {', '.join(new)}", *old)
 
     def _declined(self, names: tuple[str, ...], refusal: Refusal) -> Decision:
         return self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking)

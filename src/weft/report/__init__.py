@@ -1,1 +1,1 @@
-"""What was done and what was declined, for people and for programs."""
+"""Reports of a run, for people and for programs: text, JSON, page, trace, explanations and sweeps."""

@@ -1,10 +1,18 @@
-"""What became of every collective of a graph, as data: the decisions of a report, told by collective.
+"""Every collective of a graph with the decisions about it, as data and as text.
 
     explanation = explain(module, weft.optimize(module).report)
     explanation.collectives[0].outcomes
+    print(explanation)
 
-A decision belongs to a collective if it names its launch, one of its waits, or a node that an earlier decision has put
-in their place, such as a bucket.
+A decision belongs to a collective if it names its launch, one of its waits, or a node that an earlier decision put in
+their place, such as a bucket. The text reads::
+
+    ag0: all_gather of 4.00 KiB over dp (8 ranks)
+      + hoist-launches: ...
+      = sink-waits: ... (already-done: r)
+      - dedupe-collectives: ... (mutated: add_)
+
+with `+` for an applied rewrite, `-` for one that the graph prevents, and `=` for nothing to do.
 """
 
 from __future__ import annotations
@@ -19,12 +27,14 @@ from weft.graph.collective import Collective, collectives
 from weft.graph.groups import GroupTable, read_groups
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Evidence
+from weft.quantities import duration_text, share_text, size_text
+from weft.report.plain_text import plain_line, table
 from weft.report.report import Report
 from weft.simulation.timeline import NS_PER_US
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CollectiveDecision:
     """One decision about a collective."""
 
     pass_name: str
@@ -32,48 +42,69 @@ class Outcome:
     sentence: str
     nodes: tuple[str, ...]
     blocking: str | None
-    """The node that stands in the way, or behind which it was put."""
+    """The node that prevents the rewrite, or after which the collective was put."""
     exposed_us: float = 0.0
-    """For how long it is still exposed, where the decision says so; of a bucket as a whole."""
+    """Time for which the collective is still exposed, if the decision says so; of a bucket as a whole."""
     gain_us: float = 0.0
-    """What lifting the block would make the step shorter, at most."""
+    """Upper limit of the time saved by removing the block."""
 
     @property
     def applied(self) -> bool:
         return self.reason is Reason.APPLIED
 
+    def __str__(self) -> str:
+        sign = "+" if self.applied else "-" if self.reason.is_refusal else "="
+        told = f"{sign} {self.pass_name}: {self.sentence}"
+        if self.applied:
+            return told
+        return f"{told} ({self.reason.value}{f': {self.blocking}' if self.blocking else ''})"
+
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """One collective of the graph as it was, and every decision about it."""
+    """One collective of the original graph, and every decision about it."""
 
     name: str
     kind: str
     group: str
     num_ranks: int
-    """Of the group; 0 where it is unknown."""
+    """Of the group; 0 if unknown."""
     num_bytes: int | None
-    """Of the full tensor: gathered, or not yet scattered; None where it is unknown."""
-    outcomes: tuple[Outcome, ...]
+    """Of the full tensor: after the gather, or before the scatter; None if unknown."""
+    outcomes: tuple[CollectiveDecision, ...]
+
+    def lines(self) -> list[str]:
+        """The collective on the first line, then one line for each decision."""
+        size = "of unknown size" if self.num_bytes is None else f"of {size_text(self.num_bytes)}"
+        ranks = f"{self.num_ranks} ranks" if self.num_ranks else "unknown ranks"
+        head = f"{self.name}: {self.kind} {size} over {self.group} ({ranks})"
+        outcomes = [f"  {outcome}" for outcome in self.outcomes] or ["  no pass has considered it"]
+        return [plain_line(line) for line in [head, *outcomes]]
 
 
 @dataclass(frozen=True)
 class ReasonTotal:
-    """How often a reason was given, and what it costs."""
+    """Number of collectives and decisions with one reason, and their cost."""
 
     reason: Reason
     num_collectives: int
-    """About which a decision has this reason."""
+    """With a decision for this reason."""
     num_decisions: int
     """Each counted once, however many collectives it is about."""
     exposed_us: float = 0.0
-    """For how long these are still exposed, each bucket counted once."""
+    """Time for which these are still exposed, each bucket counted once."""
     gain_us: float = 0.0
+
+    @property
+    def row(self) -> tuple[str, str, str, str, str]:
+        """The cells of a table."""
+        exposed, gain = (duration_text(us) if self.exposed_us else "" for us in (self.exposed_us, self.gain_us))
+        return self.reason.value, str(self.num_collectives), str(self.num_decisions), exposed, gain
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The step of a plan and the bound that is proved."""
+class BoundGap:
+    """The step of a plan against the lower bound that is proved."""
 
     cluster: str
     step_us: float
@@ -81,9 +112,17 @@ class Verdict:
     gap: float
     """step / bound - 1."""
     bound: str
-    """What the bound is called, and what it rests on."""
+    """The name of the bound, and its argument."""
     bound_of: Literal["before", "after"] = "before"
     """The graph for which the bound holds, in any order and with any merging."""
+
+    def lines(self) -> list[str]:
+        """Two sentences."""
+        step, bound = duration_text(self.step_us), duration_text(self.bound_us)
+        graph = "original graph" if self.bound_of == "before" else "rewritten graph, which has less work"
+        above = f"{share_text(self.gap)} above the lower bound of {bound} for the {graph}"
+        told = f"the step takes {step} on {self.cluster}, {above}"
+        return [plain_line(told), plain_line(f"proof of the bound: {self.bound}")]
 
 
 @dataclass(frozen=True)
@@ -92,26 +131,38 @@ class Explanation:
 
     collectives: tuple[CollectiveRecord, ...]
     totals: tuple[ReasonTotal, ...]
-    """By reason, in the order of the list of reasons."""
+    """By reason, in the order in which `Reason` lists them."""
     unconsidered: tuple[str, ...]
-    """The collectives about which nothing was decided."""
-    verdict: Verdict | None = None
-    """How good the outcome is, where it is for a cluster."""
+    """The collectives that no pass decided about."""
+    verdict: BoundGap | None = None
+    """How good the outcome is, if it is for a cluster."""
 
     def to_json(self) -> str:
         """The explanation as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
+    def __str__(self) -> str:
+        lines = [line for record in self.collectives for line in record.lines()]
+        if not lines:
+            return "the graph has no collectives"
+        rows = [("reason", "collectives", "decisions", "exposed", "could save up to")]
+        rows += [total.row for total in self.totals]
+        if self.unconsidered:
+            rows.append(("not considered", str(len(self.unconsidered)), "0", "", ""))
+        columns = 5 if any(total.exposed_us for total in self.totals) else 3
+        verdict = ["", *self.verdict.lines()] if self.verdict is not None else []
+        return "\n".join([*lines, "", *table([row[:columns] for row in rows]), *verdict])
+
 
 def explain(module: GraphModule, report: Report, evidence: Evidence | None = None) -> Explanation:
-    """Tell the decisions of a report by the collectives of the module that it was made for.
+    """Sort the decisions of a report by the collectives of the module that it was made for.
 
-    `evidence` is that of the plan.
+    `evidence` comes from the plan.
     """
-    table = read_groups(module)
+    groups = read_groups(module)
     found = list(collectives(module.graph))
     decisions = _by_collective(module, found, report)
-    records = tuple(_record(each, table, chosen) for each, chosen in zip(found, decisions, strict=True))
+    records = tuple(_record(each, groups, chosen) for each, chosen in zip(found, decisions, strict=True))
     return Explanation(
         records,
         tuple(total for reason in Reason if (total := _total(reason, records, decisions)).num_decisions),
@@ -120,9 +171,9 @@ def explain(module: GraphModule, report: Report, evidence: Evidence | None = Non
     )
 
 
-def _verdict(evidence: Evidence) -> Verdict:
+def _verdict(evidence: Evidence) -> BoundGap:
     times = evidence.step_ns / NS_PER_US, evidence.bound_ns / NS_PER_US
-    return Verdict(evidence.cluster, *times, evidence.gap, evidence.bound, evidence.bound_of)
+    return BoundGap(evidence.cluster, *times, evidence.gap, evidence.bound, evidence.bound_of)
 
 
 def _by_collective(module: GraphModule, found: list[Collective], report: Report) -> list[list[Decision]]:
@@ -150,9 +201,9 @@ def _in_order(report: Report) -> list[Decision]:
     return sorted([*report.applied, *report.declined], key=lambda d: order.get(d.pass_name, len(order)))
 
 
-def _record(collective: Collective, table: GroupTable, decisions: list[Decision]) -> CollectiveRecord:
-    name = table.canonical(collective.group_argument)
-    group = table.groups.get(name)
+def _record(collective: Collective, groups: GroupTable, decisions: list[Decision]) -> CollectiveRecord:
+    name = groups.canonical(collective.group_argument)
+    group = groups.groups.get(name)
     sent, received = collective.input_bytes, collective.output_bytes
     return CollectiveRecord(
         name=collective.launch.name,
@@ -161,14 +212,15 @@ def _record(collective: Collective, table: GroupTable, decisions: list[Decision]
         num_ranks=group.size if group is not None else 0,
         num_bytes=None if sent is None or received is None else max(sent, received),
         outcomes=tuple(
-            Outcome(d.pass_name, d.reason, d.sentence, d.nodes, d.blocking, d.exposed_us, d.gain_us) for d in decisions
+            CollectiveDecision(d.pass_name, d.reason, d.sentence, d.nodes, d.blocking, d.exposed_us, d.gain_us)
+            for d in decisions
         ),
     )
 
 
 def _total(reason: Reason, records: tuple[CollectiveRecord, ...], decisions: list[list[Decision]]) -> ReasonTotal:
     num_collectives = sum(any(outcome.reason is reason for outcome in record.outcomes) for record in records)
-    # By identity: a pass that runs twice may decide the same twice.
+    # By identity: a pass that runs twice may make the same decision twice.
     num_decisions = len({id(decision) for chosen in decisions for decision in chosen if decision.reason is reason})
     once = dict.fromkeys(outcome for record in records for outcome in record.outcomes if outcome.reason is reason)
     exposed, gain = sum(each.exposed_us for each in once), sum(each.gain_us for each in once)

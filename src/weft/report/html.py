@@ -1,6 +1,6 @@
-"""ReportPage: both runs as one self-contained HTML file that a person wants to look at.
+"""ReportPage: both runs as one self-contained HTML file.
 
-Contract: the file asks nothing of the network, and runs no script but its own. Names of nodes, groups and clusters are
+Contract: the file loads nothing from the network and runs only its own script. Names of nodes, groups and clusters are
 untrusted text: the template escapes what it writes, data is embedded as JSON without `<`, `>` and `&`, and the script
 writes text only. A content security policy allows the script and the style by their hashes, and nothing else.
 """
@@ -23,21 +23,21 @@ from weft.errors import ReportError
 from weft.plan.decision import Reason
 from weft.plan.plan import save_text
 from weft.quantities import duration_text
-from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.explain import CollectiveDecision, CollectiveRecord
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
 
 PAGE = Path(__file__).with_name("page.html")
-"""The template; `page.css` and `page.js` beside it are put into it as they are."""
+"""The template; `page.css` and `page.js` are inserted as they are."""
 MAX_HIDDEN_BY = 5
 NOT_IN_MARKUP = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """What the page shows."""
+    """The contents of the page."""
 
     title: str
     cluster: str
@@ -45,7 +45,7 @@ class ReportPage:
     after: SimulatedRun
     summary: Summary
     witnesses: tuple[str, ...] = ()
-    """What was called to check the result, each with its outcome."""
+    """The checks of the result, each with its outcome."""
     passes: tuple[PassRecord, ...] = ()
     """The passes of the run, in their order."""
 
@@ -76,12 +76,12 @@ class ReportPage:
         save_text(path, self.render(), ReportError)
 
     def data(self) -> dict[str, Any]:
-        """What the script draws: times in nanoseconds, sizes in bytes."""
+        """The data that the script draws: times in nanoseconds, sizes in bytes."""
         return {"runs": [_run("before", self.before), _run("after", self.after)]}
 
 
 def embed(data: Any) -> Markup:
-    """Data as JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    """Data as JSON for a script element: no part of it can end the element or open a comment."""
     return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).translate(NOT_IN_MARKUP))
 
 
@@ -98,7 +98,7 @@ def headline(summary: Summary) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """What the page may load: its own style and script, whole."""
+    """Allow the page only its own style and script, by their hashes."""
     allowed = f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
@@ -108,18 +108,18 @@ def _digest(content: str) -> str:
 
 
 def _reasons(records: Iterable[CollectiveRecord]) -> list[tuple[str, str, int]]:
-    """Reason, sort of reason and number of collectives, in the order of the list of reasons."""
+    """Reason, kind of reason and number of collectives, in the order in which `Reason` lists them."""
     counts = Counter(reason for record in records for reason in {outcome.reason for outcome in record.outcomes})
-    return [(reason.value, _sort(reason), counts[reason]) for reason in Reason if counts[reason]]
+    return [(reason.value, _kind(reason), counts[reason]) for reason in Reason if counts[reason]]
 
 
-def _sort(reason: Reason) -> str:
+def _kind(reason: Reason) -> str:
     return "applied" if reason is Reason.APPLIED else "refused" if reason.is_refusal else "settled"
 
 
 def _pass(record: PassRecord) -> tuple[str, int, list[tuple[str, str, int]], str]:
     """Spec, number of applied rewrites, declined ones as in `_reasons`, and time."""
-    declined = [(reason, _sort(Reason(reason)), count) for reason, count in record.declined.items()]
+    declined = [(reason, _kind(Reason(reason)), count) for reason, count in record.declined.items()]
     return record.spec, record.applied, declined, duration_text(record.seconds * 1e6)
 
 
@@ -167,11 +167,11 @@ def _collective(span: CollectiveSpan, run: SimulatedRun, critical: set[int]) -> 
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: CollectiveDecision) -> dict[str, Any]:
     return {
         "pass": outcome.pass_name,
         "reason": outcome.reason.value,
-        "sort": _sort(outcome.reason),
+        "sort": _kind(outcome.reason),
         "sentence": outcome.sentence,
         "blocking": outcome.blocking,
     }

@@ -1,33 +1,39 @@
-"""Report: what a run did, as data, text and JSON. Its JSON is the schema."""
+"""Report: the record of a run, as data, text and JSON. The JSON has the same fields as the class.
+
+A run for a cluster has a `SimulatedReport` (`simulated.py`), which adds timelines, the lower bound and the page.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.padding import Padding
 
 from weft.errors import ReportError, compose
+from weft.passes.base import parse_pass
 from weft.passes.pipeline import LogEntry
+from weft.passes.stream_pass import StreamPass
 from weft.plan.decision import Decision, Reason
-from weft.report.plain_text import plain
-from weft.report.stream_counts import StreamRecord
+from weft.plan.plan import Plan
+from weft.report.plain_text import plain, table
 from weft.version import VERSION
 
-if TYPE_CHECKING:
-    from weft.report.comparison import Comparison
-
 MAX_EXPOSED = 20
-"""Decisions about exposed collectives that the text shows; all of them are in the data."""
+"""Number of exposed collectives that the text lists; the data has all of them."""
 MAX_ALIKE = 3
-"""Decisions of one pass with one reason that the text shows each; of more it shows the first and their number."""
+"""Decisions of one pass with one reason that the text lists one by one; of more it shows the first and the number."""
 HINT = """\
-of each collective: `weft explain SOURCE`; every decision: --json, or in Python report.applied and report.declined"""
+each collective: `weft explain SOURCE`; every decision: --json, or report.applied and report.declined in Python"""
+SHARED_INPUTS = (
+    "inputs of this graph may share memory, and the graph writes to some of them, so no read of an input moves across "
+    "such a write; capture the graph with weft.capture, or trace it with fake tensors, to record which inputs share"
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,6 @@ class PassRecord:
     """Number of declined opportunities by reason."""
 
 
-SHARED_INPUTS = (
-    "inputs may share memory, and the graph writes some: around such a write the reads of inputs keep their place. "
-    "Trace with fake tensors or weft.capture, so that the graph says where its inputs lie"
-)
-
-
 @dataclass(frozen=True)
 class GraphRecord:
     """The size of a graph."""
@@ -58,8 +58,27 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
+class StreamRecord:
+    """The collectives that one streaming pass considered, each counted once."""
+
+    pass_name: str
+    num_collectives: int
+    streamed: int
+    whole: dict[str, int]
+    """Number of collectives that stay whole, by reason."""
+    other_role: int = 0
+    """Number of collectives that carry something else and are left to other passes; not counted above."""
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.whole.items())
+        whole = f", {self.num_collectives - self.streamed} stay whole ({reasons})" if self.whole else ""
+        others = f"; {self.other_role} carry something else" if self.other_role else ""
+        return f"{self.pass_name}: streamed {self.streamed} of {self.num_collectives} collectives{whole}{others}"
+
+
+@dataclass(frozen=True)
 class Report:
-    """The whole run."""
+    """The record of a whole run."""
 
     before: GraphRecord
     after: GraphRecord
@@ -67,79 +86,78 @@ class Report:
     applied: tuple[Decision, ...]
     declined: tuple[Decision, ...]
     streams: tuple[StreamRecord, ...] = ()
-    """What became of the collectives beside products, for each pass that streams them."""
+    """One for each pass that streams collectives through matrix products."""
     cluster: str | None = None
-    plan_digest: str = ""
+    bare_plan: Plan = field(default=Plan(()), repr=False)
+    """The plan without evidence; `plan` has it. The JSON holds its digest instead."""
     witnesses: tuple[str, ...] = ()
-    """What was called to check the result, each with its outcome."""
+    """The checks of the result, each with its outcome."""
     version: str = field(default=VERSION)
     may_share_inputs: bool = False
-    """Whether inputs may share memory with one that is written, so that their reads keep their place."""
-    comparison: Comparison | None = field(default=None, repr=False, compare=False)
-    """What simulates both graphs, where a cluster was given. No part of the JSON but for what it says."""
+    """Whether inputs may share memory with one that the graph writes; reads of inputs then keep their place."""
 
-    def to_json(self, *, simulate: bool = True) -> str:
-        """The report as JSON; with what a simulation says of both graphs, where a cluster was given."""
-        data = asdict(replace(self, comparison=None))
-        asked = self.comparison if simulate else None
-        data["simulated"] = None if asked is None else asdict(asked.summary(self))
-        data["notes"] = list(self.notes)
-        del data["comparison"]
-        return json.dumps(data, indent=1, sort_keys=True)
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan, with its evidence if the run was for a cluster."""
+        return self.bare_plan
 
-    def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
-        """Write one self-contained page: timelines before and after, collectives with reasons, memory, the bound."""
-        self._simulated().save_html(path, self, title)
-
-    def save_trace(self, path: str | Path) -> None:
-        """Write both timelines as a Chrome trace, for Perfetto or chrome://tracing."""
-        self._simulated().save_trace(path, self)
-
-    def _simulated(self) -> Comparison:
-        if self.comparison is None:
-            do = 'give one: weft.optimize(gm, cluster="h100-8x8")'
-            raise ReportError(compose("report", "nothing was simulated, for no cluster was given", do=do))
-        return self.comparison
+    @property
+    def plan_digest(self) -> str:
+        return self.plan.digest
 
     @property
     def refusals(self) -> tuple[Decision, ...]:
-        """The declined decisions for which a rewrite was possible in kind."""
+        """The declined decisions where the graph prevented a rewrite of a kind that was possible."""
         return tuple(d for d in self.declined if d.reason.is_refusal)
 
     @property
     def exposed(self) -> tuple[Decision, ...]:
-        """What is said of collectives that are still exposed, the longest first."""
+        """The decisions about collectives that are still exposed, the longest first."""
         return tuple(sorted((d for d in self.declined if d.exposed_us > 0), key=lambda d: -d.exposed_us))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the graph does not say, and what the cluster leaves out; what the result lacks for it."""
-        of_cluster = () if self.comparison is None else self.comparison.notes
-        return (*([SHARED_INPUTS] if self.may_share_inputs else []), *of_cluster)
+        """Gaps in the graph's or the cluster's description, and their effect on the result."""
+        return (SHARED_INPUTS,) if self.may_share_inputs else ()
+
+    def to_json(self, *, simulate: bool = True) -> str:
+        """The report as JSON, with the simulation of both graphs if a cluster was given and `simulate` is set."""
+        told: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Report)}
+        told["bare_plan"] = Plan(())
+        data = asdict(Report(**told)) | {
+            "plan_digest": self.plan_digest,
+            "simulated": self._simulated() if simulate else None,
+            "notes": list(self.notes),
+        }
+        del data["bare_plan"]
+        return json.dumps(data, indent=1, sort_keys=True)
+
+    def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
+        """Write one self-contained page: timelines before and after, collectives with reasons, memory, the bound."""
+        _refuse_without_cluster()
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write both timelines as a Chrome trace, for Perfetto or chrome://tracing."""
+        _refuse_without_cluster()
 
     def summary_lines(self) -> list[str]:
-        """What a simulation says of both graphs, as a table; their sizes where no cluster was given."""
-        if self.comparison is not None:
-            return self.comparison.summary(self).lines()
+        """A table of both simulated runs; the sizes of both graphs if no cluster was given."""
         return [
             f"nodes       {self.before.num_nodes} -> {self.after.num_nodes}",
             f"collectives {self.before.num_collectives} -> {self.after.num_collectives}",
         ]
 
     def pass_lines(self) -> list[str]:
-        """What each pass did, as a table."""
+        """A table with one row for each pass."""
         return table([("pass", "applied", "declined", "ms"), *map(_row, self.passes)])
 
     def show(self, console: Console) -> None:
-        """Print the text; on a terminal what has become better or worse is coloured."""
+        """Print the text; a terminal shows improvements and regressions in colour."""
         self.show_summary(console)
         console.print(plain("\n".join(self._details())), markup=False, highlight=False, soft_wrap=True)
 
     def show_summary(self, console: Console, indent: int = 0) -> None:
-        """Print the table of both runs alone."""
-        if self.comparison is not None and console.is_terminal:
-            console.print(Padding(self.comparison.summary(self).to_rich(), (0, 0, 0, indent)))
-            return
+        """Print only the summary."""
         for line in self.summary_lines():
             console.print(f"{' ' * indent}{line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -147,7 +165,7 @@ class Report:
         return "\n".join([*self.summary_lines(), *self._details()])
 
     def _details(self) -> list[str]:
-        """What follows the summary."""
+        """The lines after the summary."""
         shown = [
             *_longest(self.exposed),
             *_alike("-", [d for d in self.refusals if d.exposed_us <= 0]),
@@ -164,6 +182,15 @@ class Report:
             *(f"checked: {witness}" for witness in self.witnesses),
         ]
 
+    def _simulated(self) -> dict[str, Any] | None:
+        """The simulation of both graphs for the JSON."""
+        return None
+
+
+def _refuse_without_cluster() -> NoReturn:
+    do = 'give one: weft.optimize(gm, cluster="h100-8x8")'
+    raise ReportError(compose("report", "there are no timelines, because no cluster was given", do=do))
+
 
 def _line(sign: str, decision: Decision) -> str:
     reason = "" if decision.applied else f" ({decision.reason.value})"
@@ -172,11 +199,11 @@ def _line(sign: str, decision: Decision) -> str:
 
 def _longest(exposed: Sequence[Decision]) -> list[str]:
     lines, rest = [_line("=", d) for d in exposed[:MAX_EXPOSED]], exposed[MAX_EXPOSED:]
-    return [*lines, f"  ... and {len(rest)} more that are exposed, for less time each"] if rest else lines
+    return [*lines, f"  ... and {len(rest)} more that are exposed for less time"] if rest else lines
 
 
 def _alike(sign: str, decisions: Iterable[Decision]) -> list[str]:
-    """Decisions by pass and reason, in the order in which each first comes."""
+    """One line for each decision, or one for all with the same pass and reason if they are many."""
     groups: dict[tuple[str, Reason], list[str]] = {}
     for decision in decisions:
         groups.setdefault((decision.pass_name, decision.reason), []).append(_line(sign, decision))
@@ -201,13 +228,27 @@ def record_passes(log: Iterable[LogEntry]) -> tuple[PassRecord, ...]:
     )
 
 
+def record_streams(log: Iterable[LogEntry]) -> tuple[StreamRecord, ...]:
+    """The counts of each streaming pass in a pipeline's log.
+
+    The last decision about a collective counts, unless one applied it: a pass declines single products of a collective
+    before it decides about the whole.
+    """
+    found: list[StreamRecord] = []
+    for entry in log:
+        if not isinstance(parse_pass(entry.step.spec), StreamPass):
+            continue
+        last: dict[str, Reason] = {}
+        for decision in entry.step.decisions:
+            if last.get(decision.nodes[0]) is not Reason.APPLIED:
+                last[decision.nodes[0]] = decision.reason
+        counts = Counter(reason.value for reason in last.values() if reason is not Reason.APPLIED)
+        others = counts.pop(Reason.OTHER_ROLE.value, 0)
+        total, name = len(last) - others, entry.step.spec.partition("{")[0]
+        found.append(StreamRecord(name, total, total - sum(counts.values()), dict(sorted(counts.items())), others))
+    return tuple(found)
+
+
 def _row(record: PassRecord) -> tuple[Any, ...]:
     declined = ", ".join(f"{count} {reason}" for reason, count in record.declined.items()) or "0"
     return record.spec, record.applied, declined, f"{record.seconds * 1000:.1f}"
-
-
-def table(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows of text in aligned columns."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from weft.quantities import count_text, duration_text, share_text, size_text
 from weft.report.explain import CollectiveRecord
-from weft.report.report import table
+from weft.report.plain_text import table
 from weft.report.work import Work
 from weft.simulation.timeline import NS_PER_US, Timeline
 
@@ -26,13 +26,13 @@ BETTER_STYLE, WORSE_STYLE = "green", "red"
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One simulated order, and what is known of its collectives."""
+    """One simulated order, and the records of its collectives."""
 
     timeline: Timeline
     queues: tuple[str, ...] = ()
     """The group of each queue, as in `Program.queues`."""
     records: tuple[CollectiveRecord, ...] = ()
-    """Of its own collectives, each with the decisions about it: `explain(module, report).collectives`."""
+    """Its collectives, each with the decisions about it: `explain(module, report).collectives`."""
 
     @cached_property
     def record_of(self) -> dict[str, CollectiveRecord]:
@@ -40,7 +40,7 @@ class SimulatedRun:
         return {record.name: record for record in self.records}
 
     def group(self, queue: int) -> str:
-        """The name of a queue's group, or of the queue where the group is not given."""
+        """The name of a queue's group, or of the queue if the group is not given."""
         return self.queues[queue] if queue < len(self.queues) else f"queue {queue}"
 
     @property
@@ -50,7 +50,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Totals:
-    """One run in numbers. None: not known, or not asked for."""
+    """One run in numbers. None: unknown, or not asked for."""
 
     step_us: float
     compute_us: float
@@ -62,7 +62,7 @@ class Totals:
     peak_bytes: int | None
     num_collectives: int
     num_bytes: int | None
-    """Of the full tensors of all collectives, as in their records."""
+    """Size of the full tensors of all collectives, as in their records."""
     mfu: float | None = None
     tokens_per_second: float | None = None
 
@@ -92,7 +92,7 @@ class Summary:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The quantities that are known of either run."""
+        """The quantities that are known for at least one run."""
         return tuple(
             _row(quantity, before, after)
             for quantity in QUANTITIES
@@ -118,7 +118,7 @@ class Summary:
 
 
 def summarize(before: SimulatedRun, after: SimulatedRun, work: Work | None = None) -> Summary:
-    """Both runs in numbers; shares of the peak and tokens per second only where the work of a step is given."""
+    """Both runs in numbers; MFU and tokens per second only if the work of a step is given."""
     return Summary(_totals(before, work or Work()), _totals(after, work or Work()))
 
 
@@ -151,7 +151,7 @@ class _Quantity:
     good: int
     """1: more is better; -1: less is better; 0: neither."""
     is_relative: bool = True
-    """Whether a change is told as a share of what was before."""
+    """Whether a change is shown relative to the value before."""
 
 
 QUANTITIES = (

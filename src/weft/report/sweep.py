@@ -33,9 +33,9 @@ from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest, parse, render
 from weft.passes.pipeline import Pipeline
 from weft.quantities import count_text, duration_text, exact_size_text, share_text, size_text
-from weft.report.comparison import Comparison
-from weft.report.plain_text import plain, plain_line
-from weft.report.report import GraphRecord, Report, record_passes, table
+from weft.report.plain_text import plain, plain_line, table
+from weft.report.report import GraphRecord, Report, record_passes
+from weft.report.simulated import with_simulations
 from weft.report.summary import Totals
 from weft.report.work import check_tokens
 
@@ -190,7 +190,7 @@ def _run(task: Task) -> Cell:
     run = pipeline.run(module, cluster=task.cluster, memory_limit_bytes=limit, effort=task.effort)
     sizes = [GraphRecord(len(each.graph.nodes), 0, "") for each in (module, run.module)]
     report = Report(sizes[0], sizes[1], record_passes(run.log), (), ())
-    found = Comparison(module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary(report)
+    found = with_simulations(report, module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary
     seconds = sum(entry.seconds for entry in run.log)
     return replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
 

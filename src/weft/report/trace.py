@@ -1,14 +1,14 @@
 """A Chrome trace of two simulated runs, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Contract: one process per run, `before` and `after`; a thread for the compute stream and one for each group's queue.
-Times are in microseconds with three digits behind the point, so that nothing of a nanosecond is lost.
+Times are in microseconds with three decimals, which is nanosecond precision.
 
-    cat compute      what the compute stream runs
-    cat launch       where a collective is launched, of no duration
-    cat wait         where the compute stream stands still: from a wait to the end of its collective
-    cat collective   what a queue runs; arrows lead from its launch to it and on to its wait
+    cat compute      a kernel on the compute stream
+    cat launch       the launch of a collective, without duration
+    cat wait         the compute stream is blocked: from a wait to the end of its collective
+    cat collective   a collective on its queue; arrows lead from its launch to it and on to its wait
 
-The events alone tell what is exposed (the time in waits) and what is hidden (compute while a collective runs).
+The events alone show the exposed time (in waits) and the hidden time (compute while a collective runs).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def save_trace(path: str | Path, before: SimulatedRun, after: SimulatedRun, *, c
 
 
 def trace(before: SimulatedRun, after: SimulatedRun, *, cluster: str = "") -> dict[str, Any]:
-    """The trace of both runs as data: heads first, then events in the order of time."""
+    """The trace of both runs as data: metadata first, then events in order of time."""
     processes = [_Process("before", 1, before, 0), _Process("after", 2, after, len(before.timeline.collectives))]
     events = [event for process in processes for event in process.events()]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))

@@ -1,7 +1,7 @@
-"""Work: what one step gets done, for tokens per second and the share of the peak (MFU).
+"""Work: the tokens and flops of one step, for tokens per second and the share of the peak (MFU).
 
-The flops are those of the products of the graph as it was: what it computes twice counts twice. Their dtype is the one
-that most of them have. What is not known is None: a product of unknown size, a peak that the device does not state.
+The flops are those of the matrix products of the original graph; recomputation counts. The peak is that of the dtype
+with the most flops. Unknown figures are None: a product of unknown size, a peak that the device does not state.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from weft.graph.about import tokens_per_step
 
 @dataclass(frozen=True)
 class Work:
-    """What one step gets done."""
+    """The work of one step."""
 
     num_tokens: int | None = None
-    """Of the whole cluster."""
+    """Tokens of the whole cluster."""
     flops_share: float | None = None
     """Floating-point operations of the model on one device over those that the device does in a second at its peak."""
 
 
 def check_tokens(num_tokens: int | None) -> None:
-    """Refuse what is no number of tokens."""
+    """Refuse a number of tokens below 1."""
     if num_tokens is not None and num_tokens < 1:
         what = f"tokens_per_step is {num_tokens}, expected 1 or more"
-        raise ReportError(compose("report", what, do="leave it out where it is not known"))
+        raise ReportError(compose("report", what, do="leave it out if it is not known"))
 
 
 def work_of(module: GraphModule, device: Device, num_tokens: int | None = None) -> Work:
-    """What a graph gets done on each device; tokens as given, else as the module says."""
+    """The work of a graph on each device, with the given number of tokens, or the one that the module states."""
     tokens = num_tokens if num_tokens is not None else tokens_per_step(module)
     return Work(tokens, flops_share(module.graph.nodes, device))
 
 
 def flops_share(nodes: Iterable[Node], device: Device) -> float | None:
-    """How many seconds all products take at the device's peak."""
+    """Seconds that all products take at the device's peak."""
     flops: Counter[torch.dtype] = Counter()
     for node in nodes:
         found = flops_of(node)

@@ -1,6 +1,6 @@
-"""Loops: what a scan or a map computes, round by round.
+"""Loops in place of scans and maps.
 
-Contract: a call is read exactly or refused with a reason; the loop that is built computes the same, in the same order.
+Contract: a scan is read exactly, or refused with a reason. The loop computes the same values in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.compat import FakeTensorMode
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, finish
-from weft.graph.profiles import nested_graphs, profile_of
+from weft.graph.profiles import graph_arguments, profile_of
 from weft.plan.decision import Reason, Refusal
 
 SCAN, MAP, LOOP = (ops.op_of(f"higher_order.{name}") for name in ("scan", "map_impl", "while_loop"))
@@ -27,15 +27,15 @@ ITEM = ops.op_of("operator.getitem")
 
 @dataclass(frozen=True)
 class Scan:
-    """A scan or a map: a nested graph that is run once for each row of some tensors."""
+    """A scan or a map: a nested graph that runs once for each row of its input tensors."""
 
     node: Node
     body: GraphModule
     carried: tuple[Node, ...]
-    """What the first round is given, and each further one by the round before; a map has none."""
+    """The initial carried state; each iteration passes a new one to the next. A map has none."""
     rows: tuple[Node, ...]
     whole: tuple[Node, ...]
-    """What every round is given as it is."""
+    """The inputs that every iteration receives whole."""
     num_rounds: int
 
     @property
@@ -50,51 +50,49 @@ class Scan:
 
     @property
     def results(self) -> Sequence[Any]:
-        """What a round returns: what is carried on, then the rows of the results."""
+        """The results of an iteration: the carried state, then one row of each stacked result."""
         (result,) = next(iter(reversed(self.body.graph.nodes))).args
         return result if isinstance(result, list | tuple) else ()
 
 
 def is_scan(node: Node) -> bool:
-    """Whether a node calls what can become a loop."""
+    """Whether a node is a scan or a map."""
     return node.op == "call_function" and node.target in (SCAN, MAP)
 
 
 def read_scan(node: Node) -> Scan | Refusal:
-    """What a call runs, or why it is left."""
+    """The scan that a node calls, or why it cannot become a loop."""
     name = node.name
-    bodies = nested_graphs(node)
+    bodies = graph_arguments(node)
     given: list[Any] = [part for part in node.args[1:] if isinstance(part, list | tuple)]
     if len(bodies) != 1 or len(given) != (3 if node.target is SCAN else 2) or node.kwargs:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its arguments are not those of a scan")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its arguments are not those of a known scan or map")
     carried, rows, whole = map(tuple[Any, ...], given if node.target is SCAN else ((), *given))
     values = [ops.value_of(n) if isinstance(n, Node) else None for n in (*carried, *rows)]
     if not rows or not all(isinstance(value, Tensor) for value in values):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: not all that its rounds are given are tensors")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: an input of its iterations is not a tensor")
     if profile_of(node).opaque:
-        return Refusal(Reason.HAS_EFFECT, f"{name} stays: its rounds do more than compute")
+        return Refusal(Reason.HAS_EFFECT, f"{name} stays: its iterations have side effects")
     taker = next((u for u in node.users if u.target is not ITEM or not isinstance(u.args[1], int)), None)
     if taker is not None:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {taker.name} takes all results", taker.name)
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {taker.name} uses all its results", taker.name)
     num_rounds = ops.value_of(rows[0]).shape[0]
     if not isinstance(num_rounds, int):
-        return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: the number of its rounds is not known")
+        return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: its number of iterations is not known")
     return _checked(Scan(node, bodies[0], carried, rows, whole, num_rounds))
 
 
 def _checked(scan: Scan) -> Scan | Refusal:
-    """The scan, if all that its rounds take and return has the form that a loop gives it."""
+    """The scan, if a loop can reproduce the layout of its inputs and results; otherwise why not."""
     name, inputs = scan.node.name, _inputs(scan.body.graph)
     if not all(isinstance(ops.value_of(one) if isinstance(one, Node) else None, Tensor) for one in scan.results):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: not all that its rounds return are tensors")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: a result of its iterations is not a tensor")
     if any(isinstance(n, Tensor) and not n.is_contiguous() for n in ops.value_of(scan.node)[len(scan.carried) :]):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: a result is not contiguous")
     taken = inputs[len(scan.carried) : len(scan.carried) + len(scan.rows)]
     loose = next((row for row, one in zip(scan.rows, taken, strict=True) if not _is_plain(row, one)), None)
     if loose is not None:
-        return Refusal(
-            Reason.UNSUPPORTED_FORM, f"{name} stays: {loose.name} has no rows one behind the other", loose.name
-        )
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {loose.name} is not contiguous", loose.name)
     return scan
 
 
@@ -104,10 +102,10 @@ def _is_plain(row: Node, taken: Node) -> bool:
 
 
 def put_loops(edit: Edit, nodes: Sequence[Node]) -> None:
-    """Put loops in the place of scans of one graph, and of scans that these run."""
+    """Replace scans of one graph, and scans nested in them, with loops."""
     sources: dict[Node, set[Node]] = {}
     for node in nodes:
-        scan = read_scan(node)  # what it is given may be the result of a loop by now
+        scan = read_scan(node)  # again: its inputs may be results of another loop by now
         if isinstance(scan, Scan):
             _put_loop(edit, scan)
             sources.setdefault(scan.source, set()).add(node)
@@ -139,17 +137,17 @@ def _put_loop(edit: Edit, scan: Scan) -> None:
     given = (again, round_, (count, *scan.carried, *buffers), (*scan.rows, *scan.whole))
     result = (ops.value_of(count), *ops.value_of(node))
     made = edit.call(LOOP, given, before=node, name=f"{node.name}_loop", like=[node], value=result)
-    heirs = {
+    replacements = {
         user: edit.call(ITEM, (made, int(str(user.args[1])) + 1), before=node, name=f"{user.name}_loop", like=[user])
         for user in list(node.users)
     }
-    edit.replace_each(heirs)
-    for gone in (*heirs, node):
+    edit.replace_each(replacements)
+    for gone in (*replacements, node):
         edit.erase(gone)
 
 
 def _again(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModule:
-    """The nested graph that says whether there is another round."""
+    """The nested graph that decides whether there is another iteration."""
     edit = Edit(Graph(), mode=mode)
     count = _parameters(edit, scan, values)[0]
     edit.output(edit.call(ops.op_of("lt.Scalar"), (count, scan.num_rounds), name="is_left", like=[scan.node]))
@@ -157,7 +155,7 @@ def _again(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
 
 
 def _round(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModule:
-    """The nested graph of one round: its rows are taken, and its results are put where they belong."""
+    """The nested graph of one iteration: it reads its rows, and writes its results into the buffers."""
     edit = Edit(Graph(), mode=mode)
     count, *given = _parameters(edit, scan, values)
     num_carried, num_buffers = len(scan.carried), len(scan.results) - len(scan.carried)
@@ -173,7 +171,7 @@ def _round(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
     copies = dict(zip(inputs, (*carried, *taken, *whole), strict=True))
     _copy(edit, scan.body.graph, copies)
     results = [copies[one] for one in scan.results]
-    kept = _own(edit, scan, results[:num_carried])
+    kept = _with_own_memory(edit, scan, results[:num_carried])
     put: list[Node] = []
     for buffer, one in zip(buffers, results[num_carried:], strict=True):
         row = edit.call(ops.op_of("unsqueeze"), (one, 0), name=f"{buffer.name}_row", like=[scan.node])
@@ -188,7 +186,7 @@ def _round(mode: FakeTensorMode, scan: Scan, values: Sequence[Any]) -> GraphModu
 
 
 def _copy(edit: Edit, body: Graph, copies: dict[Node, Node]) -> None:
-    """Copy the calls of a graph, and what they take from the module."""
+    """Copy the calls of a graph, and the attributes that they read."""
     for node in body.nodes:
         if node.op == "get_attr":
             copies[node] = edit.attribute(str(node.target), ops.value_of(node), name=node.name)
@@ -198,8 +196,8 @@ def _copy(edit: Edit, body: Graph, copies: dict[Node, Node]) -> None:
             copies[node] = edit.call(node.target, args, kwargs, name=node.name, like=[node], value=value)
 
 
-def _own(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
-    """What is carried on, as tensors that share memory neither with what a round is given nor with each other."""
+def _with_own_memory(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
+    """The carried state, copied where it shares memory with an input of the iteration or with itself."""
     dag = Dag(scan.body.graph)
     held = {s for n in _inputs(scan.body.graph) for s in dag.effects.held(dag.index[n])}
     kept: list[Node] = []
@@ -213,7 +211,7 @@ def _own(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
 
 
 def _parameters(edit: Edit, scan: Scan, values: Sequence[Any]) -> list[Node]:
-    """The inputs of a nested graph of the loop: the count, what is carried, results, rows, and what every round has."""
+    """The inputs of a nested graph of the loop: the counter, carried state, buffers, rows and whole inputs."""
     inputs = _inputs(scan.body.graph)
     num_carried = len(scan.carried)
     num_buffers = len(scan.results) - num_carried

@@ -1,8 +1,8 @@
-"""Draft: a graph as it would be after the rewrites planned so far. Nothing is written to the graph itself.
+"""Draft: the graph as it would be after the rewrites planned so far. The graph itself does not change.
 
-Contract: a draft answers what a rewrite must know (arguments, users, values, who writes what when) for nodes of the
-graph and for calls that are planned (`New`) alike, and keeps the actions that make the graph so. It refuses a
-replacement that anybody could tell from the original: by a write in between, or by tensors that newly share memory.
+Contract: a draft answers a rewrite's questions (arguments, users, values, writes) about nodes of the graph and planned
+calls (`New`) alike, and records the actions that turn the graph into the draft. It refuses a replacement that could be
+told from the original: because of a write in between, or because tensors would share memory that did not before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped
 from weft.rewriting.strides import ALIGNMENT_BYTES, Change, is_alike, is_stride_blind
 
 MAX_RESTRIDED = 32
-"""So many nodes may get other strides by one rewrite."""
+"""Maximum number of nodes whose strides one rewrite may change."""
 
 
 class Draft:
@@ -39,29 +39,23 @@ class Draft:
         self.dag = Dag(graph)
         self.actions: list[Rewrite] = []
         self.gone: dict[AnyNode, None] = {}
-        """Nodes that are taken out."""
+        """The nodes removed so far."""
         effects = self.dag.effects
         self._special = dict(effects.special)
         self.notes: dict[Any, Any] = {}
-        """What rules worked out about nodes and may ask for again."""
+        """Cached facts about nodes, for rules."""
         self._arguments: dict[AnyNode, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
         self._swaps: dict[AnyNode, dict[AnyNode, AnyNode]] = {}
-        """Heirs that are not yet in the arguments of a user: one with many arguments is written once for all."""
+        """Replacements not yet written into a user's arguments. Deferring them rewrites a user of many nodes once."""
         self._users: dict[AnyNode, dict[AnyNode, None]] = {}
         self._held: dict[AnyNode, tuple[int, ...]] = {}
         self._next_storage = 1 << 48
         self._taken = {node.name for node in self.dag.nodes}
         self._pending: list[New] = []
-        self._reads: dict[int, list[int]] = {}
-        self._writes: dict[int, list[int]] = {}
-        for i, storage, is_write in effects.accesses:
-            if is_write:
-                self._writes.setdefault(storage, []).append(i)
-            else:
-                self._reads.setdefault(i, []).append(storage)
+        self._memory = effects.memory
         self._boundaries = [i for i, p in effects.special if p.opaque]
         self._escaping: dict[int, int] = {}
-        """The storages that leave the graph, each with the number of results that hold it."""
+        """The storages that the graph returns, each with the number of results that hold it."""
         for node in self.results:
             self._count_result(node, 1)
         self._outside = {s for i, n in enumerate(self.dag.nodes) if _is_given(n) for s in effects.held(i)}
@@ -76,10 +70,10 @@ class Draft:
         """The nodes that the graph returns."""
         return tuple(self.dag.nodes[-1].all_input_nodes)
 
-    # What a node is.
+    # Questions about a node.
 
     def arguments(self, node: AnyNode) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments of a call, positional and by keyword; the same object until they change."""
+        """The positional and keyword arguments of a call; the same object until they change."""
         found = self._arguments.get(node)
         if found is None:
             found = self._arguments[node] = (node.args, node.kwargs)
@@ -89,33 +83,33 @@ class Draft:
         return found
 
     def bind(self, node: AnyNode) -> dict[str, Any]:
-        """The arguments of a call by the names of its schema, defaults filled in."""
+        """The arguments of a call by their names in the schema, with defaults filled in."""
         return ops.bind_arguments(node.target, *self.arguments(node))
 
     def users(self, node: AnyNode) -> Sequence[AnyNode]:
-        """Who takes the node."""
+        """The users of a node."""
         return list(self._users_of(node))
 
     def num_users(self, node: AnyNode) -> int:
-        """How many nodes take the node."""
+        """The number of users of a node."""
         return len(self._users_of(node))
 
     def _users_of(self, node: AnyNode) -> Mapping[Any, None]:
         return self._users[node] if node in self._users else getattr(node, "users", {})
 
     def position(self, node: AnyNode) -> int:
-        """Where the node stands; a planned call stands where the node stood that it was made before."""
+        """The position of a node; a planned call has the position of the node that it is inserted before."""
         return node.position if isinstance(node, New) else self.dag.index[node]
 
     def value(self, node: AnyNode) -> Any:
-        """The fake value of a node, computed at the first question for a planned call; GraphError if impossible."""
+        """The fake value of a node. That of a planned call is computed on first use; GraphError if it cannot be."""
         if isinstance(node, New) and "val" not in node.meta:
             args, kwargs = self._looked_up([list(node.args), node.kwargs], {})
             node.meta["val"] = metadata.compute(node.target, args, kwargs, self.mode)
         return node.meta.get("val")
 
     def _looked_up(self, item: Any, known: Mapping[AnyNode, Any]) -> Any:
-        """Arguments with values in place of nodes."""
+        """Arguments with nodes replaced by their values."""
         if isinstance(item, New | Node):
             return known[item] if item in known else self.value(item)
         if isinstance(item, call_lines.GroupOf):
@@ -125,7 +119,7 @@ class Draft:
         return [self._looked_up(part, known) for part in item] if isinstance(item, list | tuple) else item
 
     def profile(self, node: AnyNode) -> Profile:
-        """What the node does to storages and to the world."""
+        """The effects of a node: on storages, random state and other ranks."""
         if isinstance(node, New):
             return profile(node.target)
         return self._special.get(self.dag.index[node], PLAIN)
@@ -147,7 +141,7 @@ class Draft:
         return (self._next_storage,)
 
     def is_alias(self, node: AnyNode) -> bool:
-        """Whether the node only renames data."""
+        """Whether the node's result shares memory with its input."""
         found = self.profile(node)
         if not found.may_copy:
             return found.is_view
@@ -158,23 +152,22 @@ class Draft:
         return storage_key(mine) == storage_key(theirs)
 
     def reads(self, node: AnyNode) -> Iterable[int]:
-        """The storages that a node reads, of those that somebody writes."""
+        """The storages that a node reads, limited to those that are written anywhere."""
         if isinstance(node, Node):
-            return self._reads.get(self.dag.index[node], ())
+            accesses = self._memory.by_node.get(self.dag.index[node], ())
+            return [storage for storage, is_write in accesses if not is_write]
         if self.is_alias(node):
             return ()
         held = {s for source in sources(node.args, node.kwargs) for s in self.held(source)}
-        return sorted(s for s in held if s in self._writes)
+        return sorted(s for s in held if s in self._memory.writes)
 
     def first_write(self, storage: int, begin: int, end: int | None = None) -> Node | None:
         """The first node strictly between two positions that writes a storage."""
-        writes = self._writes.get(storage, [])
-        k = bisect_right(writes, begin)
-        found = k < len(writes) and (end is None or writes[k] < end)
-        return self.dag.nodes[writes[k]] if found else None
+        found = self._memory.first_write(storage, begin, end)
+        return self.dag.nodes[found] if found is not None else None
 
     def boundary(self, begin: int, end: int) -> Node | None:
-        """The first call strictly between two positions of which nothing is known: it may change any mode."""
+        """The first unknown call strictly between two positions. It may change any mode, so no match may cross it."""
         k = bisect_right(self._boundaries, begin)
         found = k < bisect_left(self._boundaries, end)
         return self.dag.nodes[self._boundaries[k]] if found else None
@@ -182,7 +175,7 @@ class Draft:
     # Changing.
 
     def call(self, target: Any, *args: Any, before: AnyNode, name: str = "", **kwargs: Any) -> New:
-        """Plan a call; `target` is an operator or its name in listings."""
+        """Plan a call; `target` is an operator, or its name as in listings."""
         op = ops.op_of(target) if isinstance(target, str) else target
         base = name or f"{before.name}_{op_word(op)}"
         unique = base
@@ -197,30 +190,32 @@ class Draft:
         return made
 
     def forget(self) -> None:
-        """Drop the calls that were planned since the last replacement."""
+        """Discard the calls planned since the last replacement."""
         self._taken.difference_update(made.name for made in self._pending)
         for made in self._pending:
             del self._users[made]
         self._pending = []
 
     def why_not_replace(self, old: AnyNode, new: AnyNode, *, keeps_strides: bool = True) -> Refusal | None:
-        """Why `new` cannot stand for `old`; None if it can."""
+        """Why `new` cannot replace `old`; None if it can."""
         try:
             is_same = metadata.same(self.value(old), self.value(new))
             is_fit = is_same or (not keeps_strides and self._may_restride(old, new))
         except GraphError as error:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: {str(error).splitlines()[0]}")
         if not is_fit:
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{old.name} stays: its replacement has another type or strides")
+            return Refusal(
+                Reason.UNSUPPORTED_FORM, f"{old.name} stays: its replacement has a different type or strides"
+            )
         mine, theirs = set(self.held(old)), set(self.held(new))
         if mine == theirs:
             return self._why_not_same(old, new)
-        if new in self._pending and not self.is_alias(new):  # made for this; an earlier one has users of its own
+        if new in self._pending and not self.is_alias(new):  # planned for this rewrite; an earlier call has other users
             return self._why_not_copy(old, mine) if self.is_alias(old) else None
         return self._why_not_share(old, new, mine, theirs)
 
     def _may_restride(self, old: AnyNode, new: AnyNode) -> bool:
-        """Whether nobody minds other strides: what takes the result, up to where strides are the same again."""
+        """Whether no user depends on the changed strides, followed until strides are the same as before."""
         was, value = self.value(old), self.value(new)
         if not is_alike(was, value):
             return False
@@ -242,7 +237,7 @@ class Draft:
         return True
 
     def _change(self, old: AnyNode, new: AnyNode) -> Change:
-        """How a tensor that stands for another differs from it. Memory of the caller may begin anywhere."""
+        """How a replacement differs from the original in memory. The caller's tensors may begin at any address."""
         was, value = self.value(old), self.value(new)
         if not metadata.same(list(was.stride()), list(value.stride())):
             return Change.STRIDES
@@ -252,29 +247,35 @@ class Draft:
         return Change.PLACE if distance % ALIGNMENT_BYTES else Change.ALIGNED_PLACE
 
     def is_stride_blind(self, node: AnyNode, change: Change = Change.STRIDES) -> bool:
-        """Whether a node gives the same bits when what it takes is changed so."""
+        """Whether a node gives the same bits if its inputs change in this way."""
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             return False
         values = [self.value(n) for n in (*sources(*self.arguments(node)), node)]
         return is_stride_blind(node.target, self.bind(node), values, change)
 
     def _why_not_same(self, old: AnyNode, new: AnyNode) -> Refusal | None:
-        """A view that is returned stays apart from an input, and from another tensor that is returned."""
+        """Why a returned view cannot become an input or a tensor that is returned as well: the caller sees aliases."""
         if not self._is_returned(old) or isinstance(new, New):
             return None
         if _is_given(new):
-            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and {new.name} is an input", new.name)
+            return Refusal(
+                Reason.ESCAPES,
+                f"{old.name} stays: it is returned, and its replacement {new.name} is an input",
+                new.name,
+            )
         if self._is_returned(new):
-            return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned beside {new.name}", new.name)
+            return Refusal(
+                Reason.ESCAPES, f"{old.name} stays: it and its replacement {new.name} are both returned", new.name
+            )
         return None
 
     def _is_returned(self, node: AnyNode) -> bool:
         return self.dag.nodes[-1] in self._users_of(node)
 
     def _why_not_copy(self, old: AnyNode, mine: set[int]) -> Refusal | None:
-        """What was a view and becomes a tensor of its own: nobody may write through it, nor count on it."""
-        if mine & self._writes.keys():
-            return Refusal(Reason.MUTATED, f"{old.name} stays: what it is a view of is written")
+        """Why a view cannot become a copy: its memory is written, or the caller receives it as a view of an input."""
+        if mine & self._memory.writes.keys():
+            return Refusal(Reason.MUTATED, f"{old.name} stays: the memory that it is a view of is written")
         if mine & self._escaping.keys() & self._outside and self._reaches_output(old):
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned as a view of an input")
         return None
@@ -291,40 +292,40 @@ class Draft:
         return False
 
     def _why_not_share(self, old: AnyNode, new: AnyNode, mine: set[int], theirs: set[int]) -> Refusal | None:
-        """What was a tensor of its own and becomes one with another."""
+        """Why a tensor with its own memory cannot become one that shares memory with another."""
         place = self.position(old)
         for storage in sorted(mine | theirs):
             write = self.first_write(storage, place)
             if write is not None:
-                sentence = f"{old.name} stays: {write.name} writes it or {new.name} later"
+                sentence = f"{old.name} stays: {write.name} writes {old.name} or {new.name} later"
                 return Refusal(Reason.MUTATED, sentence, write.name)
         if (theirs & self._escaping.keys() or theirs & self._outside) and self._reaches_output(old):
             return Refusal(Reason.ESCAPES, f"{old.name} stays: it is returned, and would share memory with {new.name}")
         return None
 
-    def replace(self, heirs: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
-        """Let each node's users use its heir, and take out those of the candidates that nobody uses then."""
+    def replace(self, replacements: Mapping[AnyNode, AnyNode], candidates: Iterable[AnyNode]) -> Refusal | None:
+        """Let the users of each node use its replacement, and remove the candidates that become unused."""
         texts = [call_lines.write(made.name, made.target, made.args, made.kwargs) for made in self._pending]
         if None in texts:
-            first = next(iter(heirs))
+            first = next(iter(replacements))
             self.forget()
             return Refusal(Reason.UNKNOWN_SIZE, f"{first.name} stays: a size in its replacement has no name")
         calls = tuple(text for text in texts if text is not None)
         for made in self._pending:
             for source in sources(made.args, made.kwargs):
-                self._own_users(source)[made] = None
+                self._changed_users(source)[made] = None
         self._pending = []
-        for old, new in heirs.items():
+        for old, new in replacements.items():
             self._inherit(old, new)
-        erased = self._erase([*heirs, *candidates])
-        last = max(heirs, key=self.position)
-        named = tuple((old.name, new.name) for old, new in heirs.items())
+        erased = self._erase([*replacements, *candidates])
+        last = max(replacements, key=self.position)
+        named = tuple((old.name, new.name) for old, new in replacements.items())
         self.actions.append(Rewrite(calls, last.name, named, tuple(node.name for node in erased)))
         return None
 
     def _inherit(self, old: AnyNode, new: AnyNode) -> None:
         if isinstance(new, New) and not self.is_alias(new) and not self.is_alias(old):
-            known = self._held.get(new, ())  # whoever writes the one later, writes the other
+            known = self._held.get(new, ())  # a later write to the one is a write to the other
             self._held[new] = tuple(dict.fromkeys((*known, *self.held(old))))
         if self._is_returned(old):
             self._count_result(old, -1)
@@ -332,13 +333,13 @@ class Draft:
         users, held = self.users(old), self.held(new)
         for user in users:
             self._swaps.setdefault(user, {})[old] = new
-            self._own_users(new)[user] = None
+            self._changed_users(new)[user] = None
         self._users[old] = {}
         if not set(held).issuperset(self.held(old)):
             self._hold(users, held)
 
     def _hold(self, users: Sequence[AnyNode], held: tuple[int, ...]) -> None:
-        """Let the views among the users of a node, and views of these, hold the storages that it is of now."""
+        """Update the storages of all views among the users of a node, and of their views, to its new storages."""
         stack = list(users)
         while stack:
             node = stack.pop()
@@ -356,13 +357,13 @@ class Draft:
             if count:
                 self._escaping[storage] = count
 
-    def _own_users(self, node: AnyNode) -> dict[AnyNode, None]:
+    def _changed_users(self, node: AnyNode) -> dict[AnyNode, None]:
         if node not in self._users:
             self._users[node] = dict.fromkeys(getattr(node, "users", {}))
         return self._users[node]
 
     def _erase(self, candidates: Sequence[AnyNode]) -> list[AnyNode]:
-        """Take out those of the candidates that nobody uses, users first, and what only they needed."""
+        """Remove unused candidates, users first, and then every node that only they used."""
         erased: list[AnyNode] = []
         order = itertools.count()
         heap = [(-self.position(node), next(order), node) for node in dict.fromkeys(candidates)]
@@ -374,14 +375,14 @@ class Draft:
             self.gone[node] = None
             erased.append(node)
             for source in sources(*self.arguments(node)):
-                users = self._own_users(source)
+                users = self._changed_users(source)
                 users.pop(node, None)
                 if not users and self._is_pure(source):
                     heapq.heappush(heap, (-self.position(source), next(order), source))
         return erased
 
     def _is_pure(self, node: AnyNode) -> bool:
-        """Whether the node does nothing but give its result."""
+        """Whether the node has no effect but its result."""
         found = self.profile(node)
         acts = found.opaque or found.random or found.ordered or found.writes or found.launch or found.wait
         return node.op == "call_function" and not acts

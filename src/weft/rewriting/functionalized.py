@@ -1,12 +1,12 @@
-"""Functionalized calls: what a wrapper of an operator that writes stands for.
+"""Readers of functionalized calls: the wrappers that tracing puts around operators that write their arguments.
 
-The first version of the wrapper is given the tensors that are written, and returns copies of them behind the results of
-the operator. The second is given whole tensors, and for each argument which part of which one it is.
+Version 1 of the wrapper takes the tensors to write, and returns the operator's results followed by copies of these
+tensors. Version 2 takes base tensors, and describes each written argument as a view of one of them.
 
-The wrapper of a kernel of Triton is given the kernel's arguments by name, with those that it writes, and returns
+The wrapper of a Triton kernel takes the kernel's arguments by name and the names of those that it writes, and returns
 copies of these by name.
 
-Contract: a call is read exactly or refused with a reason.
+Contract: a call is read exactly, or refused with a reason.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WRAPPERS = {ops.op_of(f"higher_order.{name}"): name for name in sorted(FUNCTIONA
 
 
 @dataclass(frozen=True)
-class View:
-    """An argument as a view of one of the tensors that are written."""
+class BaseView:
+    """A written argument as a view of one of the base tensors."""
 
     base: int
     target: str = ""
@@ -38,93 +38,95 @@ class View:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a wrapper stands for."""
+class FunctionalizedOp:
+    """The call of an operator that a wrapper stands for."""
 
     op: OpOverload
     kwargs: Mapping[str, Any]
-    """Arguments; those that are written are views, or lists of views."""
+    """The arguments; each written one is a `BaseView` or a list of them."""
     bases: tuple[Node, ...]
     num_returns: int
     items: Mapping[int, tuple[Node, ...]]
-    """The users by the item that they take."""
+    """The users of each item, by its index."""
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What the wrapper of a kernel stands for: the tensors that it writes, and who takes them, by the argument."""
+class FunctionalizedKernel:
+    """The call of a Triton kernel that a wrapper stands for: by argument, the written tensor and its users."""
 
     bases: Mapping[str, Node]
     items: Mapping[str, tuple[Node, ...]]
 
 
 def is_kernel(node: Node) -> bool:
-    """Whether a node is the functional call of a kernel of Triton."""
+    """Whether a node is the functionalized call of a Triton kernel."""
     return isinstance(node.target, HigherOrderOperator) and node.target.name() == KERNEL_WRAPPER
 
 
-def read_kernel(node: Node) -> Kernel | Refusal:
-    """What the wrapper of a kernel stands for, or why it is left."""
+def read_kernel(node: Node) -> FunctionalizedKernel | Refusal:
+    """The wrapped kernel call, or why it cannot be unwrapped."""
     given: Any = node.kwargs.get("kwargs")
     written: Any = node.kwargs.get("tensors_to_clone")
     if not isinstance(given, Mapping) or not isinstance(written, list | tuple):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it does not say what its kernel writes")
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{node.name} stays: it does not name the arguments that its kernel writes"
+        )
     items: dict[str, tuple[Node, ...]] = {}
     for user in node.users:
         if user.target is not ITEM or not isinstance(user.args[1], str):
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {user.name} takes all results", user.name)
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {user.name} uses all its results", user.name)
         items[user.args[1]] = (*items.get(user.args[1], ()), user)
     bases: dict[str, Any] = {name: given.get(name) for name in written}
     refusal = _why_not_write(node, list(bases.values()), bool(items))
-    return refusal or Kernel(bases, items)
+    return refusal or FunctionalizedKernel(bases, items)
 
 
-def read_wrapper(node: Node) -> Call | Refusal:
-    """What a wrapper stands for, or why it is left."""
+def read_wrapper(node: Node) -> FunctionalizedOp | Refusal:
+    """The wrapped operator call, or why it cannot be unwrapped."""
     op = node.args[0] if node.args else None
     if not isinstance(op, OpOverload):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it wraps no operator but a kernel")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it does not wrap an operator")
     items: dict[int, tuple[Node, ...]] = {}
     for user in node.users:
         if user.target is not ITEM or not isinstance(user.args[1], int):
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {user.name} takes all results", user.name)
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {user.name} uses all its results", user.name)
         items[user.args[1]] = (*items.get(user.args[1], ()), user)
     schema = schema_of(op)
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     read = _second if WRAPPERS[node.target].endswith("v2") else _first
     kwargs, bases = read(dict(node.kwargs), written)
     refusal = _why_not_write(node, bases, bool(items))
-    return refusal or Call(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
+    return refusal or FunctionalizedOp(op, kwargs, tuple(bases), max(len(schema.returns), 1), items)
 
 
 def _why_not_write(node: Node, bases: list[Any], is_used: bool) -> Refusal | None:
-    """Why a call cannot write these, or copies of them; None if it can."""
+    """Why a call cannot write these tensors or copies of them; None if it can."""
     if not all(isinstance(base, Node) and isinstance(ops.value_of(base), Tensor) for base in bases):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: what it writes are not single tensors")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: an argument that it writes is not a tensor")
     loose = next((base for base in bases if not _is_plain(base)), None)
     if loose is not None:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {loose.name} is not contiguous", loose.name)
-    return None if is_used else Refusal(Reason.ALONE, f"{node.name} stays: nobody takes its results")
+    return None if is_used else Refusal(Reason.ALONE, f"{node.name} stays: its results are unused")
 
 
 def _is_plain(base: Node) -> bool:
-    """Whether a copy has the same layout: strides are counted from the start of memory in strided views of it."""
+    """Whether a copy has the same layout; the strided views of version 2 count from the start of the storage."""
     value = ops.value_of(base)
     return value.is_contiguous() and value.storage_offset() == 0
 
 
 def _first(given: dict[str, Any], written: list[str]) -> tuple[dict[str, Any], list[Any]]:
-    """Arguments of the first version: what is written is given as it is, each a tensor of its own."""
+    """Arguments and bases of version 1: each written tensor is a base of its own."""
     bases: list[Any] = []
     for name in written:
         if given.get(name) is not None:
             bases.append(given[name])
-            given[name] = View(len(bases) - 1)
+            given[name] = BaseView(len(bases) - 1)
     return given, bases
 
 
 def _second(given: dict[str, Any], written: list[str]) -> tuple[dict[str, Any], list[Any]]:
-    """Arguments of the second version: what is written is a view of one of the bases."""
+    """Arguments and bases of version 2: each written tensor is a view of a base."""
     bases = list(given.pop("_all_bases"))
     made: dict[str, Any] = {name: value for name, value in given.items() if not name.startswith("_")}
     for name in written:
@@ -135,12 +137,12 @@ def _second(given: dict[str, Any], written: list[str]) -> tuple[dict[str, Any], 
     return made, bases
 
 
-def _view(given: Mapping[str, Any], prefix: str) -> View | None:
+def _view(given: Mapping[str, Any], prefix: str) -> BaseView | None:
     base = given.get(f"{prefix}_base_index")
     if base is None:
         return None
     if f"{prefix}_slice_dim" in given:
-        return View(base, "slice", tuple(given[f"{prefix}_slice_{part}"] for part in ("dim", "start", "end")))
+        return BaseView(base, "slice", tuple(given[f"{prefix}_slice_{part}"] for part in ("dim", "start", "end")))
     if f"{prefix}_size" in given:
-        return View(base, "as_strided", tuple(given[f"{prefix}_{p}"] for p in ("size", "stride", "storage_offset")))
-    return View(base)
+        return BaseView(base, "as_strided", tuple(given[f"{prefix}_{p}"] for p in ("size", "stride", "storage_offset")))
+    return BaseView(base)

@@ -1,8 +1,8 @@
-"""Last uses: until when anybody needs the memory that a node holds.
+"""Live ranges: the last use of the memory that a node holds.
 
-Contract: a use is whatever takes a holder of the memory, through views too; a launch uses what it sends and what it
-receives until its wait, and without one to the end; so does whoever is given the memory by the graph's output. Memory
-that was given to another node is that node's and its first owner's from then on.
+Contract: every user of a node that holds the memory is a use, views included. A launch uses the buffers it sends and
+receives until its wait, or until the end of the graph if there is none; returned memory is used until the end. Memory
+that was handed to another node belongs to both nodes from then on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ COPY = ops.op_of("copy_")
 
 
 class LastUses:
-    """Who uses each storage of a graph, and where."""
+    """The uses of each storage of a graph."""
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
         self._parents: dict[int, int] = {}
         self._uses: dict[int, dict[int, int]] = {}
-        """By storage: the node that uses it, and until where."""
+        """By storage: each user and the position of the end of its use."""
         self.given: set[int] = set()
         """Storages of inputs and constants."""
         end = len(dag.nodes)
@@ -40,7 +40,7 @@ class LastUses:
                 uses[flight.launch] = max(uses.get(flight.launch, 0), until)
 
     def held(self, node: Node) -> frozenset[int]:
-        """The storages that a node holds, each by the owner that it has by now."""
+        """The storages that a node holds, after hand-overs."""
         return frozenset(map(self._find, self.dag.effects.held(self.dag.index[node])))
 
     def _find(self, storage: int) -> int:
@@ -49,7 +49,7 @@ class LastUses:
         return storage
 
     def first_use_after(self, node: Node, source: Node, but: Node | None = None) -> Node | None:
-        """The first other than `but` that uses the memory of `source` behind `node`; None if nobody does."""
+        """The first user of the memory of `source` after `node`, apart from `but`; None if there is none."""
         place = self.dag.index[node]
         skipped = {place} if but is None else {place, self.dag.index[but]}
         uses = {user: end for storage in self.held(source) for user, end in self._uses.get(storage, {}).items()}
@@ -57,7 +57,7 @@ class LastUses:
         return self.dag.nodes[min(late)] if late else None
 
     def give(self, source: Node, node: Node) -> None:
-        """Let a node have the memory of its source from now on."""
+        """Hand the memory of a source over to a node."""
         (old,), (new,) = self.held(source), self.held(node)
         self._parents[new] = old
         self._uses[old] = {**self._uses.get(old, {}), **self._uses.pop(new, {})}
@@ -65,7 +65,7 @@ class LastUses:
 
 
 def copied_back(uses: LastUses, node: Node, source: Node) -> Node | None:
-    """The copy of a result into the input that it was made from."""
+    """The node that copies a result back into the input it was made from."""
     if not uses.held(source) & uses.given:
         return None
     for user in node.users:

@@ -1,18 +1,15 @@
-"""Launches in rewrites: how they are read and planned in a draft, and what they take.
+"""Launches in rewrites: reading, planning and pricing them in a draft.
 
-Contract: a time is that of the cluster where one is given; without one it is the share of the full tensor that a rank
-sends, so that larger means longer. Only launches of one tensor that give a new one are taken apart.
+Contract: a price is a predicted time if a cluster is given. Without one it is the number of bytes that a rank sends,
+which serves for comparisons only. Only launches of a single tensor that return a new one are rewritten.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from weft.compat import hint_of
 from weft.graph import ops
 from weft.graph.groups import Group, runtime_name
 from weft.graph.listings.call_lines import GroupOf
@@ -25,12 +22,12 @@ AS_STRIDED = ops.op_of("as_strided")
 
 
 def group_of(draft: Draft, launch: AnyNode, context: Context) -> Group:
-    """The group of a launch, of the graph or planned."""
+    """The group of a launch, planned or in the graph."""
     return context.groups.group(argument_of(draft, launch))
 
 
 def argument_of(draft: Draft, launch: AnyNode) -> Any:
-    """The group argument of a launch, of the graph or planned."""
+    """The group argument of a launch, planned or in the graph."""
     form = ops.launch_form(launch.target)
     argument = draft.bind(launch)[form.group] if form is not None else None
     while isinstance(argument, GroupOf):
@@ -40,18 +37,12 @@ def argument_of(draft: Draft, launch: AnyNode) -> Any:
 
 
 def is_same_group(draft: Draft, first: AnyNode, second: AnyNode) -> bool:
-    """Whether two launches are of one group."""
+    """Whether two launches use the same group."""
     return runtime_name(argument_of(draft, first)) == runtime_name(argument_of(draft, second))
 
 
-def num_bytes(value: Any) -> int | None:
-    """Bytes of a tensor by hint; None where they are unknown."""
-    sizes = [hint_of(size) for size in value.shape] if isinstance(value, Tensor) else [None]
-    return None if None in sizes else prod(s for s in sizes if s is not None) * value.element_size()
-
-
 def price(context: Context, kind: Kind, group: Group, full_bytes: int) -> float:
-    """What a collective takes: microseconds on the cluster, else the bytes that a rank sends."""
+    """The price of a collective: microseconds on the given cluster, otherwise the bytes that a rank sends."""
     if context.cluster is not None:
         return context.cluster.estimate(kind, group, full_bytes).us
     return full_bytes * (group.size - 1) / max(group.size, 1) * (2 if kind is Kind.ALL_REDUCE else 1)
@@ -70,7 +61,7 @@ def scattered(draft: Draft, sent: AnyNode, reduce_op: str, size: int, launch: An
 
 
 def gathered(draft: Draft, sent: AnyNode, dim: int, size: int, launch: AnyNode, before: AnyNode) -> New:
-    """Plan an all-gather along a dim; returns its wait, or the parts laid side by side along that dim."""
+    """Plan an all-gather along a dim; returns its wait, or for dims other than 0 the concatenation of the parts."""
     if not draft.value(sent).is_contiguous():
         sent = draft.call("clone", sent, memory_format=torch.contiguous_format, before=before)
     started = draft.call("all_gather", sent, size, GroupOf(launch), before=before)
@@ -83,35 +74,37 @@ def gathered(draft: Draft, sent: AnyNode, dim: int, size: int, launch: AnyNode, 
 
 
 def is_written(draft: Draft, *nodes: AnyNode) -> bool:
-    """Whether anything but launches and waits writes what one of the nodes holds."""
-    written = draft.dag.effects.written
+    """Whether anything but a launch or a wait writes memory that one of the nodes holds."""
+    written = draft.dag.effects.memory.written
     return any(written.intersection(draft.held(node)) for node in nodes)
 
 
 def why_not_alone(draft: Draft, launch: AnyNode, root: AnyNode) -> Refusal | None:
-    """Why a launch cannot become another one: more than one node takes what it started."""
+    """Why a launch cannot be replaced by another: it has more than one user."""
     if draft.num_users(launch) == 1:
         return None
     names = ", ".join(user.name for user in draft.users(launch))
-    return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {names} take {launch.name}", launch.name)
+    return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {launch.name} has several users, {names}", launch.name)
 
 
 def place_in(group: Group, rank: int) -> int | None:
-    """The place of a global rank in its group; None where the group has no such rank."""
+    """The index of a global rank within its group; None if the group does not contain it."""
     span = group.span
     parts = group.partition(span * (rank // span + 1) if group.ranks is None else span)
     return next((part.index(rank) for part in parts if rank in part), None)
 
 
 def why_not_own(draft: Draft, part: AnyNode, dim: int) -> Refusal | None:
-    """Why a part of a tensor cannot be a tensor of its own. No answer depends on the rank, or the ranks would part."""
+    """Why a slice of a tensor cannot get its own memory. The answer must not depend on the rank: all must agree."""
     if is_written(draft, part):
-        return Refusal(Reason.MUTATED, f"{part.name} stays: it is written")
+        return Refusal(Reason.MUTATED, f"{part.name} stays: its memory is written")
     stack = [part]
     while stack:
         for user in draft.users(stack.pop()):
             is_view = user.op == "call_function" and draft.is_alias(user)
             if user.target is AS_STRIDED or (dim and (is_view or not draft.is_stride_blind(user))):
-                return Refusal(Reason.UNSUPPORTED_FORM, f"{part.name} stays: {user.name} minds its strides", user.name)
+                return Refusal(
+                    Reason.UNSUPPORTED_FORM, f"{part.name} stays: {user.name} depends on its strides", user.name
+                )
             stack += [user] if is_view else []
     return None

@@ -1,8 +1,4 @@
-"""Nested graphs: which graphs the calls of a graph run, and passes that plan each of them by itself.
-
-Contract: a pass that works graph by graph rewrites the graphs that calls run too, or says of each that it would have
-changed why it did not. Nothing in such a graph is skipped in silence.
-"""
+"""Nested graphs: the graphs that calls of a graph run."""
 
 from __future__ import annotations
 
@@ -19,11 +15,11 @@ NESTING = frozenset(
         *("wrap_activation_checkpoint", "wrap_with_set_grad_enabled", "wrap_with_autocast"),
     )
 )
-"""Operators that run a nested graph as it is; others may take it for a template of their own."""
+"""Operators that run a nested graph unchanged; others may use it as a template."""
 
 
-def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
-    """The graphs that calls of a graph run, at any depth, each with the names of the attributes that lead to it."""
+def all_nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Graph]]:
+    """The graphs that calls of a graph run, at any depth, each with the path of attribute names that leads to it."""
     owner = graph.owning_module
     for node in graph.nodes:
         if node.op != "get_attr" or not node.users or owner is None:
@@ -33,14 +29,14 @@ def nested_graphs(graph: Graph, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         if runs and isinstance(nested, GraphModule) and _has_types(nested):
             inner = (*path, str(node.target))
             yield inner, nested.graph
-            yield from nested_graphs(nested.graph, inner)
+            yield from all_nested_graphs(nested.graph, inner)
 
 
 def _has_types(module: GraphModule) -> bool:
     return all("val" in n.meta for n in module.graph.nodes if n.op in ("placeholder", "call_function"))
 
 
-def taken_out(nodes: Sequence[Node]) -> list[Rewrite]:
-    """The action that takes nodes out of a graph; none where there are none."""
+def removal_of(nodes: Sequence[Node]) -> list[Rewrite]:
+    """The action that removes nodes from a graph; no action for no nodes."""
     names = tuple(node.name for node in nodes)
     return [Rewrite((), names[0], (), names)] if names else []

@@ -1,4 +1,4 @@
-"""Calls that are planned, and arguments that name them beside nodes of the graph."""
+"""Planned calls, and arguments that may refer to planned calls and to nodes of the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.graph import ops
 
 @dataclass(eq=False, slots=True)
 class New:
-    """A call that is planned. It can be asked for what a node can be asked for."""
+    """A planned call, with the same attributes as a node."""
 
     name: str
     target: Any
@@ -31,12 +31,15 @@ AnyNode = Node | New
 
 
 def op_word(op: Any) -> str:
-    """A word for an operator that can be part of a name."""
+    """The operator's name as part of an identifier."""
     return str(ops.name_of(op)).rpartition("::")[2].split(".")[0].strip("_")
 
 
 def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
-    """The nodes among arguments, in order, each once. A launch that only names a group is none: it may go."""
+    """The nodes among arguments, in order, each once.
+
+    The launch in a `GroupOf` is not one of them: it only names the group, and may be removed.
+    """
     found: dict[AnyNode, None] = {}
     stack: list[Any] = [kwargs, args]
     while stack:
@@ -50,14 +53,14 @@ def sources(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[AnyNode]:
     return list(found)
 
 
-def swapped(item: Any, heirs: Mapping[AnyNode, AnyNode]) -> Any:
-    """Arguments with heirs in place of nodes; heirs of heirs are followed."""
+def swapped(item: Any, replacements: Mapping[AnyNode, AnyNode]) -> Any:
+    """Arguments with nodes replaced; a replacement that is itself replaced is followed to the last one."""
     if isinstance(item, New | Node):
-        while item in heirs:
-            item = heirs[item]
+        while item in replacements:
+            item = replacements[item]
         return item
     if isinstance(item, Mapping):
-        return {key: swapped(value, heirs) for key, value in item.items()}
+        return {key: swapped(value, replacements) for key, value in item.items()}
     if isinstance(item, list | tuple):
-        return type(item)(swapped(i, heirs) for i in item) if not hasattr(item, "_fields") else item
+        return type(item)(swapped(i, replacements) for i in item) if not hasattr(item, "_fields") else item
     return item

@@ -1,4 +1,4 @@
-"""Patterns: what a rewrite looks for, written down; and the matcher.
+"""Patterns that describe the nodes a rewrite looks for, and the matcher.
 
     x, w, bias = Var("x"), Var("w"), Var("bias")
     product = op("mm", x, w).named("product").used(1)
@@ -6,17 +6,17 @@
 
     match = match_at(draft, total, node)        # None, or a Match:
     match["bias"], match["product"]             # arguments and nodes by name
-    match.nodes                                 # the nodes that stand for an `op` each, the root first
+    match.nodes                                 # the nodes that matched an `op`, the root first
     why_no_match(draft, total, node)            # "r is relu, expected mm"
 
-A pattern names operators as listings do; several may be alike: `op(VIEWS, x, ANY)`. Arguments are found by schema:
-those in order are the first of the schema, whatever their names are in each operator; an argument that the pattern does
-not name must have its default, unless `.ignoring("alpha")` or `.ignoring()` says otherwise. A `Var` stands for
-anything, and wherever it occurs again for the same; `ANY` for anything each time. A list has as many items as its
-pattern, `Each(item, "pieces")` any number, and binds one dict for each. A plain value stands for itself: 0.0 is not
--0.0, True is not 1. `Either(a, b)` tries one after the other.
+A pattern names operators as listings do, one or several alternatives: `op(VIEWS, x, ANY)`. Arguments are matched by
+schema: positional ones are the first parameters, whatever an operator calls them. An argument that the pattern does not
+name must have its default value, unless `.ignoring("alpha")` or `.ignoring()` allows others. A `Var` matches anything,
+and the same thing wherever it occurs again; `ANY` matches anything each time. A list matches a list of the same length;
+`Each(item, "pieces")` matches any length, and binds one dict per item. A plain value matches itself: 0.0 is not -0.0,
+True is not 1. `Either(a, b)` tries the alternatives in order.
 
-Contract: matching looks, and never changes anything. A pattern is a value: it can be compared and printed.
+Contract: matching never changes anything. A pattern is a value: it can be compared and printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.graph import ops
 from weft.rewriting.draft import AnyNode, Draft, New
 
 VIEWS = ("view", "reshape", "_unsafe_view")
-"""Operators that give the same elements another shape."""
+"""Operators that reshape without changing the order of elements."""
 
 Test = Callable[[Draft, Any], bool]
 
@@ -45,10 +45,10 @@ class Var:
     name: str
     test: Test | None = None
     says: str = ""
-    """What the test asks for, in words."""
+    """The condition in words."""
 
     def where(self, test: Test, says: str) -> Var:
-        """The same for arguments that pass a test."""
+        """The same, only for arguments that pass a test."""
         return replace(self, test=test, says=says)
 
 
@@ -57,7 +57,7 @@ ANY = Var("")
 
 @dataclass(frozen=True)
 class Each:
-    """A list of any number of items that are alike."""
+    """A list of any number of items that match one pattern."""
 
     item: Any
     name: str
@@ -66,7 +66,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Either:
-    """The first of several patterns that fits."""
+    """The first of several patterns that matches."""
 
     patterns: tuple[Any, ...]
 
@@ -85,7 +85,7 @@ class Op:
     num_users: int | None = None
     commutes: bool = False
     ignored: tuple[str, ...] | None = ()
-    """Arguments that may be anything; None: all that the pattern does not name."""
+    """Arguments that may have any value; None: all arguments that the pattern does not name."""
     test: Test | None = None
     says: str = ""
 
@@ -94,7 +94,7 @@ class Op:
         return replace(self, name=name)
 
     def used(self, times: int) -> Op:
-        """The same for nodes with so many users."""
+        """The same, only for nodes with this number of users."""
         return replace(self, num_users=times)
 
     def either_way(self) -> Op:
@@ -102,15 +102,15 @@ class Op:
         return replace(self, commutes=True)
 
     def ignoring(self, *names: str) -> Op:
-        """The same whatever these arguments are; without names, whatever all others are."""
+        """The same for any values of these arguments; without names, of all arguments not in the pattern."""
         return replace(self, ignored=names or None)
 
     def where(self, test: Test, says: str) -> Op:
-        """The same for nodes that pass a test."""
+        """The same, only for nodes that pass a test."""
         return replace(self, test=test, says=says)
 
     def arguments(self, target: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-        """For one of the targets: the patterns by argument, and the defaults of arguments that are not named."""
+        """For one of the targets: the patterns by argument name, and the defaults of the other arguments."""
         key = (id(self), target)
         if key not in _TABLES:
             _TABLES[key] = (self, _table(self, target))
@@ -118,11 +118,11 @@ class Op:
 
 
 _TABLES: dict[Any, tuple[Op, tuple[list[tuple[str, Any]], list[tuple[str, Any]]]]] = {}
-"""What `Op.arguments` found; the pattern is kept, so that its id stays its own."""
+"""Cache of `Op.arguments` by pattern id; holding the pattern keeps its id from being reused."""
 
 
 def op(names: str | tuple[str, ...], *args: Any, **kwargs: Any) -> Op:
-    """A call of an operator by its name in listings, or of one of several. Names that this torch lacks are left out."""
+    """A call of one of several operators, by their names in listings. Names unknown to this torch are left out."""
     found = [ops.op_of(name) for name in ((names,) if isinstance(names, str) else names)]
     return Op(tuple(target for target in found if target is not None), args, kwargs)
 
@@ -142,7 +142,7 @@ def _table(pattern: Op, target: Any) -> tuple[list[tuple[str, Any]], list[tuple[
 
 @dataclass
 class Match:
-    """Where a pattern was found."""
+    """The nodes and arguments that a pattern matched."""
 
     bound: dict[str, Any] = field(default_factory=dict[str, Any])
     nodes: list[AnyNode] = field(default_factory=list[AnyNode])
@@ -156,23 +156,23 @@ class Match:
         return self.bound[name]
 
     def get(self, name: str) -> Any:
-        """The argument of that name, None where an alternative without it was found."""
+        """The argument of that name; None if the alternative that matched does not have it."""
         return self.bound.get(name)
 
 
 def match_at(draft: Draft, pattern: Op | tuple[Op, ...], node: AnyNode) -> Match | None:
-    """The pattern at a node. Of several patterns the first is at the node, the others share what they name with it."""
+    """The match at a node. Of several patterns, the first matches the node; the others share bound names with it."""
     return _Matcher(draft).run(pattern, node)
 
 
 def why_no_match(draft: Draft, pattern: Op | tuple[Op, ...], node: AnyNode) -> str | None:
-    """Why a pattern is not found at a node, by the place at which most of it had been found; None if it is found."""
+    """Why a pattern does not match at a node, for the attempt that got furthest; None if it matches."""
     matcher = _Matcher(draft)
     return None if matcher.run(pattern, node) is not None else matcher.sentence()
 
 
 class _Matcher:
-    """One search. Alternatives are tried in order; what a failed one had bound is forgotten."""
+    """One search. Alternatives are tried in order; bindings of a failed one are dropped."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -188,7 +188,7 @@ class _Matcher:
         return self.match if self._others(others) else None
 
     def _others(self, patterns: list[Op]) -> bool:
-        """Further roots: found among the users of what is bound."""
+        """Match further roots among the users of bound nodes."""
         if not patterns:
             return True
         for node in self._candidates(patterns[0]):
@@ -240,20 +240,20 @@ class _Matcher:
 
     def _list(self, pattern: list[Any] | tuple[Any, ...], value: Any) -> bool:
         if not isinstance(value, list | tuple):
-            return self._fail("{} is no list", value)
+            return self._fail("{} is not a list", value)
         if len(value) != len(pattern):
             return self._fail("a list of {} is given, expected {}", len(value), len(pattern))
         return all(map(self._any, pattern, value))
 
     def _each(self, pattern: Each, value: Any) -> bool:
         if not isinstance(value, list | tuple) or len(value) < pattern.at_least:
-            return self._fail("{} is no list of at least {}", value, pattern.at_least)
+            return self._fail("{} is not a list of at least {}", value, pattern.at_least)
         outer = self.match.bound
         found: list[dict[str, Any]] = []
         for item in value:
             self.match.bound = dict(outer)
             if not self._any(pattern.item, item):
-                return False  # whoever tries alternatives brings back what was bound
+                return False  # the caller that tries alternatives restores the bindings
             found.append(self.match.bound)
         self.match.bound = {**outer, pattern.name: found}
         return True
@@ -305,7 +305,7 @@ class _Matcher:
                 return False
         return True
 
-    # What is known so far, and what was amiss.
+    # Backtracking, and the reason of the failure that got furthest.
 
     def _save(self) -> tuple[dict[str, Any], int, tuple[AnyNode, ...]]:
         return dict(self.match.bound), len(self.match.nodes), self.match.roots
@@ -344,7 +344,7 @@ class _Names:
 
 
 def _shared(pattern: Any, bound: Mapping[str, Any], depth: int = 0) -> tuple[AnyNode | None, int]:
-    """A node that is bound already and occurs in a pattern, and how far below its root it does."""
+    """A bound node that occurs in a pattern, and its depth below the pattern's root."""
     name = getattr(pattern, "name", "")
     if name and isinstance(bound.get(name), Node | New):
         return bound[name], depth
@@ -364,7 +364,7 @@ def _shared(pattern: Any, bound: Mapping[str, Any], depth: int = 0) -> tuple[Any
 
 
 def is_equal(first: Any, second: Any) -> bool:
-    """Whether two arguments are the same: nodes by identity, numbers by value and sign, True is not 1."""
+    """Whether two arguments are equal: nodes by identity, numbers by value and sign; True is not 1."""
     if first is second:
         return True
     if isinstance(first, Node | New) or isinstance(second, Node | New):

@@ -1,15 +1,15 @@
-"""Shards: which nodes can be computed part by part on the ranks that hold the parts of a gathered tensor.
+"""Shards: which nodes each rank could compute on its own shard of a gathered tensor.
 
-A gathered tensor is the parts of all ranks side by side along a dim. So is what pointwise operators, permutations and
-products with whole tensors make of it. Where the dim is summed, by a product of two such tensors or by a sum, the
-result is the sum over the ranks of what each makes of its part.
+A gathered tensor is the concatenation of all ranks' shards along a dim. So are the results of pointwise operators,
+permutations and matmuls with replicated tensors. If an operator sums over that dim, as a sum or a matmul of two sharded
+tensors may, its result is the sum over the ranks of the results on the shards.
 
-The whole tensors among them must be the same on all ranks of the group: gathered or reduced over it, or made of such
-and of numbers alone. An input is not: data, and maybe parameters, differ by rank. Nor is a slice: whose part it is may
-differ by rank.
+Replicated tensors must be equal on all ranks of the group: gathered or reduced over it, or computed from such tensors
+and numbers alone. Inputs of the graph do not count, since data and perhaps parameters differ between ranks. Nor do
+slices: each rank may take another part.
 
-Contract: a node is listed only if that holds exactly but for rounding, nothing that it takes or gives is ever written,
-and all sizes are numbers. Analysis looks and never changes anything.
+Contract: a node is listed only if this holds exactly, except for rounding, none of its inputs and outputs is ever
+written, and all sizes are known numbers. The analysis changes nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.fx import Node
 
 from weft.compat import input_nodes
 from weft.graph import ops
+from weft.graph.profiles import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import argument_of, group_of, is_written, place_in, runtime_name
-from weft.rewriting.slices import SPLITS, piece_of
-from weft.rewriting.uses import is_pointwise
+from weft.rewriting.slices import SPLITS, slice_of
 
 GATHER, WAIT, MM, CAT, ITEM = (ops.op_of(n) for n in ("all_gather", "wait", "mm", "cat", "operator.getitem"))
 SUM, SUM_DIMS = ops.op_of("sum.default"), ops.op_of("sum.dim_IntList")
@@ -40,30 +40,30 @@ COPIES = frozenset(ops.op_of(n) for n in ("clone", "_to_copy", "prims.convert_el
 
 @dataclass
 class Family:
-    """Nodes that are computed together on shards, or not at all."""
+    """Nodes that must be computed on shards together, or not at all."""
 
     launches: list[Node] = field(default_factory=list[Node])
     nodes: list[Node] = field(default_factory=list[Node])
-    """All of them in order, waits and cuts included."""
+    """All of them in order, including waits and splits."""
     leaks: list[Node] = field(default_factory=list[Node])
-    """Those that somebody needs as a whole."""
+    """The nodes that have a user outside the family, which needs the whole tensor."""
 
 
 class Shards:
-    """The nodes of a graph that are shards side by side, or sums over shards."""
+    """The nodes of a graph that are concatenations of shards, or sums over shards."""
 
     def __init__(self, draft: Draft, context: Context, rank: int | None, own: Container[str] = ()) -> None:
         self.draft, self.context, self.rank, self._own_names = draft, context, rank, own
         self.dims: dict[Node, int] = {}
-        """Along which dim the parts of a node lie side by side."""
+        """The dim along which each node concatenates shards."""
         self.sums: dict[Node, None] = {}
         """The nodes that are sums over the ranks."""
         self.own: dict[Node, Node] = {}
-        """The nodes that are this rank's part of another."""
+        """The nodes that are this rank's own shard, each with the tensor that it is a shard of."""
         self.same: dict[Node, Node] = {}
-        """Concatenations of the rows of a gathered tensor: they have its parts, along another dim."""
+        """Concatenations along another dim of the shards of a gathered tensor, each with that tensor."""
         self._whole: dict[Node, frozenset[str] | None] = {}
-        """Over which groups a tensor is the same on all ranks; None: over all."""
+        """The groups over which a tensor is replicated; None: all groups."""
         self._cuts: dict[Node, Node] = {}
         self._launch: dict[Node, Node] = {}
         self._parents: dict[Node, Node] = {}
@@ -75,7 +75,7 @@ class Shards:
                     self._whole[node] = frozenset({runtime_name(argument_of(draft, self._launch[node]))})
 
     def _groups_of_whole(self, node: Node) -> frozenset[str] | None:
-        """The groups on whose ranks a node is the same."""
+        """The groups over which a node is replicated."""
         found = self.draft.profile(node)
         sources: list[Node] = list(input_nodes(node))
         acts = found.writes or found.random or found.opaque or node.target is EMPTY
@@ -95,7 +95,7 @@ class Shards:
         return groups is None or group in groups
 
     def families(self) -> Iterable[Family]:
-        """What depends on each other."""
+        """The families of dependent nodes."""
         found: dict[Node, Family] = {}
         members = [n for n in self.draft.dag.nodes if n in self._launch or n in self._cuts]
         for node in members:
@@ -109,8 +109,8 @@ class Shards:
         return found.values()
 
     def _takes_part(self, user: Node) -> bool:
-        if user in self._cuts:  # rows are laid side by side, and nothing else is done with them
-            return all(self._takes_part(behind) for behind in user.users)
+        if user in self._cuts:  # a split takes part if all its items are only concatenated again
+            return all(self._takes_part(next_user) for next_user in user.users)
         return user in self._launch
 
     def _find(self, launch: Node) -> Node:
@@ -126,7 +126,7 @@ class Shards:
         self._launch[node] = first
 
     def group_size(self, launch: Node) -> int:
-        """How many parts there are."""
+        """The number of shards."""
         return group_of(self.draft, launch, self.context).size
 
     def _look(self, node: Node) -> None:
@@ -163,7 +163,7 @@ class Shards:
             self._launch[node] = launch
 
     def _is_fit(self, node: Node, sources: list[Node]) -> bool:
-        """Whether the node only computes, and nothing that it takes or gives is written."""
+        """Whether the node has no side effects, and none of its inputs and outputs is written."""
         found = self.draft.profile(node)
         acts = found.writes or found.random or found.ordered or found.opaque or found.launch
         groups = {runtime_name(argument_of(self.draft, self._launch[source])) for source in sources}
@@ -172,7 +172,7 @@ class Shards:
         whole = all(self._is_whole(n, group) for n in tensors if n not in self.dims for group in groups)
         return fit and whole and not is_written(self.draft, node, *tensors)
 
-    # Cuts: rows of a gathered tensor laid side by side.
+    # Splits of a gathered tensor whose items are concatenated along another dim.
 
     def _cut(self, node: Node) -> None:
         source = node.args[0]
@@ -186,7 +186,7 @@ class Shards:
     def _laid(self, node: Node) -> None:
         given = self.draft.bind(node)
         items, value = given["tensors"], ops.value_of(node)
-        pieces = [piece_of(self.draft, item, 0) for item in items]
+        pieces = [slice_of(self.draft, item, 0) for item in items]
         source = self._cuts.get(items[0]) if items else None
         if source is None or not isinstance(value, Tensor) or is_written(self.draft, node):
             return
@@ -199,11 +199,11 @@ class Shards:
             self._join(node, [source])
 
     def _is_own(self, node: Node, source: Node) -> bool:
-        """Whether the node is the part of this rank."""
+        """Whether the node is this rank's own shard."""
         if self.rank is None or node.name not in self._own_names:
             return False
         dim = self.dims[source]
-        piece = piece_of(self.draft, node, dim)
+        piece = slice_of(self.draft, node, dim)
         group = group_of(self.draft, self._launch[source], self.context)
         place = place_in(group, self.rank)
         if piece is None or piece.source is not source or place is None:
@@ -214,7 +214,7 @@ class Shards:
     # Operators.
 
     def _dim_of(self, node: Node) -> int | None:
-        """Along which dim the parts of the result lie; -1 if it is their sum; None if neither."""
+        """The dim along which the result concatenates shards; -1 if it sums them; None if neither."""
         target, given = node.target, self.draft.bind(node) if node.target is not ITEM else {}
         if target is MM:
             return self._dim_of_product(given["self"], given["mat2"])
@@ -222,7 +222,7 @@ class Shards:
             return self._dim_of_turned(node, given)
         if target in (SUM, SUM_DIMS):
             return self._dim_of_sum(given)
-        return self._dim_of_pointwise(node) if is_pointwise(node) or target in COPIES else None
+        return self._dim_of_pointwise(node) if is_pointwise(target) or target in COPIES else None
 
     def _dim_of_product(self, first: Node, second: Node) -> int | None:
         match self.dims.get(first), self.dims.get(second):
@@ -259,10 +259,10 @@ class Shards:
             return None
         tensors = [n for n in input_nodes(node) if isinstance(ops.value_of(n), Tensor)]
         sharded = [n for n in tensors if n in self.dims]
-        behind = {ops.value_of(n).dim() - self.dims[n] for n in sharded}  # counted from the last dim, as broadcasts do
-        if len(behind) != 1:
+        backs = {ops.value_of(n).dim() - self.dims[n] for n in sharded}  # counted from the last dim, as broadcasts do
+        if len(backs) != 1:
             return None
-        (back,) = behind
+        (back,) = backs
         for n in tensors:
             value = ops.value_of(n)
             size = value.shape[-back] if value.dim() >= back else 1
@@ -272,7 +272,7 @@ class Shards:
 
 
 def _is_sized(node: Node) -> bool:
-    """Whether a node is a tensor whose sizes are numbers, with at least one dim."""
+    """Whether a node is a tensor, or a list of tensors, of known sizes."""
     value = ops.value_of(node)
     values = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(v, Tensor) and all(type(size) is int for size in v.shape) for v in values)

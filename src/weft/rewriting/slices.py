@@ -1,7 +1,7 @@
-"""Pieces: which part of which tensor a node is.
+"""Slices: which range of which tensor a node is.
 
-Contract: a piece is exact or there is none. It is followed through one operator that cuts, and through one that takes a
-dim of one element away or puts it back; sizes along its dim are numbers.
+Contract: a slice is exact, or there is none. It is followed through one slicing operator and at most one squeeze or
+unsqueeze. All sizes along its dim are known numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SQUEEZES = frozenset(ops.op_of(n) for n in ("squeeze", "squeeze.dim", "squeeze.d
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements start to end, along a dim, of a source that has `size` of them."""
+class Slice:
+    """The elements from `start` to `end` along a dim of a source that has `size` of them."""
 
     source: AnyNode
     dim: int
@@ -35,15 +35,15 @@ class Piece:
     end: int
     size: int
     node: AnyNode | None = None
-    """The node that is the piece; None where it would have to be made."""
+    """The node that is the slice; None if the graph has no such node."""
 
     @property
     def is_whole(self) -> bool:
         return self.start == 0 and self.end == self.size
 
 
-def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> Piece | None:
-    """The piece along `dim` that a node is, or with `is_single` the one element that it was selected as."""
+def slice_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> Slice | None:
+    """The slice along `dim` that a node is; with `is_single`, the single element that it was selected as."""
     if not isinstance(node, AnyNode):
         return None
     if node.target is ITEM:
@@ -60,22 +60,22 @@ def piece_of(draft: Draft, node: Any, dim: int, *, is_single: bool = False) -> P
         start, end = (_bounded(given[name], size, default) for name, default in (("start", 0), ("end", size)))
         if given["step"] != 1 or start is None or end is None:
             return None
-        return Piece(given["self"], dim, start, max(start, end), size, node)
+        return Slice(given["self"], dim, start, max(start, end), size, node)
     start = _bounded(given["index" if is_single else "start"], size, 0)
     length = 1 if is_single else given["length"]
     known = start is not None and isinstance(length, int)
-    return Piece(given["self"], dim, start, start + length, size, node) if known and start is not None else None
+    return Slice(given["self"], dim, start, start + length, size, node) if known and start is not None else None
 
 
-def part_of(draft: Draft, node: AnyNode) -> Piece | None:
-    """The part of the whole that a node is, along whatever dim it was cut."""
+def slice_on_any_dim(draft: Draft, node: AnyNode) -> Slice | None:
+    """The slice that a node is, along the first dim for which it is one."""
     value = draft.value(node)
-    found = (piece_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
+    found = (slice_of(draft, node, dim) for dim in range(value.dim())) if isinstance(value, Tensor) else ()
     return next((piece for piece in found if piece is not None), None)
 
 
-def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
-    """An item of what a tensor was split into."""
+def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Slice | None:
+    """An item of a split or unbind."""
     whole, k = draft.arguments(node)[0]
     if not isinstance(whole, AnyNode) or not isinstance(k, int) or (whole.target is UNBIND) != is_single:
         return None
@@ -87,11 +87,11 @@ def _item(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | Non
     if size is None or begins is None:
         return None
     k %= len(begins) - 1
-    return Piece(given["self"], dim, begins[k], begins[k + 1], size, node)
+    return Slice(given["self"], dim, begins[k], begins[k + 1], size, node)
 
 
 def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int] | None:
-    """Where the parts of a split begin and the last one ends; kept, since each part asks. None if a size is unknown."""
+    """Offsets of the parts of a split and the end of the last; None if a size is unknown. Cached for all the parts."""
     key = ("begins", whole, dim)
     if key not in draft.notes:
         parts = draft.value(whole)
@@ -101,8 +101,8 @@ def _begins(draft: Draft, whole: AnyNode, dim: int, is_single: bool) -> list[int
     return draft.notes[key]
 
 
-def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece | None:
-    """A piece of one element whose dim was taken away, or an element that was selected and has its dim again."""
+def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Slice | None:
+    """A slice of one element whose dim was squeezed, or a selected element whose dim was restored."""
     source = draft.bind(node)["self"]
     if not isinstance(source, AnyNode) or source.target in SQUEEZES:
         return None
@@ -113,12 +113,12 @@ def _squeezed(draft: Draft, node: AnyNode, dim: int, is_single: bool) -> Piece |
     is_known = all(type(n) is int for n in longer)
     if not is_known or dim >= len(longer) or longer[dim] != 1 or longer[:dim] + longer[dim + 1 :] != shorter:
         return None
-    piece = piece_of(draft, source, dim, is_single=not is_single)
+    piece = slice_of(draft, source, dim, is_single=not is_single)
     return replace(piece, node=node) if piece is not None and piece.end - piece.start == 1 else None
 
 
 def _size(draft: Draft, source: Any, cut_dim: Any, dim: int) -> int | None:
-    """The size of a source along the dim that it is cut from, if that is the dim asked for and the size is known."""
+    """The size of a source along the dim it is sliced on, if that is `dim` and the size is known."""
     value = draft.value(source) if isinstance(source, AnyNode) else None
     if not isinstance(value, Tensor) or not value.dim() or not isinstance(cut_dim, int):
         return None
@@ -127,7 +127,7 @@ def _size(draft: Draft, source: Any, cut_dim: Any, dim: int) -> int | None:
 
 
 def _bounded(value: Any, size: int, default: int) -> int | None:
-    """A bound of a slice as a place: counted from the end where negative, and inside the tensor."""
+    """A bound of a slice as an index: negative ones count from the end, and all are clamped to the tensor."""
     if value is None:
         return default
     if not isinstance(value, int):
@@ -135,19 +135,19 @@ def _bounded(value: Any, size: int, default: int) -> int | None:
     return min(max(value + size if value < 0 else value, 0), size)
 
 
-def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool = False) -> list[Piece]:
-    """The pieces that nodes are, neighbours of one tensor made one; what is no piece of anything stands for itself."""
-    found: list[Piece] = []
+def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool = False) -> list[Slice]:
+    """The slices that nodes are, with adjacent slices of one tensor merged; other nodes stand for themselves."""
+    found: list[Slice] = []
     for node in nodes:
-        piece = piece_of(draft, node, dim, is_single=is_single) or Piece(node, dim, -2, -1, 0, node)
+        piece = slice_of(draft, node, dim, is_single=is_single) or Slice(node, dim, -2, -1, 0, node)
         last = found[-1] if found else None
         if last is not None and last.source is piece.source and last.end == piece.start:
-            found[-1] = Piece(piece.source, piece.dim, last.start, piece.end, piece.size)
+            found[-1] = Slice(piece.source, piece.dim, last.start, piece.end, piece.size)
         else:
             found.append(piece)
     return found
 
 
 def cut_dim(draft: Draft, node: AnyNode, num_dims: int, *, is_single: bool = False) -> int | None:
-    """The first of so many dims of its source along which a node is a piece; None where it is none."""
-    return next((d for d in range(num_dims) if piece_of(draft, node, d, is_single=is_single) is not None), None)
+    """The first of `num_dims` dims of its source along which a node is a slice; None if there is none."""
+    return next((d for d in range(num_dims) if slice_of(draft, node, d, is_single=is_single) is not None), None)

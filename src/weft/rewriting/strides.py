@@ -1,10 +1,10 @@
-"""Who minds strides: what may be given a tensor of the same elements in another order of memory, or another place.
+"""Stride sensitivity: which operators give the same bits for the same elements in another memory layout.
 
-Contract: an operator is blind to strides only if every bit of its result is the same: it moves data, or rounds each
-element correctly, so that a vector register gives what a scalar one gives. torch chooses kernels by strides, and on the
-kernel depend the order of a sum, which zero `maximum` returns, the infinite parts of a complex product, and whether
-`add` with a factor rounds once or twice. Operators of elements are blind to the place. Products are not: a library may
-add in another order where a row is not aligned as it was. `tests/property/test_strides.py` tries each operator.
+Contract: an operator is stride-blind only if no bit of its result changes. It either moves data, or rounds each element
+correctly, so that vector and scalar code agree. torch selects kernels by strides, and the kernel determines the order
+of a sum, which zero `maximum` returns, the infinite parts of a complex product, and whether `add` with alpha rounds
+once or twice. Pointwise operators do not depend on the address of a tensor. Matmuls do: a library may sum in another
+order if the alignment of a row changes. `tests/property/test_strides.py` tests every operator listed here.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from weft.graph import metadata
 from weft.graph.profiles import profile
 
 MOVES = frozenset(("where", "clone", "_to_copy", "convert_element_type", "cat", "stack"))
-"""Operators that move or convert elements, of any dtype."""
+"""Operators that move or convert elements; stride-blind for every dtype."""
 ROUNDED = frozenset(("add", "sub", "mul", "div", "neg", "abs", "relu", "sqrt", "eq", "ne", "lt", "le", "gt", "ge"))
-"""Operators that round each element correctly, of real numbers and without a factor."""
+"""Operators that round each element correctly; stride-blind for real dtypes and alpha = 1."""
 
 
 class Change(Enum):
-    """How a tensor differs from another one of the same elements."""
+    """How the memory layout of a tensor differs from that of another with the same elements."""
 
     STRIDES = "strides"
     PLACE = "place"
     ALIGNED_PLACE = "aligned place"
-    """Another place, as far from a multiple of `ALIGNMENT_BYTES` as before."""
+    """Another address with the same alignment modulo `ALIGNMENT_BYTES`."""
 
 
 ALIGNMENT_BYTES = 64
-"""Where torch's allocators place tensors at least, and what libraries of products ask for."""
+"""Minimum alignment, in bytes, of torch's allocators; matmul libraries need no more."""
 
 
 def is_stride_blind(target: Any, given: Mapping[str, Any], values: Iterable[Any], change: Change) -> bool:
-    """Whether a call gives the same bits when what it takes is changed so.
+    """Whether a call gives the same bits if its inputs change in this way.
 
-    `given` are the arguments of the call by name, `values` all values that it takes and gives.
+    `given` are the arguments of the call by name, `values` all its input and output values.
     """
     if not isinstance(target, OpOverload):
         return False
@@ -59,7 +59,7 @@ def is_stride_blind(target: Any, given: Mapping[str, Any], values: Iterable[Any]
 
 
 def is_alike(old: Any, new: Any) -> bool:
-    """Whether two fake values are the same but for strides and the place in memory."""
+    """Whether two fake values differ at most in strides and offset."""
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
         return False
     return old.dtype == new.dtype and old.device == new.device and metadata.same(list(old.shape), list(new.shape))

@@ -1,26 +1,20 @@
-"""What becomes of a result: questions that several rewrites ask."""
+"""Questions about the users and the device of a result, for rewrites that depend on a compiler fusing them."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from weft.compat import OpOverload
+from weft.graph.profiles import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import AnyNode, Draft
 
 
-def is_pointwise(node: AnyNode) -> bool:
-    """Whether each element of the result is made of the elements at its place."""
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-
-
 def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
-    """Whether only pointwise operators take the node, directly or through views; something must."""
+    """Whether all users of the node are pointwise, directly or through views, and there is at least one."""
     stack = [node]
     while stack:
         users = draft.users(stack.pop())
-        views = [user for user in users if not is_pointwise(user)]
+        views = [user for user in users if not is_pointwise(user.target)]
         if not users or not all(user.op == "call_function" and draft.profile(user).is_view for user in views):
             return False
         stack += views
@@ -28,5 +22,5 @@ def only_pointwise_users(draft: Draft, node: AnyNode) -> bool:
 
 
 def is_on_gpu(value: object, context: Context) -> bool:
-    """Whether a tensor is computed where a compiler fuses pointwise operators: a GPU, or a cluster that is given."""
+    """Whether to assume that a compiler fuses pointwise operators: the tensor is on a GPU, or a cluster is given."""
     return isinstance(value, Tensor) and (value.device.type not in ("cpu", "meta") or context.cluster is not None)

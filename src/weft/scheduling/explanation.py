@@ -1,18 +1,18 @@
-"""What became of every collective in a planned order, and what still holds back those that are exposed.
+"""Explains a planned order: which collectives are hidden, and why the others stay exposed.
 
-A collective that the stream stands still for is told by the first of these that accounts for half of that time:
+The reason for an exposed collective is the first of these that accounts for half of its exposed time:
 
-    link         others share its link, so that it takes longer than beside compute alone
-    memory       what it needs is there and its queue is free, but there is no room for what it holds
-    order        the same with room, but no better order was found that launches it earlier
-    queue        what it needs is there, but others of its group go first
-    dependency   it starts as soon as what it needs is there, and what needs it comes right behind
+    link         others share its link, so it takes longer than it would next to compute alone
+    memory       its inputs are ready and its queue is free, but its result does not fit into memory
+    order        the same, it would fit, but no better order was found that launches it earlier
+    queue        its inputs are ready, but other collectives of its group go first
+    dependency   it starts as soon as its inputs are ready, and its consumer comes right after it
 
-Launches that are one are told as one. What prepares a launch, such as the cast of a shard, counts as part of it.
+A bucket is explained once. A job that prepares a launch, such as the cast of a shard, counts as part of it.
 
-What lifting that would gain is an upper limit for the collective alone: if it was there for those who wait for it as
-early as without the block, and everything else stayed as it is, the step would be shorter by no more than that, nor by
-more than the time for which it is exposed. What others gain because it is gone from their queue is told at them.
+The gain is an upper limit for the collective alone. If it arrived as early as without the obstacle and everything else
+stayed as it is, the step would be shorter by at most that, and by at most the exposed time. Others that would gain
+because it leaves their queue report that gain themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import bucket_names
+from weft.quantities import duration_text
 from weft.scheduling.search import Outcome
 from weft.simulation.program import MILLION, OpKind, Program
 from weft.simulation.simulator import compute_spans
@@ -29,17 +30,17 @@ from weft.simulation.timeline import Coverage
 
 NS_PER_US = 1000
 USES_SEEN = 50
-"""How far behind a wait its first use is looked for."""
+"""Number of operations after a wait among which its first use is looked for."""
 
 
 def explain_exposed(pass_name: str, program: Program, outcome: Outcome) -> list[Decision]:
-    """At least one decision for every collective; those of buckets first, then in the order of the graph."""
-    tell = _Teller(pass_name, program, outcome)
+    """At least one decision for every collective: buckets first, then launches in the order of the graph."""
+    explainer = _Explainer(pass_name, program, outcome)
     launches = [op for op, kind in enumerate(program.kinds) if kind is OpKind.LAUNCH]
-    return [*map(tell.bucket, outcome.buckets), *(d for op in launches for d in tell.launch(op))]
+    return [*map(explainer.bucket, outcome.buckets), *(d for op in launches for d in explainer.launch(op))]
 
 
-class _Teller:
+class _Explainer:
     def __init__(self, pass_name: str, program: Program, outcome: Outcome) -> None:
         self.name, self.program, self.outcome, self.trace = pass_name, program, outcome, outcome.trace
         self.bucket_of = {op: bucket for bucket in outcome.buckets for op in bucket}
@@ -51,19 +52,17 @@ class _Teller:
         for op, preds in enumerate(program.preds):
             for pred in preds:
                 self.succs[pred].append(op)
-        self.room = _Room(outcome.memory, outcome.limit_bytes)
+        self.free_memory = _FreeMemory(outcome.memory, outcome.limit_bytes)
         self.compute = Coverage(compute_spans(program, outcome.trace))
 
     def bucket(self, bucket: Sequence[int]) -> Decision:
         names = tuple(self.program.names[op] for op in bucket)
         group = self.program.queues[self.program.queue[bucket[0]]].group
-        sentence = (
-            f"{len(names)} launches in {group!r} that wait beside each other become one: {names[0]} to {names[-1]}"
-        )
+        sentence = f"{len(names)} launches of group {group!r} are merged: {names[0]} to {names[-1]}"
         return Decision(self.name, Reason.APPLIED, sentence, (*names, *bucket_names(names[0])))
 
     def launch(self, op: int) -> Iterator[Decision]:
-        """What became of a launch; that of a bucket is told at its first."""
+        """The decisions on a launch; a bucket is explained at its first launch."""
         bucket = self.bucket_of.get(op, (op,))
         exposed = sum(self.trace.exposed_ns.get(member, 0) for member in bucket)
         if exposed and op == bucket[0]:
@@ -72,37 +71,39 @@ class _Teller:
             return
         name, before = self.program.names[op], self.outcome.given_exposed_ns.get(op, 0)
         if before:
-            yield Decision(self.name, Reason.APPLIED, f"{name} is hidden: it was exposed for {us(before)}", (name,))
+            yield Decision(
+                self.name, Reason.APPLIED, f"{name} is hidden; it was exposed for {duration(before)}", (name,)
+            )
         else:
-            yield Decision(self.name, Reason.ALREADY_DONE, f"{name} is hidden, as it was", (name,))
+            yield Decision(self.name, Reason.ALREADY_DONE, f"{name} is hidden, as before", (name,))
 
     def _exposed(self, bucket: Sequence[int], exposed: int) -> Decision:
         reason, why, gain, blocking = self._why(bucket, exposed)
         names = tuple(self.program.names[op] for op in bucket)
-        told = f"{names[0]} is" if len(names) == 1 else f"{names[0]} to {names[-1]}, {len(names)} in one bucket, are"
+        subject = f"{names[0]} is" if len(names) == 1 else f"the bucket of {names[0]} to {names[-1]} ({len(names)}) is"
         before = sum(self.outcome.given_exposed_ns.get(op, 0) for op in bucket)
-        gained = f"lifting that gains {us(gain)} at most"
-        sentence = f"{told} exposed for {us(exposed)}, {us(before)} before: {why}; {gained}"
+        saved = f"removing this obstacle could save up to {duration(gain)}"
+        sentence = f"{subject} exposed for {duration(exposed)} ({duration(before)} before): {why}; {saved}"
         return Decision(self.name, reason, sentence, names, blocking, exposed / NS_PER_US, gain / NS_PER_US)
 
     def _why(self, bucket: Sequence[int], exposed: int) -> tuple[Reason, str, int, str | None]:
-        """The reason, in words, what lifting it would gain, and the node that stands in the way."""
+        """The reason, the same in words, the possible gain, and the node that stands in the way."""
         program, trace, names, op = self.program, self.trace, self.program.names, bucket[0]
         start = trace.start_ns[op]
         longer = trace.end_ns[op] - start - self.outcome.duration_ns[op] - self._slowed(start, trace.end_ns[op])
         if 2 * longer >= exposed:
             link = program.links[program.queues[program.queue[op]].link]
-            return Reason.EXPOSED_BY_LINK, f"others share {link} with it", min(exposed, longer), None
+            return Reason.EXPOSED_BY_LINK, f"other collectives share its link {link}", min(exposed, longer), None
         ready, last = max(map(self._ready, bucket), key=lambda found: found[0])
         other = self.before[op]
         free = ready if other is None else max(ready, trace.end_ns[other])
         idle, late = min(exposed, start - free), min(exposed, start - ready)
         if 2 * idle >= exposed:  # its queue was free, and all that it needs was there
-            behind = f"right behind {names[last]}" if last is not None else "earlier"
+            when = f"right after {names[last]}" if last is not None else "earlier"
             held = sum(size for member in bucket for _, size in program.allocates[member]) if program.allocates else 0
-            if not self.room.has(held, free, start):
-                return Reason.EXPOSED_BY_MEMORY, f"there is no room to launch it {behind}", idle, None
-            return Reason.EXPOSED_BY_ORDER, f"no better order was found that launches it {behind}", idle, None
+            if not self.free_memory.has(held, free, start):
+                return Reason.EXPOSED_BY_MEMORY, f"its result does not fit into memory {when}", idle, None
+            return Reason.EXPOSED_BY_ORDER, f"no better order was found that launches it {when}", idle, None
         if other is not None and 2 * late >= exposed:
             return Reason.EXPOSED_BY_QUEUE, f"{names[other]} goes first in its queue", late, names[other]
         use = self._first_use(bucket)
@@ -114,12 +115,12 @@ class _Teller:
         return Reason.EXPOSED_BY_DEPENDENCY, why, exposed, names[blocking] if blocking is not None else None
 
     def _slowed(self, start: int, end: int) -> int:
-        """By how much compute beside it makes a collective longer that runs from start to end."""
+        """How much longer a collective takes because compute runs between `start` and `end`."""
         slowdown = self.program.collective_slowdown_ppm
         return self.compute.of(start, end)[0] * slowdown // (MILLION + slowdown) if slowdown else 0
 
     def _ready(self, launch: int) -> tuple[int, int | None]:
-        """When all that a launch needs is there, and what comes last of it; None where that is only preparation."""
+        """When the inputs of a launch are ready, and which one is last; None if there is only preparation."""
         program, end = self.program, self.trace.end_ns
         ready, last, prepared = 0, None, 0
         nearest: int | None = None
@@ -144,7 +145,7 @@ class _Teller:
         return ready + prepared, last if last is None else nearest
 
     def _prepares(self, op: int) -> bool:
-        """Whether only launches need an operation, and it takes less time than they do."""
+        """Whether only launches need an operation, and it is shorter than they are."""
         program, stack, found = self.program, list(self.succs[op]), False
         while stack:
             succ = stack.pop()
@@ -157,7 +158,7 @@ class _Teller:
         return found
 
     def _first_use(self, bucket: Sequence[int]) -> int | None:
-        """The first compute behind the first wait for a launch."""
+        """The first compute after the first wait for a launch."""
         program, order = self.program, self.outcome.order
         waits = [self.place[wait] for op in bucket if (wait := self.outcome.first_wait.get(op)) is not None]
         for place in range(min(waits, default=len(order)) + 1, min(waits, default=len(order)) + USES_SEEN):
@@ -171,7 +172,7 @@ class _Teller:
 
 
 def _before(program: Program, order: Sequence[int]) -> list[int | None]:
-    """The launch that is in the same queue right before each."""
+    """The previous launch of the same queue, for each launch."""
     found: list[int | None] = [None] * len(program.kinds)
     last: dict[int, int] = {}
     for op in order:
@@ -181,20 +182,19 @@ def _before(program: Program, order: Sequence[int]) -> list[int | None]:
     return found
 
 
-class _Room:
-    """Whether memory is free in a stretch of time."""
+class _FreeMemory:
+    """Whether memory is free during an interval."""
 
     def __init__(self, curve: Sequence[tuple[int, int]], limit_bytes: int) -> None:
         self.times, self.used = [time for time, _ in curve], [used for _, used in curve]
         self.limit_bytes = limit_bytes
 
     def has(self, num_bytes: int, start: int, end: int) -> bool:
-        """Whether bytes more fit from start to end."""
+        """Whether `num_bytes` more fit from `start` to `end`."""
         first = max(bisect_right(self.times, start) - 1, 0)
         inside = self.used[first : bisect_left(self.times, end)]
         return max(inside, default=0) + num_bytes <= self.limit_bytes
 
 
-def us(time_ns: int) -> str:
-    """A time for people."""
-    return f"{time_ns / NS_PER_US:.1f} us"
+def duration(time_ns: int) -> str:
+    return duration_text(time_ns / NS_PER_US)

@@ -1,28 +1,28 @@
-"""Jobs: a program in the pieces that a schedule moves. Fused kernels stay whole, views and waits follow.
+"""Jobs: the units that the scheduler moves. A fused kernel stays whole; views and waits follow their job.
 
-Contract: a job is a kernel on the compute stream, or a launch. The operations of a kernel that pointwise operators are
-fused into are one job, since cutting it would cost traffic. A job needs others by `preds` (issued before it) and
-launches by `comm_preds` (ended before it). Views, inputs and waits belong to no job: `Emitter` puts them where a
-schedule of jobs has them.
+Contract: a job is a kernel on the compute stream, or a launch. A kernel with fused pointwise operators is one job:
+cutting it would cost memory traffic. A job needs the jobs in `preds`, which must be issued before it, and the launches
+in `comm_preds`, whose collectives must have ended. Views, inputs and waits do not belong to a job: `Emitter` puts them
+where a schedule of jobs needs them.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.graph.orders import topological
 from weft.simulation.program import OpKind, Program
 
 NO_JOB = -1
 FUSED_SPAN = 100
-"""Operations that are fused but further apart are jobs of their own: to bring a part of the backward to the forward
-that it could be fused with would keep its result until then."""
+"""Fused operations further apart than this many operations are separate jobs. Moving part of the backward pass next to
+the forward kernel that it could fuse with would keep its result alive in between."""
 
 
 class Needs(NamedTuple):
-    """What an operation that is no job waits for."""
+    """The jobs and launches that an operation outside all jobs depends on."""
 
     jobs: tuple[int, ...]
     launches: tuple[int, ...]
@@ -34,19 +34,19 @@ NOTHING = Needs((), ())
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a program, numbered in an order that they can run in, near to that of the graph."""
+    """The jobs of a program, numbered in a legal order close to the order of the graph."""
 
     program: Program
     ops: tuple[tuple[int, ...], ...]
     """The operations of each job, in order."""
     duration: tuple[int, ...]
-    """Of a kernel on the stream, gap included; of a launch's collective on its queue."""
+    """Time of a kernel on the stream, launch gap included, or of a collective on its queue, in nanoseconds."""
     queue: tuple[int, ...]
-    """Of a launch; -1 for a kernel."""
+    """The queue of a launch; -1 for a kernel."""
     preds: tuple[tuple[int, ...], ...]
     comm_preds: tuple[tuple[int, ...], ...]
     succs: tuple[tuple[int, ...], ...]
-    """The jobs that need one, whichever way."""
+    """The jobs that need a job in either way."""
     job_of: tuple[int, ...]
     """The job of each operation, or NO_JOB."""
 
@@ -55,19 +55,19 @@ class Jobs:
 
 
 def jobs_of(program: Program) -> Jobs:
-    """Cut a program into jobs; a fused kernel that cannot run in one piece is cut into its operations."""
-    apart: frozenset[int] = frozenset()
+    """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations."""
+    unfused: frozenset[int] = frozenset()
     while True:
-        jobs = _jobs(program, _members(program, apart))
-        order = _sorted(jobs)
+        jobs = _jobs(program, _members(program, unfused))
+        order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
             return _jobs(program, _folded(jobs, order))
         stuck = set(range(len(jobs))).difference(order)
-        apart |= {op for job in stuck if len(jobs.ops[job]) > 1 for op in jobs.ops[job]}
+        unfused |= {op for job in stuck if len(jobs.ops[job]) > 1 for op in jobs.ops[job]}
 
 
 def _folded(jobs: Jobs, order: list[int]) -> list[list[int]]:
-    """The operations of jobs in order; kernels that follow only one another are one job."""
+    """The operations of jobs in order. A chain of kernels without other consumers becomes one job."""
     ops: list[list[int]] = []
     number: dict[int, int] = {}
     for job in order:
@@ -126,7 +126,7 @@ def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
 
 
 def _duration(program: Program, members: list[int]) -> int:
-    """What a job takes, with a gap for each of its kernels."""
+    """The time of a job, with a launch gap for each of its kernels."""
     ns = sum(program.duration_ns[op] for op in members)
     if not program.launch_gap_ns or program.kinds[members[0]] is not OpKind.COMPUTE:
         return ns
@@ -134,14 +134,14 @@ def _duration(program: Program, members: list[int]) -> int:
     return ns + program.launch_gap_ns * len(kernels)
 
 
-def _members(program: Program, apart: frozenset[int]) -> list[list[int]]:
-    """The operations that are jobs: fused ones together, but for those to be taken apart."""
+def _members(program: Program, unfused: frozenset[int]) -> list[list[int]]:
+    """The operations of each job: fused operations together, except those in `unfused`."""
     by_kernel: dict[int, int] = {}
     ops: list[list[int]] = []
     for op, kind in enumerate(program.kinds):
         if kind is OpKind.NOTHING or (kind is OpKind.WAIT and program.waits_for[op]):
             continue
-        kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in apart else -1
+        kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in unfused else -1
         if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= FUSED_SPAN:
             ops[by_kernel[kernel]].append(op)
             continue
@@ -160,30 +160,14 @@ def _union(found: Sequence[Needs]) -> Needs:
     return Needs(tuple(jobs), tuple(dict.fromkeys(launch for need in found for launch in need.launches)))
 
 
-def _sorted(jobs: Jobs) -> list[int]:
-    """The jobs in an order that what they need allows, by their first operations; without those that are in a cycle."""
-    waiting = [len({*preds, *comm}) for preds, comm in zip(jobs.preds, jobs.comm_preds, strict=True)]
-    heap = [(jobs.ops[job][0], job) for job, count in enumerate(waiting) if count == 0]
-    heapq.heapify(heap)
-    order: list[int] = []
-    while heap:
-        _, job = heapq.heappop(heap)
-        order.append(job)
-        for succ in jobs.succs[job]:
-            waiting[succ] -= 1
-            if waiting[succ] == 0:
-                heapq.heappush(heap, (jobs.ops[succ][0], succ))
-    return order
-
-
 class Emitter:
-    """Puts all operations where a schedule of jobs has them: views follow what they need, waits are asked for."""
+    """Expands a schedule of jobs to an order of all operations: views follow their inputs, waits go where asked for."""
 
     def __init__(self, jobs: Jobs) -> None:
         program = jobs.program
         self.jobs, self.program = jobs, program
         self.succs: list[list[int]] = [[] for _ in program.kinds]
-        """Operations that are no job, behind those that they need."""
+        """The successors of each operation that are outside all jobs."""
         self.count = [len(preds) for preds in program.preds]
         self.last = len(program.kinds) - 1
         """The output."""
@@ -192,13 +176,13 @@ class Emitter:
                 for pred in preds:
                     self.succs[pred].append(op)
         self.waits: dict[int, list[int]] = {}
-        """By launching job the waits for it."""
+        """The waits for each launch, by job."""
         for op, launches in enumerate(program.waits_for):
             for launch in launches:
                 self.waits.setdefault(jobs.job_of[launch], []).append(op)
 
     def order(self, events: Iterable[int]) -> list[int]:
-        """All operations in order: `job` is run or launched, `~job` is waited for; the output is the last."""
+        """All operations in order, the output last. An event `job` runs or launches it, `~job` waits for it."""
         jobs, succs, waits_for = self.jobs, self.succs, self.program.waits_for
         count, job_of = list(self.count), jobs.job_of
         landed = [False] * len(jobs)
@@ -208,7 +192,7 @@ class Emitter:
             stack = [op]
             while stack:
                 op = stack.pop()
-                count[op] = -1  # once: a second wait may follow the first, and be asked for too
+                count[op] = -1  # emitted once: a second wait may follow the first one and be asked for too
                 order.append(op)
                 for succ in reversed(succs[op]):
                     count[succ] -= 1

@@ -1,22 +1,22 @@
-"""Moves: small changes to a schedule of few jobs. Every one is legal.
+"""Local moves: small legal changes to a schedule of few jobs.
 
-A unit is put elsewhere, with all that it needs or that needs it on the way; one launch is taken out of a bucket; two of
-one key become one.
+A move puts a unit elsewhere, together with everything in between that it needs or that needs it; takes one launch out
+of a bucket; or merges two launches of one key.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from weft.scheduling.execution import NEVER, Merging, Unit
 from weft.scheduling.jobs import Jobs
+from weft.scheduling.scheduler import NEVER, Merging, Unit
 
 SPLITS, JOINS = 0.3, 0.3
-"""How often a bucket is taken apart, and a launch joined with another, where that is possible."""
+"""Probability of splitting a chosen bucket, and of merging a chosen launch with another."""
 
 
 def with_waits(jobs: Jobs) -> list[Unit]:
-    """The jobs as they are numbered, each launch waited for before the first that needs it, or at the end."""
+    """The jobs in their own order, each launch waited for before its first consumer, or at the end."""
     units, waited = list[Unit](), set[int]()
     for job in range(len(jobs)):
         for launch in jobs.comm_preds[job]:
@@ -28,7 +28,7 @@ def with_waits(jobs: Jobs) -> list[Unit]:
 
 
 MOST_LATENCIES = 100
-"""How many latencies a collective of several may take: beyond that merging saves next to nothing."""
+"""Longest merged collective, in latencies; beyond that, merging saves next to nothing."""
 
 
 class Moves:
@@ -37,18 +37,18 @@ class Moves:
     def __init__(self, jobs: Jobs, merging: Merging | None, random: Random) -> None:
         self.jobs, self.merging, self.random = jobs, merging, random
         self.needs: dict[int, list[int]] = {}
-        """What each event needs: a job its jobs and waits, a wait its launch."""
-        self.behind: dict[int, list[int]] = {}
+        """Predecessors of each event: for a job its jobs and waits, for a wait its launch."""
+        self.followers: dict[int, list[int]] = {}
         for job in range(len(jobs)):
             self.needs[job] = [*jobs.preds[job], *(~launch for launch in jobs.comm_preds[job])]
             if jobs.queue[job] >= 0:
                 self.needs[~job] = [job]
         for event, needed in self.needs.items():
             for other in needed:
-                self.behind.setdefault(other, []).append(event)
+                self.followers.setdefault(other, []).append(event)
 
     def changed(self, units: list[Unit]) -> list[Unit] | None:
-        """The units in another order, or other units; None where what was tried is not legal."""
+        """The units after one random move; None if the move is not legal."""
         i = self.random.randrange(len(units))
         unit, first = units[i], units[i][0]
         if len(unit) > 1 and self.random.random() < SPLITS:
@@ -64,7 +64,7 @@ class Moves:
         return self.merging.key(event) if self.merging is not None and event >= 0 else -1
 
     def _joined(self, units: list[Unit], i: int) -> list[Unit] | None:
-        """A launch made one with another of its key, in the place of that."""
+        """A launch merged with another one of its key, in the place of that one."""
         unit, rest = units[i], units[:i] + units[i + 1 :]
         key = self._key(unit[0])
         others = [j for j, other in enumerate(rest) if self._key(other[0]) == key]
@@ -76,13 +76,13 @@ class Moves:
         return rest if self.merging.duration(rest[j]) <= longest and self._is_legal(rest, j) else None
 
     def _is_legal(self, units: list[Unit], i: int) -> bool:
-        """Whether all that a unit needs is before it, and all that needs it behind."""
+        """Whether everything that a unit needs is before it, and everything that needs it after it."""
         place = {event: k for k, unit in enumerate(units) for event in unit}
         before = all(place[other] < i for event in units[i] for other in self.needs[event])
-        return before and all(place[other] > i for event in units[i] for other in self.behind.get(event, ()))
+        return before and all(place[other] > i for event in units[i] for other in self.followers.get(event, ()))
 
     def _pulled(self, units: list[Unit], i: int, j: int) -> list[Unit]:
-        """Unit i put before unit j, with what it needs of those between."""
+        """Unit i moved before unit j, with the units in between that it needs."""
         along, left, needed = [units[i]], list[Unit](), self._around(units[i], self.needs)
         for unit in reversed(units[j:i]):
             if needed.isdisjoint(unit):
@@ -93,14 +93,14 @@ class Moves:
         return [*units[:j], *reversed(along), *reversed(left), *units[i + 1 :]]
 
     def _pushed(self, units: list[Unit], i: int, j: int) -> list[Unit]:
-        """Unit i put behind unit j, with what needs it of those between."""
-        along, left, behind = [units[i]], list[Unit](), self._around(units[i], self.behind)
+        """Unit i moved after unit j, with the units in between that need it."""
+        along, left, after = [units[i]], list[Unit](), self._around(units[i], self.followers)
         for unit in units[i + 1 : j + 1]:
-            if behind.isdisjoint(unit):
+            if after.isdisjoint(unit):
                 left.append(unit)
             else:
                 along.append(unit)
-                behind |= self._around(unit, self.behind)
+                after |= self._around(unit, self.followers)
         return [*units[:i], *left, *along, *units[j + 1 :]]
 
     def _around(self, unit: Unit, neighbours: dict[int, list[int]]) -> set[int]:

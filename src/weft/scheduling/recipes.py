@@ -1,43 +1,41 @@
 """Recipes: the plain orders that frameworks use, as schedules to compare with.
 
-Jobs run in the order of the graph. Each launch goes as soon as what it needs is there, as long as no more than some
-bytes of its queue are in flight, and is waited for before the first job that needs it. Launches may be merged first,
-as DDP does it: a bucket takes those of one key in their order, and closes when it is long enough or when one of its
-members is needed.
+Jobs run in the order of the graph. Each launch starts as soon as its inputs are ready, while the bytes in flight of its
+queue stay below a limit, and is waited for before its first consumer. Launches may be merged first, as DDP does: a
+bucket takes launches of one key in their order, and closes when it is long enough or when one of them is needed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from weft.scheduling.execution import Merging, Unit
-from weft.scheduling.scheduler import Schedule
-from weft.scheduling.shape import Shape
+from weft.scheduling.job_tables import JobTables
+from weft.scheduling.scheduler import Merging, Schedule, Unit
 
 
-def recipe(shape: Shape, merging: Merging | None, latencies: int, in_flight_bytes: int) -> Schedule:
-    """Buckets that take no longer than so many latencies, hoisted launches and sunk waits.
+def recipe(tables: JobTables, merging: Merging | None, latencies: int, in_flight_bytes: int) -> Schedule:
+    """Hoisted launches and sunk waits, with at most `in_flight_bytes` of results in flight in each queue.
 
-    Of each queue so many bytes of results are in flight at most.
+    Launches are merged into buckets that take at most `latencies` latencies; 0: they are not merged.
     """
-    return Schedule(tuple(_Walk(shape, _buckets(shape, merging, latencies), in_flight_bytes).run()))
+    return Schedule(tuple(_Walk(tables, _buckets(tables, merging, latencies), in_flight_bytes).run()))
 
 
-def _buckets(shape: Shape, merging: Merging | None, latencies: int) -> list[Unit]:
-    """The jobs in order; launches that are one stand where the last of them stood, or before one of them is needed."""
-    jobs, units = shape.jobs, list[Unit]()
+def _buckets(tables: JobTables, merging: Merging | None, latencies: int) -> list[Unit]:
+    """The jobs in order. A bucket stands where its last launch stood, or before the first consumer of one of them."""
+    jobs, units = tables.jobs, list[Unit]()
     opened: dict[int, list[int]] = {}
     bucket_of: dict[int, int] = {}
 
     def close(key: int) -> None:
         units.append(tuple(opened.pop(key)))
 
-    for job in range(shape.size):
+    for job in range(tables.size):
         needed = {bucket_of[p] for p in (*jobs.preds[job], *jobs.comm_preds[job]) if p in bucket_of}
         for key in sorted(needed.intersection(opened)):
             if not set(opened[key]).isdisjoint((*jobs.preds[job], *jobs.comm_preds[job])):
                 close(key)
-        key = merging.key(job) if merging is not None and latencies and shape.is_launch[job] else -1
+        key = merging.key(job) if merging is not None and latencies and tables.is_launch[job] else -1
         if key < 0 or merging is None:
             units.append((job,))
             continue
@@ -51,20 +49,20 @@ def _buckets(shape: Shape, merging: Merging | None, latencies: int) -> list[Unit
 
 
 class _Walk:
-    """Units in order, with launches as early and waits as late as they may be."""
+    """Units in order, with launches as early and waits as late as possible."""
 
-    def __init__(self, shape: Shape, units: list[Unit], in_flight_bytes: int) -> None:
-        self.shape, self.jobs, self.sequence, self.limit = shape, shape.jobs, units, in_flight_bytes
+    def __init__(self, tables: JobTables, units: list[Unit], in_flight_bytes: int) -> None:
+        self.tables, self.jobs, self.sequence, self.limit = tables, tables.jobs, units, in_flight_bytes
         self.units: list[Unit] = []
-        self.done = [False] * shape.size
-        self.waited = [False] * shape.size
-        num_queues = len(shape.jobs.program.queues)
+        self.done = [False] * tables.size
+        self.waited = [False] * tables.size
+        num_queues = len(tables.jobs.program.queues)
         self.pending: list[deque[Unit]] = [deque() for _ in range(num_queues)]
         self.flying: list[deque[int]] = [deque() for _ in range(num_queues)]
-        """Launches that were not waited for, as they went."""
+        """Launches in flight, in launch order."""
         self.in_flight = [0] * num_queues
         for unit in units:
-            if shape.is_launch[unit[0]]:
+            if tables.is_launch[unit[0]]:
                 self.pending[self.jobs.queue[unit[0]]].append(unit)
 
     def run(self) -> list[Unit]:
@@ -72,14 +70,14 @@ class _Walk:
             job = unit[0]
             if self.done[job]:
                 continue
-            if self.shape.is_launch[job]:
+            if self.tables.is_launch[job]:
                 while not self.done[job]:
                     self._launch(self.jobs.queue[job])
                 continue
-            if not self.shape.prepares[job]:  # runs right before its launch, or before another job that needs it
+            if not self.tables.prepares[job]:  # runs right before its launch, or before another job that needs it
                 self._run(job)
                 self._hoist()
-        for job in range(self.shape.size):
+        for job in range(self.tables.size):
             if not self.done[job]:
                 self._run(job)
         for flying in self.flying:
@@ -88,24 +86,24 @@ class _Walk:
         return self.units
 
     def _hoist(self) -> None:
-        """Launch what is ready, in the order of each queue."""
+        """Launch everything that is ready, in the order of each queue."""
         for queue, pending in enumerate(self.pending):
             while pending and self._is_ready(pending[0]) and self._fits(queue, pending[0]):
                 self._launch(queue)
 
     def _is_ready(self, unit: Unit) -> bool:
-        done, waited, prepares, jobs = self.done, self.waited, self.shape.prepares, self.jobs
+        done, waited, prepares, jobs = self.done, self.waited, self.tables.prepares, self.jobs
         return all(
             all(done[p] or prepares[p] for p in jobs.preds[job]) and all(waited[p] for p in jobs.comm_preds[job])
             for job in unit
         )
 
     def _fits(self, queue: int, unit: Unit) -> bool:
-        size = sum(self.shape.memory.made_bytes[job] for job in unit)
+        size = sum(self.tables.memory.made_bytes[job] for job in unit)
         return not self.flying[queue] or self.in_flight[queue] + size <= self.limit
 
     def _launch(self, queue: int) -> None:
-        """Launch the next of a queue; what is in flight is waited for where it would be too much."""
+        """Launch the next unit of a queue, after waits for older ones if too much would be in flight."""
         unit = self.pending[queue].popleft()
         for job in unit:
             self._need(job)
@@ -115,7 +113,7 @@ class _Walk:
         for job in unit:
             self.done[job] = True
             self.flying[queue].append(job)
-            self.in_flight[queue] += self.shape.memory.made_bytes[job]
+            self.in_flight[queue] += self.tables.memory.made_bytes[job]
 
     def _run(self, job: int) -> None:
         self._need(job)
@@ -124,9 +122,9 @@ class _Walk:
             self.units.append((job,))
 
     def _need(self, job: int) -> None:
-        """Do what a job needs: launches of other queues go, collectives are waited for, what prepares it runs."""
+        """Run, launch and wait for everything that a job needs."""
         for p in (*self.jobs.preds[job], *self.jobs.comm_preds[job]):
-            if not self.done[p] and self.shape.is_launch[p]:
+            if not self.done[p] and self.tables.is_launch[p]:
                 while not self.done[p]:
                     self._launch(self.jobs.queue[p])
             elif not self.done[p]:
@@ -139,5 +137,5 @@ class _Walk:
         queue = self.jobs.queue[launch]
         self.waited[launch] = True
         self.flying[queue].remove(launch)
-        self.in_flight[queue] -= self.shape.memory.made_bytes[launch]
+        self.in_flight[queue] -= self.tables.memory.made_bytes[launch]
         self.units.append((~launch,))

@@ -1,12 +1,11 @@
 """The joint search over buckets, order and memory: many runs of the scheduler, judged by the simulator.
 
-Contract: the outcome is never slower than the order it started from, nor does it use more memory than allowed. The
-number of evaluations depends on effort and size, never on a clock; all random choices come from a fixed seed. The same
-program gives the same outcome on every rank.
+Contract: the result is never slower than the order it started from, and never uses more memory than allowed. The
+number of evaluations depends on effort and size, never on a clock, and all random choices come from a fixed seed. The
+same program gives the same result on every rank.
 
-A portfolio of settings comes first, then the plain orders of frameworks (`recipes.py`). What time is left goes into
-moves: settings are changed at random, and in small
-programs single jobs are put elsewhere.
+The search first tries a portfolio of settings, then the plain orders of frameworks (`recipes.py`). It spends the rest
+of its evaluations on random changes: of settings, and in small programs of the places of single jobs.
 """
 
 from __future__ import annotations
@@ -19,70 +18,71 @@ from random import Random
 from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
-from weft.scheduling.execution import Knobs, Merging, Unit
+from weft.scheduling.job_tables import JobTables
 from weft.scheduling.jobs import Emitter, Jobs, jobs_of
 from weft.scheduling.local_moves import Moves, with_waits
+from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
-from weft.scheduling.room import NO_LIMIT
-from weft.scheduling.scheduler import Schedule, schedule
-from weft.scheduling.shape import Shape
+from weft.scheduling.scheduler import Knobs, Merging, Schedule, Unit, schedule
 from weft.simulation.memory import Curve, Footprint, memory_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import OperationTimes, run, takes_part
 
 Effort = Literal["fast", "default", "best"]
 SPARE, SPARE_BYTES = 0.05, 1 << 26
-"""Without a limit, how much more than the order that was given may be used: a share of it, or so many bytes."""
+"""Without a memory limit, a plan may use this share more than the given order, or this many bytes (64 MiB) more,
+whichever is larger."""
 OPERATIONS = {"fast": 50_000, "default": 120_000, "best": 2_000_000}
-"""How many operations all evaluations together may have, so that small programs are searched more."""
+"""Total number of operations of all evaluations together. Small programs get more evaluations that way."""
 LEAST = {"fast": 5, "default": 14, "best": 160}
-"""Evaluations at least."""
+"""Minimum number of evaluations."""
 MOST = {"fast": 100, "default": 2_000, "best": 20_000}
+"""Maximum number of evaluations."""
 RECIPES = ((0, 1 << 28), (0, NO_LIMIT), (10, 1 << 28), (50, NO_LIMIT))
-"""Plain orders: how many latencies their buckets take (at ten they reach nine tenths of the bandwidth), and how many
-bytes of a queue are in flight at most (hoist-launches and sink-waits have 256 MiB by default)."""
+"""Plain orders: the length of their buckets in latencies (a bucket of ten reaches nine tenths of the bandwidth), and
+the most bytes of a queue in flight (256 MiB is the default of hoist-launches and sink-waits)."""
 CHANGES = 4
-"""Settings that are tried before places are changed."""
+"""Number of settings that are tried between two rounds of moves."""
 MOVES = 150
-"""Places that are changed before settings are changed again."""
+"""Number of moves in one round."""
 LONGER = 50
-"""By how many thousandths an order may be longer and still be gone on with, at first."""
+"""Initial acceptance threshold for a longer order, in thousandths of the step; it falls to 0 within a round."""
 SQUEEZES = 5
-"""How often settings that need too much memory are tried again with less of it."""
+"""Number of retries, each with a smaller budget, of settings that need too much memory."""
 MEMORY_MOVES = 300
-"""Places that are changed to get below a limit of memory."""
+"""Number of moves that are tried to get below a memory limit."""
 FEW_JOBS = 200
-"""Programs with no more are searched job by job."""
+"""Programs with at most this many jobs are also searched by moving single jobs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best order that was found."""
+    """The best order found."""
 
     program: Program
     order: Sequence[int]
     """All operations."""
     buckets: tuple[tuple[int, ...], ...]
-    """Operations that launch and are to be one."""
+    """Launches that become one, by operation."""
     step_ns: int
     peak_bytes: int
-    """Above the limit only where no order was found that fits: then the least that was found."""
+    """Above the limit only if no order was found that fits; then it is the least that was found."""
     num_evaluations: int
     trace: OperationTimes
-    """Of that order."""
+    """Times of that order."""
     memory: Curve
     duration_ns: tuple[int, ...]
-    """Of all operations, as the buckets make them."""
+    """Durations of all operations, with merged launches."""
     given_exposed_ns: dict[int, int]
-    """How long each launch was exposed before."""
+    """Exposed time of each launch in the given order."""
     limit_bytes: int
-    """What may be used."""
+    """The memory limit that was applied."""
     is_near_plain: bool = False
-    """Whether a plain order that fits comes near: then one that differs from it in details may be shorter."""
+    """Whether a plain order that fits is nearly as short. A pipeline that differs in details may then be shorter."""
 
     @functools.cached_property
     def first_wait(self) -> dict[int, int]:
-        """By launch the first operation that waits for it."""
+        """The first operation that waits for each launch."""
         found: dict[int, int] = {}
         for op in self.order:
             for launch in self.program.waits_for[op]:
@@ -93,21 +93,21 @@ class Outcome:
 def search(
     program: Program, effort: Effort = "default", limit_bytes: int | None = None, merging: MergingOf | None = None
 ) -> Outcome:
-    """The best order of a program within a limit of memory; without one, hardly more than it uses now."""
+    """The best order of a program within a memory limit; by default slightly more than the given order uses."""
     with collector_paused():
         return _Search(program, effort, limit_bytes, merging).outcome()
 
 
 def allowed_bytes(peak_bytes: int) -> int:
-    """What may be used without a limit, by the peak of the order that was given."""
+    """The memory that a plan may use if no limit is given, from the peak of the given order."""
     return peak_bytes + max(int(peak_bytes * SPARE), SPARE_BYTES)
 
 
 MergingOf = Callable[[Jobs], Merging]
 LEAN = Knobs(window=0, hold=0, lookahead=0, budget_bytes=0)
-"""What holds the least."""
+"""Settings for the least memory."""
 UNKNOWN = 1 << 62
-"""The peak of what cannot be the best."""
+"""The peak of an order that is too slow to be the best; it is not measured."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class _Found:
     order: Sequence[int]
     buckets: tuple[tuple[int, ...], ...]
     knobs: Knobs | None
-    """None: the order that was given."""
+    """None: the given order."""
     units: tuple[Unit, ...] = ()
-    """What single moves change."""
+    """The schedule, for moves."""
     in_use_bytes: int = 0
-    """By the memory of the shape."""
+    """Peak memory, by `JobMemory`."""
 
 
 class _Search:
@@ -131,7 +131,7 @@ class _Search:
         self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
         self.num_evaluations = self.left
         self.jobs = jobs_of(program)
-        self.shape = Shape(self.jobs)
+        self.tables = JobTables(self.jobs)
         self.emitter = Emitter(self.jobs)
         self.merging = merging(self.jobs) if merging is not None else None
         trace = run(program)
@@ -141,12 +141,12 @@ class _Search:
         self.given_exposed = trace.exposed_ns
         self.given = _Found(trace.step_ns, peak, trace.order, (), None)
         self.limit = allowed_bytes(peak) if limit_bytes is None else limit_bytes
-        self.budget = max(self.limit - (peak - int(self.shape.memory.curve.max(initial=0))), 0)
+        self.budget = max(self.limit - (peak - int(self.tables.memory.curve.max(initial=0))), 0)
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}
         self.seen: dict[Schedule, _Found] = {}
         self.plain: list[_Found] = []
-        """What recipes came to."""
+        """The plain orders of `recipes.py`."""
         self.squeezed_before: set[Knobs] = set()
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
@@ -180,7 +180,7 @@ class _Search:
         )
 
     def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
-        """The program if launches that stand side by side were one: the first takes the time of all."""
+        """The program with merged launches: the first launch of a bucket takes the time of all."""
         if not buckets or self.merging is None:
             return self.program
         program, job_of = self.program, self.jobs.job_of
@@ -194,7 +194,7 @@ class _Search:
     # Settings.
 
     def portfolio(self) -> Iterator[Knobs]:
-        """Settings to try, the later ones around the best so far."""
+        """Settings to try; later ones vary the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
             yield Knobs(window, hold, lookahead)
         yield from self.squeezed()
@@ -210,7 +210,7 @@ class _Search:
         yield from self.squeezed()
 
     def filled(self) -> Iterator[Knobs]:
-        """Settings that hold reductions back for large buckets; more of them where the first is the best so far."""
+        """Settings that hold reductions back for large buckets; more of them if the first becomes the best."""
         if self.merging is None:
             return
         first = replace(self.best_knobs(), bucket=1000, fill=20)
@@ -219,7 +219,7 @@ class _Search:
             yield from (replace(first, fill=fill) for fill in (5, 50))
 
     def squeezed(self) -> Iterator[Knobs]:
-        """The fastest settings that need too much memory, with a budget that is smaller by what is too much."""
+        """The fastest settings that need too much memory, with their budget lowered by the excess."""
         faster = [
             (found.step_ns, number, knobs)
             for number, (knobs, found) in enumerate(self.tried.items())
@@ -233,22 +233,22 @@ class _Search:
                 self.squeezed_before.add(knobs)
                 over = (found.peak_bytes - self.limit) * attempt
                 knobs = replace(knobs, budget_bytes=max(0, min(knobs.budget_bytes, found.in_use_bytes) - over))
-                self.left += 1  # what fits is worth more than what is tried
+                self.left += 1  # an order that fits is worth an extra evaluation
                 yield knobs
 
     def has_room_for_none(self) -> bool:
-        """Whether all that was found to be faster than what was given needs too much memory: then one goes on."""
+        """Whether every order faster than the given one needs too much memory; the search then continues."""
         return self.best.knobs is None and any(map(self.is_over, self.tried.values()))
 
     def is_over(self, found: _Found) -> bool:
-        """Whether it would be the best if it did not need too much memory."""
+        """Whether an order would be the best if it did not need too much memory."""
         return self.limit < found.peak_bytes < UNKNOWN and found.step_ns < self.best.step_ns
 
     def best_knobs(self) -> Knobs:
         return self.best.knobs or Knobs()
 
     def changed(self, knobs: Knobs) -> Knobs:
-        """Settings with one of them changed at random."""
+        """The settings with one of them changed at random."""
         values: dict[str, tuple[int | str, ...]] = {
             "window": (0, 10, 20, 40, 80, 150, 300, 600),
             "hold": (0, 5, 10, 20, 30, 50, 80, 120, 200, 400, 1000),
@@ -268,8 +268,8 @@ class _Search:
         if knobs in self.tried:
             self.left -= 1
             return
-        made = schedule(self.shape, knobs, self.merging)
-        if made in self.seen:  # other settings often come to the same
+        made = schedule(self.tables, knobs, self.merging)
+        if made in self.seen:  # different settings often give the same schedule
             self.left -= 1
         else:
             self.seen[made] = self.judge(made, knobs)
@@ -277,9 +277,9 @@ class _Search:
         self.tried[knobs] = self.seen[made]
 
     def try_recipes(self) -> None:
-        """The plain orders of frameworks; they stand beside the settings, whatever these are."""
+        """Try the plain orders of frameworks, whatever the portfolio found."""
         for latencies, in_flight_bytes in RECIPES:
-            made = recipe(self.shape, self.merging, latencies, in_flight_bytes)
+            made = recipe(self.tables, self.merging, latencies, in_flight_bytes)
             if made not in self.seen:
                 self.seen[made] = self.judge(made, self.best_knobs())
                 self.left += 1
@@ -287,13 +287,13 @@ class _Search:
             self.plain.append(self.seen[made])
 
     def is_near(self, found: _Found) -> bool:
-        """Whether what fits is not much longer than the best."""
+        """Whether an order fits and is not much longer than the best."""
         return found.peak_bytes <= self.limit and found.step_ns * 1000 <= self.best.step_ns * (1000 + LONGER)
 
     # Judging.
 
     def judge(self, made: Schedule, knobs: Knobs | None) -> _Found:
-        """How good a schedule is. Memory is measured only where it may be the best."""
+        """Evaluate a schedule. Memory is measured only if the schedule may be the best."""
         self.left -= 1
         order = self.emitter.order(made.events)
         buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
@@ -320,7 +320,7 @@ class _Search:
     # Moves.
 
     def improve(self) -> None:
-        """Spend what is left: jobs are moved where they are few, settings are changed."""
+        """Spend the remaining evaluations on changed settings and, in small programs, on moves."""
         is_small = len(self.jobs) <= FEW_JOBS
         while self.left > 0:
             for _ in range(CHANGES):
@@ -329,7 +329,7 @@ class _Search:
                 self.move_jobs()
 
     def move_jobs(self) -> None:
-        """Change single places; what is a little longer is gone on with at first, only what is no longer at last."""
+        """One round of moves, by threshold accepting: a slightly longer order is accepted at first, later none."""
         current = self.best
         units = list(current.units) or self.as_given()
         for number in range(MOVES):
@@ -342,16 +342,19 @@ class _Search:
                 units, current = moved, found
 
     def as_given(self) -> list[Unit]:
-        """The jobs as they are numbered, each launch waited for before the first that needs it."""
+        """The jobs in their own order, each launch waited for before its first consumer."""
         return with_waits(self.jobs)
 
     def save_memory(self) -> None:
-        """Look for an order that needs less, on a way that does not depend on the limit but ends at it: whoever allows
-        the least that was found gets the order that needs it."""
+        """Look for an order that needs less memory.
+
+        The sequence of tries does not depend on the limit, only its end does. So a user who allows the least that an
+        error named gets the order that needs it.
+        """
         lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]
         for knobs in lean:
             if self.best.peak_bytes > self.limit:
-                self.keep_leaner(self.judge(schedule(self.shape, knobs), knobs))
+                self.keep_leaner(self.judge(schedule(self.tables, knobs), knobs))
         if len(self.jobs) > FEW_JOBS:
             return
         moves = Moves(self.jobs, None, Random(1))

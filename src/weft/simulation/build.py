@@ -1,15 +1,16 @@
-"""Programs from graphs: what each node is to the execution model, what it takes, and what memory it holds.
+"""Build programs from graphs: the kind, the time and the memory of each node.
 
-Sorts: a launch of a known kind is a launch; a wait is one; inputs, constants, views, items, numbers and the output are
-nothing; all else is compute, communication of unknown kinds too. Whatever looks at device data on the host drains.
+Kinds: a launch of a known kind of collective is a launch, a wait is a wait. Inputs, constants, views, items, numbers
+and the output are nothing. Everything else is compute, including communication of unknown kinds: it holds the stream,
+which is safe. An operation that reads device data on the host drains the stream.
 
-Memory: storages are those of the Dag, followed through views. A storage has the bytes that the tensor spans which
-brings it to life; aliases among inputs count once, with the largest. Sizes without a hint count as nothing. Storages of
-inputs, constants and outputs are kept.
+Memory: storages are those of the Dag, followed through views. The size of a storage is the span of the tensor that
+allocates it; aliased inputs count once, with the largest span. Sizes without a hint count as zero. Storages of inputs,
+constants and outputs are kept.
 
-Graphs in a sequence run one behind the other. An input that is called as an output or an input of an earlier graph, and
-has its shape and dtype, is that value: it is counted once, and a wait for it completes the launch that made it. An
-output that a later graph takes is free behind its last use there; every other output is held to the end.
+Sequences: several graphs run one after the other. An input with the name, shape and dtype of an output or input of an
+earlier graph is the same value: it is counted once, and waiting for it completes the launch that made it. An output
+that a later graph takes is freed after its last use there; every other output stays to the end.
 """
 
 from __future__ import annotations
@@ -42,41 +43,41 @@ Source = GraphModule | Graph | Dag
 def program_of(
     source: Source, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None
 ) -> Program:
-    """The program of one graph, priced for a cluster; `overrides` are times in microseconds by the name of a node."""
+    """The program of one graph, priced for a cluster; `overrides` maps node names to times in microseconds."""
     return sequence_of([(source, groups)], cluster, overrides)
 
 
 def sequence_of(
     sources: Sequence[tuple[Source, GroupTable]], cluster: Cluster, overrides: Mapping[str, float] | None = None
 ) -> Program:
-    """The program of graphs that run one behind the other."""
+    """The program of graphs that run one after the other."""
     builder, left = _ProgramBuilder(cluster), dict(overrides or {})
     with collector_paused():
         for k, (source, groups) in enumerate(sources, 1):
             graph = source.graph if isinstance(source, GraphModule) else source
             dag = graph if isinstance(graph, Dag) else Dag(graph)
             names = {node.name for node in dag.nodes} if left else set[str]()
-            is_last = k == len(sources)  # and refuses what none of them knows
-            own = {name: us for name, us in left.items() if name in names or is_last}
-            left = {name: us for name, us in left.items() if name not in own}
-            builder.add(dag, groups, price(dag, groups, cluster, own))
+            is_last = k == len(sources)  # the last graph gets all remaining names, so that `price` rejects unknown ones
+            here = {name: us for name, us in left.items() if name in names or is_last}
+            left = {name: us for name, us in left.items() if name not in here}
+            builder.add(dag, groups, price(dag, groups, cluster, here))
         return builder.program()
 
 
 @dataclass(frozen=True)
 class _Value:
-    """An input or an output of a graph, for those behind it."""
+    """An input or output of a graph that later graphs may take."""
 
     op: int
     storages: tuple[int, ...]
     type: tuple[Any, ...]
-    """Shape and dtype; empty for what is no tensor."""
+    """Shape and dtype; empty if it is not a tensor."""
     name: str
-    """Of the node; it may be known by others too."""
+    """Name of the node; results may have further names."""
 
 
 class _ProgramBuilder:
-    """A program that grows by one graph at a time. Operations and storages of each graph follow those before it."""
+    """A program that grows by one graph at a time; each graph's operations and storages are numbered after the last."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -93,15 +94,15 @@ class _ProgramBuilder:
         self.uses: list[tuple[int, ...]] = []
         self.queues: dict[str, Queue] = {}
         self.links: dict[str, int] = {}
-        self.flights = _Flights()
+        self.open_launches = _OpenLaunches()
         self.given: set[int] = set()
         self.known: dict[str, _Value] = {}
         self.untaken: dict[str, tuple[int, ...]] = {}
-        """Storages of outputs that no later graph has taken."""
+        """Storages of outputs that no later graph has taken so far."""
         self.num_storages = 0
 
     def program(self) -> Program:
-        """What was added."""
+        """The program of all graphs added so far."""
         device = self.cluster.device
         return Program(
             names=tuple(self.names),
@@ -125,13 +126,13 @@ class _ProgramBuilder:
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
-        """Put a graph behind those before it."""
+        """Append a graph."""
         base, nodes = len(self.names), dag.nodes
         kinds = [_kind_of(node) for node in nodes]
         launches = {i for i, kind in enumerate(kinds) if kind is OpKind.LAUNCH}
         self.names += [node.name for node in nodes]
         self.kinds += kinds
-        # Communication of unknown kinds holds the stream for as long as it takes.
+        # Communication of an unknown kind has kind COMPUTE: it holds the stream for its whole time.
         self.durations += [
             prices.collective_ns.get(i, ns) if kind in (OpKind.LAUNCH, OpKind.COMPUTE) else 0
             for i, (ns, kind) in enumerate(zip(prices.compute_ns, kinds, strict=True))
@@ -157,7 +158,7 @@ class _ProgramBuilder:
         return list(self.queues).index(group)
 
     def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
-        """The most that merging saves of a collective: all but what its bytes take in the largest bucket."""
+        """The most that merging can save of a collective: all but the time of its bytes in the largest bucket."""
         kind = ops.kind_of(node.target)
         if kind is None:
             return 0
@@ -168,12 +169,12 @@ class _ProgramBuilder:
         return min(max(duration_ns - floor(least_us * 1000), 0), duration_ns)
 
     def _add_memory(self, dag: Dag, base: int) -> list[tuple[int, ...]]:
-        """Allocations and uses; returns the storages that each node holds, as the program numbers them."""
+        """Add allocations and uses; return the storages of each node, as the program numbers them."""
         effects, numbers = dag.effects, dict[int, int]()
         spans = self._inputs(dag, base, numbers)
         held: list[tuple[int, ...]] = []
         largest: dict[int, int] = {}
-        """Bytes of each storage. One that is resized counts with its largest size while anybody needs it."""
+        """Bytes of each storage. A resized storage counts with its largest size for its whole life."""
         for i, node in enumerate(dag.nodes):
             raw = effects.storages[i]
             mine = () if raw is None else raw if isinstance(raw, tuple) else (raw,)
@@ -199,7 +200,7 @@ class _ProgramBuilder:
         return held
 
     def _inputs(self, dag: Dag, base: int, numbers: dict[int, int]) -> dict[int, int]:
-        """Number the storages of inputs and constants; their bytes, of those that are not there already."""
+        """Number the storages of inputs and constants; return the bytes of those that no earlier graph holds."""
         spans: dict[int, int] = {}
         for i, node in enumerate(dag.nodes):
             raw = dag.effects.storages[i]
@@ -226,12 +227,12 @@ class _ProgramBuilder:
     def _add_waits(self, dag: Dag, base: int, kinds: Sequence[OpKind], storages: Sequence[tuple[int, ...]]) -> None:
         for i, kind in enumerate(kinds):
             if kind is OpKind.LAUNCH:
-                self.flights.launch(base + i, storages[i])
+                self.open_launches.launch(base + i, storages[i])
             if kind is OpKind.WAIT:
                 node = dag.nodes[i]
                 waited = waited_inside(node) if isinstance(node.target, HigherOrderOperator) else input_nodes(node)
                 sources = [storages[dag.index[source]] for source in waited]
-                launches = self.flights.wait(s for held in sources for s in held)
+                launches = self.open_launches.wait(s for held in sources for s in held)
                 self.waits_for.append(launches)
                 self.preds[base + i] = tuple(dict.fromkeys((*self.preds[base + i], *launches)))
             else:
@@ -249,8 +250,8 @@ class _ProgramBuilder:
             self.untaken[node.name] = storages[dag.index[node]]
 
 
-class _Flights:
-    """Which launches a wait completes: all that write its storage since the last wait for that."""
+class _OpenLaunches:
+    """Finds the launches that a wait completes: all that wrote its storage since the last wait for it."""
 
     def __init__(self) -> None:
         self.open: dict[int, list[int]] = {}
@@ -261,7 +262,7 @@ class _Flights:
             self.open.setdefault(storage, []).append(op)
 
     def wait(self, storages: Iterable[int]) -> tuple[int, ...]:
-        """A second wait waits for the same: another order may put it first."""
+        """The launches that write these storages. A second wait gets the same ones: another order may put it first."""
         found: dict[int, None] = {}
         for storage in storages:
             if storage in self.open:
@@ -293,7 +294,7 @@ def _kind_of_target(target: Any) -> OpKind:
 
 
 def _is_read_on_host(node: Node) -> bool:
-    """`.item()`, sizes that depend on data, and copies of device data to the host."""
+    """`.item()`, sizes that depend on data, and blocking copies from device to host."""
     if node.op != "call_function" or not _may_read_on_host(node.target):
         return False
     if node.target is not torch.ops.aten._to_copy.default:
@@ -319,7 +320,7 @@ def _type_of(node: Node) -> tuple[Any, ...]:
 
 
 def _resized_to(node: Node) -> int:
-    """Bytes that a node makes the storage of its argument have; 0 for nodes that resize nothing."""
+    """The size that a node gives to the storage of its argument; 0 for nodes that do not resize."""
     target = node.target
     if not isinstance(target, OpOverload):
         return 0
@@ -331,7 +332,7 @@ def _resized_to(node: Node) -> int:
 
 
 def _span_of(node: Node, item: int | None) -> int:
-    """Bytes from the beginning of the storage to the end of a node's tensors, or of one of them."""
+    """Bytes from the start of the storage to the end of a node's tensors, or of one of them."""
     value = ops.value_of(node)
     if value is None and node.op == "get_attr":
         value = attribute(node.graph.owning_module, str(node.target))

@@ -1,8 +1,8 @@
 """Memory of a program in one order: how much is in use at each moment, by storage.
 
-What an operation allocates is there from the moment that the stream reaches it, what is given from the beginning. A
-storage is free once the last operation that needs it has ended, unless it is kept. A launch needs what it reads and
-writes until the first wait for it, and to the end where nothing waits for it.
+An operation's allocations exist from the moment the stream reaches it; given storages from the beginning. A storage is
+freed after the last operation that needs it, unless it is kept. A launch needs its inputs and outputs until its first
+wait, or to the end if there is none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Numbers = NDArray[np.int64]
 
 
 class Footprint:
-    """What operations bring to life and need, as tables, for the memory of one order after the other."""
+    """Allocations and uses as tables, prepared once to evaluate many orders."""
 
     def __init__(self, program: Program) -> None:
         given, waited = program.given, {launch for launches in program.waits_for for launch in launches}
         self.is_empty = not program.allocates
         self.made = np.zeros(len(program.allocates), np.int64)
-        """Bytes by operation, without what is given."""
+        """Bytes that each operation allocates, without given storages."""
         self.given_bytes = 0
         size: dict[int, int] = {}
         users: dict[int, list[int]] = {}
@@ -45,7 +45,7 @@ class Footprint:
                 forever.update(program.uses[op], (storage for storage, _ in made))
         freed = [storage for storage, num_bytes in size.items() if num_bytes and storage not in forever]
         self.size = np.array([size[storage] for storage in freed], np.int64)
-        """Of each storage that is free at some time."""
+        """Size of each storage that is freed at some time."""
         self.users = _Rows(users[storage] for storage in freed)
         waits: dict[int, list[int]] = {}
         for op, launches in enumerate(program.waits_for):
@@ -55,7 +55,7 @@ class Footprint:
         self.waits = _Rows(waits.values())
 
     def peak(self, order: Sequence[int]) -> int:
-        """The most that is in use at one time."""
+        """Peak memory of an order."""
         if self.is_empty:
             return 0
         made, freed = self.changes(order)
@@ -63,7 +63,7 @@ class Footprint:
         return self.given_bytes + max(0, int(in_use.max(initial=0)))
 
     def changes(self, order: Sequence[int]) -> tuple[Numbers, Numbers]:
-        """By place in an order the bytes that come to life there, and those that are free behind it."""
+        """For each place in an order, the bytes allocated there and the bytes freed after it."""
         ops = np.asarray(order, np.int64)
         place = np.empty(len(ops), np.int64)
         place[ops] = np.arange(len(ops))
@@ -75,7 +75,7 @@ class Footprint:
 
 
 class _Rows:
-    """Rows of numbers, none of them empty, one behind the other."""
+    """Non-empty rows of numbers, concatenated for numpy's `reduceat`."""
 
     def __init__(self, rows: Iterable[Sequence[int]]) -> None:
         found = list(rows)
@@ -86,7 +86,7 @@ class _Rows:
 def memory_of(
     program: Program, order: Sequence[int], reached_ns: Sequence[int], end_ns: Sequence[int]
 ) -> tuple[int, Curve]:
-    """The peak, and the curve as (time, bytes in use from then on). A peak may last for no time."""
+    """The peak, and the curve as (time, bytes in use from then on). A peak may last for zero time."""
     footprint = Footprint(program)
     if footprint.is_empty:
         return 0, ()

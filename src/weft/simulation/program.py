@@ -1,11 +1,11 @@
-"""Program: a graph as the execution model sees it. What simulator, bounds and planner share.
+"""Program: a graph as the execution model sees it, shared by the simulator, the bounds and the planner.
 
-Contract: plain data, integers only, times in nanoseconds. Operations are numbered as the nodes of the Dag it was made
-from. One compute stream runs operations in program order. Each group has a queue that runs its collectives in the order
-of their launches; queues that use one link share its bandwidth.
+Contract: plain data, integers only, times in nanoseconds. Operations are numbered like the nodes of the Dag that the
+program was built from. One compute stream runs operations in program order. Each group has a queue that runs its
+collectives in launch order; queues on the same link share its bandwidth.
 
     compute   takes `duration_ns` on the compute stream
-    launch    takes no time on the stream (but the gap); its collective takes `duration_ns` alone on its queue
+    launch    takes no time on the stream except the gap; its collective takes `duration_ns` if alone on the link
     wait      blocks the stream until the collectives that it waits for have ended
 """
 
@@ -19,10 +19,10 @@ MILLION = 1_000_000
 
 
 class OpKind(IntEnum):
-    """What an operation is to the model."""
+    """How the execution model treats an operation."""
 
     NOTHING = 0
-    """A view, an input, a number: no time, no kernel."""
+    """A view, an input, a number: it takes no time and needs no kernel."""
     COMPUTE = 1
     LAUNCH = 2
     WAIT = 3
@@ -35,46 +35,47 @@ class Queue:
     group: str
     """Canonical name."""
     link: int
-    """Number of the link that it uses."""
+    """Index of the link that it uses."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Operations in the order of the graph, and what keeps them in order."""
+    """Operations in graph order, and the constraints on other orders."""
 
     names: tuple[str, ...]
     kinds: tuple[OpKind, ...]
     duration_ns: tuple[int, ...]
-    """Of a compute operation on the stream, of a launch's collective alone on its queue; else 0."""
+    """Time of a compute operation, or of a launch's collective if alone on its link; 0 for other operations."""
     preds: tuple[tuple[int, ...], ...]
     """Operations that must come before, in any order that computes the same: data and effect edges."""
     queue: tuple[int, ...]
-    """The number of a launch's queue; -1 for what is no launch."""
+    """Queue index of a launch; -1 for other operations."""
     waits_for: tuple[tuple[int, ...], ...]
-    """The launches that a wait completes; empty for what is no wait."""
+    """Launches that a wait completes; empty for other operations."""
     queues: tuple[Queue, ...]
     links: tuple[str, ...]
-    """Names of the links that queues share."""
+    """Names of the links."""
     drains: tuple[bool, ...]
-    """Operations that read device data on the host: the stream runs empty before the next one is issued."""
+    """Operations that read device data on the host: the stream runs empty before the next kernel is issued."""
     launch_gap_ns: int = 0
-    """Between two kernels on the compute stream."""
+    """Time between two kernels on the compute stream."""
     slowdown_ppm: int = 0
-    """By how many millionths compute slows while a collective runs."""
+    """Slowdown of compute while a collective runs, in millionths."""
     collective_slowdown_ppm: int = 0
-    """By how many millionths collectives slow while compute runs."""
+    """Slowdown of collectives while compute runs, in millionths."""
     allocates: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """For each operation the (storage, bytes) that come to life with it; storages of inputs with their inputs."""
+    """For each operation, the (storage, bytes) that it allocates; inputs allocate their own storages."""
     uses: tuple[tuple[int, ...], ...] = ()
-    """For each operation the storages that it needs; a launch holds them until its wait. The last use frees one."""
+    """For each operation, the storages that it needs; a launch holds them until its wait. The last use frees them."""
     kept: frozenset[int] = frozenset()
-    """Storages that are never freed: of inputs, constants and outputs."""
+    """Storages that are never freed: those of inputs, constants and outputs."""
     given: frozenset[int] = frozenset()
-    """Storages that are there before the first operation: of inputs and constants. Each is kept too."""
+    """Storages that exist before the first operation: those of inputs and constants. They are kept, too."""
     latency_ns: tuple[int, ...] = ()
-    """For each launch the most that merging saves of it, else 0: a bucket takes at least the longest of these and the
-    rest of each member. Where larger ones have more bandwidth that is more than the time of sending nothing: all but
-    the bytes at the highest bandwidth. Empty: not known, and bounds leave merging out."""
+    """For each launch, the most that merging can save of it; 0 for other operations. A bucket takes at least the
+    longest of these and the rest of each member. It is the duration minus the time of the bytes at the highest
+    bandwidth, which is more than the time of an empty message if large messages reach a higher bandwidth. Empty:
+    unknown, so bounds do not allow merging."""
     kernel: tuple[int, ...] = ()
-    """The kernel that each operation is part of, -1 for none: no gap passes between two parts of one kernel where
-    nothing is issued between them. Empty: each one is a kernel of its own."""
+    """The kernel that each operation is part of; -1 for none. No gap separates two consecutive parts of a kernel.
+    Empty: each operation is its own kernel."""

@@ -1,17 +1,19 @@
 """The execution model: when each operation of a program runs, in one order.
 
-The compute stream takes operations in order. Compute, launches and operations that drain it are issued: between one and
-the next the launch gap passes, but not between two parts of one kernel. Compute of no time is not issued, unless it
-drains. A wait holds the stream until its collectives have ended; a gap that passes meanwhile is not paid again.
+The compute stream takes operations in order. It issues compute, launches and draining operations; the launch gap passes
+between one issue and the next, except between two parts of one kernel. Compute that takes no time is not issued unless
+it drains. A wait blocks the stream until its collectives have ended. A gap that passes during a wait costs nothing
+extra.
 
-A launch puts its collective on the queue of its group when the stream reaches it: all compute before it is done then.
-The first of each queue runs. The k that run on one link progress at 1 / k of their speed alone, latency included.
-Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 + their own
-slowdown) of theirs while compute runs. The step ends with the last of all, as if the end of the graph waited for what
-is still under way.
+A launch puts its collective on its group's queue when the stream reaches it, so all compute before it has ended. The
+first collective of each queue runs. If k of them run on one link, each progresses at 1/k of its speed alone, latency
+included. Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 +
+their slowdown) while compute runs. The step ends with the last operation or collective, as if the end of the graph
+waited for everything in flight.
 
-Rounding: progress is counted in units so fine that every speed is a whole number of them per nanosecond. An end is the
-first whole nanosecond at which nothing is left; only ends are rounded, never what is left of the others.
+Rounding: progress is counted in units so fine that every speed is a whole number of units per nanosecond. An end is the
+first whole nanosecond at which no work is left. Only ends are rounded, never the remaining work of other operations, so
+errors do not accumulate and the result does not depend on how often the clock is advanced.
 """
 
 from __future__ import annotations
@@ -32,28 +34,28 @@ NONE = -1
 
 @dataclass(frozen=True)
 class OperationTimes:
-    """When each operation ran, by number: what a timeline is made from, and all that a search needs."""
+    """When each operation ran: the basis of a timeline, and all that a search needs."""
 
     order: Sequence[int]
     start_ns: list[int]
-    """Of compute on the stream, of a launch's collective on its queue; else when the stream reached it."""
+    """Start of compute, or of a launch's collective; for other operations, when the stream reached them."""
     end_ns: list[int]
-    """Of compute and collectives; of a wait when the stream goes on."""
+    """End of compute or of the collective; for a wait, when the stream continues."""
     reached_ns: list[int]
     """When the stream reached the operation."""
     waited_ns: dict[int, int]
     """When the stream reached the first wait for each launch."""
     exposed_ns: dict[int, int]
-    """How long the stream stood still for each launch; the end of the graph waits for all of them."""
+    """How long the stream was blocked by each launch; the end of the graph waits for all of them."""
     cause: list[int]
-    """The compute or launch that each compute and collective started right behind; -1 for none."""
+    """The compute or launch whose end let each compute and collective start; -1 for none."""
     last: int
-    """The compute or launch that ended last; -1 where nothing takes time."""
+    """The compute or launch that ended last; -1 if no operation takes time."""
     step_ns: int
 
 
 def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
-    """The timeline of a program in its own order, or in another one that its edges allow."""
+    """The timeline of a program in its own order, or in another legal one."""
     with collector_paused():
         trace = run(program, order)
         peak, memory = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)
@@ -70,7 +72,7 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
 
 
 def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool = False) -> OperationTimes:
-    """Run a program; without the tables that a timeline has. An order that is known to be legal is not checked."""
+    """Run a program without building a timeline. `is_legal` skips the check of the order."""
     if order is None:
         order = range(len(program.names))
     elif not is_legal:
@@ -79,7 +81,7 @@ def run(program: Program, order: Sequence[int] | None = None, *, is_legal: bool 
 
 
 def compute_spans(program: Program, trace: OperationTimes) -> tuple[Span, ...]:
-    """In their order."""
+    """Compute that takes time, in execution order."""
     names, kinds, durations, start, end = (
         program.names,
         program.kinds,
@@ -95,7 +97,7 @@ def compute_spans(program: Program, trace: OperationTimes) -> tuple[Span, ...]:
 
 
 def _collective_spans(program: Program, trace: OperationTimes, coverage: Coverage) -> tuple[CollectiveSpan, ...]:
-    """In the order of their launches."""
+    """Collectives in launch order."""
     found: list[CollectiveSpan] = []
     for op in trace.order:
         if program.kinds[op] is OpKind.LAUNCH:
@@ -119,7 +121,7 @@ def _collective_spans(program: Program, trace: OperationTimes, coverage: Coverag
 
 
 def _critical_path(trace: OperationTimes) -> tuple[int, ...]:
-    """From the one that ended last back through what each started behind."""
+    """Follow causes back from the operation that ended last."""
     path: list[int] = []
     op = trace.last
     while op != NONE:
@@ -129,27 +131,27 @@ def _critical_path(trace: OperationTimes) -> tuple[int, ...]:
 
 
 def check_order(program: Program, order: Sequence[int]) -> None:
-    """Refuse what is no permutation of the operations, or puts one before another that it needs."""
+    """Raise if the order is not a permutation of the operations, or puts one before another that it needs."""
     size = len(program.names)
     position = [NONE] * size
     for place, op in enumerate(order):
         if not 0 <= op < size or position[op] != NONE:
-            what = f"operation {op} is there twice" if 0 <= op < size else f"there is no operation {op}"
-            raise GraphError(compose("simulate", what, do=f"order each of 0 to {size - 1} once"))
+            what = f"operation {op} appears twice" if 0 <= op < size else f"there is no operation {op}"
+            raise GraphError(compose("simulate", what, do=f"list each of 0 to {size - 1} once"))
         position[op] = place
     if len(order) != size:
         what = f"the order has {len(order)} operations, the program {size}"
-        raise GraphError(compose("simulate", what, do=f"order each of 0 to {size - 1} once"))
+        raise GraphError(compose("simulate", what, do=f"list each of 0 to {size - 1} once"))
     for op in order:
         place = position[op]
         for before in (*program.preds[op], *program.waits_for[op]):
             if position[before] > place:
-                what = f"{program.names[op]} stands before {program.names[before]}, which it needs"
-                raise GraphError(compose("simulate", what, do="keep the order of the edges of the program"))
+                what = f"{program.names[op]} comes before {program.names[before]}, which it needs"
+                raise GraphError(compose("simulate", what, do="give an order that respects the edges of the program"))
 
 
 def takes_part(program: Program) -> list[bool]:
-    """By operation whether it says anything about time; an order without the others takes as long."""
+    """For each operation, whether it can affect time; an order without the others takes as long."""
     rows = zip(program.kinds, program.duration_ns, program.drains, strict=True)
     return [
         kind in (OpKind.LAUNCH, OpKind.WAIT) or drains or (kind is OpKind.COMPUTE and ns > 0)
@@ -158,24 +160,24 @@ def takes_part(program: Program) -> list[bool]:
 
 
 class _Wires:
-    """The queues and the links: which collectives run, and how much is left of them."""
+    """Queues and links: which collectives run, and how much work each has left."""
 
     def __init__(self, program: Program, cause: list[int]) -> None:
         self.program = program
         self.link = [queue.link for queue in program.queues]
         self.unit = lcm(*range(1, max(Counter(self.link).values(), default=1) + 1))
-        """Divisible by however many share a link."""
+        """Work units of a nanosecond: divisible by every number of queues that can share a link."""
         slowdown = program.collective_slowdown_ppm
         self.alone, self.beside = (MILLION + slowdown, MILLION) if slowdown else (1, 1)
-        """Speeds while nothing is computed, and beside compute: a nanosecond alone is `unit * alone` of work."""
+        """Speeds without and with compute. A collective of one nanosecond is `unit * alone` units of work."""
         self.speed = self.alone
         self.now = 0
         self.num_running = 0
         self.waiting: list[deque[int]] = [deque() for _ in program.queues]
-        """The launches of each queue; the first one runs."""
+        """Launches of each queue, in order; the first one runs."""
         self.left: list[int] = [0] * len(program.queues)
         self.active: list[list[int]] = [[] for _ in program.links]
-        """The queues that run something on each link."""
+        """Queues that have a running collective, for each link."""
         self.start: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.cause = cause
@@ -190,20 +192,20 @@ class _Wires:
             self._begin(queue)
 
     def advance(self, time: int) -> None:
-        """Go on to a time."""
+        """Advance the clock to a time, through all ends before it."""
         while self.num_running and (event := self.next_end()) <= time:
             self.step(event)
         if time > self.now:
             self._progress(time)
 
     def wait(self, op: int) -> int:
-        """Go on until a collective has ended; when that is."""
+        """Advance until a collective has ended; return that time."""
         while op not in self.end:
             self.step(self.next_end())
         return self.end[op]
 
     def next_end(self) -> int:
-        """When the next of those that run ends, if nothing is launched before and compute goes on as it does now."""
+        """When the next running collective ends, if no launch comes before and compute does not start or stop."""
         left, unit, least = self.left, self.unit * self.speed, 1 << 62
         for active in self.active:
             for queue in active:
@@ -211,7 +213,7 @@ class _Wires:
         return self.now + least
 
     def step(self, event: int) -> None:
-        """Go on to the next end, and begin what comes behind it."""
+        """Advance to the next end, and start the next collective of each queue that became free."""
         self._progress(event)
         done = [queue for active in self.active for queue in active if self.left[queue] <= 0]
         for queue in done:
@@ -224,7 +226,7 @@ class _Wires:
                 self._begin(queue)
 
     def _begin(self, queue: int) -> None:
-        """Start the first of a queue. What takes no time is over at once and slows nobody."""
+        """Start the first collective of a queue. One that takes no time ends at once and slows no other."""
         waiting = self.waiting[queue]
         while waiting:
             op = waiting[0]
@@ -262,13 +264,16 @@ class _Stream:
         self.exposed: dict[int, int] = {}
 
     def run(self, order: Sequence[int]) -> OperationTimes:
-        """Take every operation in order."""
+        """Run every operation in order."""
         program, wires = self.program, self.wires
         kinds, durations, gap, drains = program.kinds, program.duration_ns, program.launch_gap_ns, program.drains
         launch, compute, wait = OpKind.LAUNCH, OpKind.COMPUTE, OpKind.WAIT
         kernels = program.kernel or range(len(kinds))
         start, end, reached, cause = self.start, self.end, self.reached, self.cause
-        # When the last one that was issued ended, and until when a wait holds the stream; and what each is due to.
+        # `free` is when the last issued operation ended; the next issue comes one gap later. `blocked` is the end of
+        # the longest wait so far. They are kept apart because a gap and a wait overlap: the next issue comes at the
+        # later of the two. `by_free` and `by_blocked` are the operations that caused them. `free` starts one gap early,
+        # so that the first operation starts at 0.
         free, blocked = -gap, 0
         by_free = by_blocked = kernel = NONE
         for op in order:
@@ -300,7 +305,10 @@ class _Stream:
         return self._finish(order, free, by_free)
 
     def _compute(self, duration: int, now: int) -> int:
-        """When compute that starts now ends."""
+        """When compute that starts now ends.
+
+        Its speed changes each time the set of running collectives becomes empty, so it advances from end to end.
+        """
         slowdown, wires = self.program.slowdown_ppm, self.wires
         if not slowdown and wires.beside == wires.alone:
             return now + duration
@@ -323,7 +331,7 @@ class _Stream:
         return end
 
     def _wait(self, op: int, now: int) -> tuple[int, int]:
-        """Until when a wait holds the stream, and the launch that ends last."""
+        """Until when a wait blocks the stream, and the launch that ends last."""
         launches = self.program.waits_for[op]
         for launch in launches:
             self.waited.setdefault(launch, now)
@@ -331,7 +339,7 @@ class _Stream:
         return self._expose(launches, now)
 
     def _expose(self, launches: Sequence[int], now: int) -> tuple[int, int]:
-        """Share out the time in which the stream stands still: each takes what the one before it leaves."""
+        """Attribute the blocked time to launches in order of their ends, so that no time is counted twice."""
         last = NONE
         for end, launch in sorted((self.wires.end[launch], launch) for launch in launches):
             if end > now:
@@ -340,12 +348,12 @@ class _Stream:
         return now, last
 
     def _finish(self, order: Sequence[int], free: int, last: int) -> OperationTimes:
-        """Wait for all that is still under way."""
+        """Wait for everything that is still in flight."""
         wires = self.wires
         while wires.num_running:
             wires.step(wires.next_end())
-        under_way = [launch for launch, end in wires.end.items() if end > free]
-        step, behind = self._expose(under_way, max(free, 0))
+        in_flight = [launch for launch, end in wires.end.items() if end > free]
+        step, waited_for = self._expose(in_flight, max(free, 0))
         for launch, end in wires.end.items():
             self.start[launch], self.end[launch] = wires.start[launch], end
         return OperationTimes(
@@ -356,6 +364,6 @@ class _Stream:
             waited_ns=self.waited,
             exposed_ns=self.exposed,
             cause=self.cause,
-            last=last if behind == NONE else behind,
+            last=last if waited_for == NONE else waited_for,
             step_ns=step,
         )

@@ -1,8 +1,8 @@
-"""Chunks: what a part of a collective needs of the calls around it.
+"""Chunking: how a collective and the calls around it split into chunks.
 
-Contract: pure data over the nodes of one graph. A tensor is cut along one dim, seen as outer x chunks x inner; chunk c
-is everything whose middle digit is c. A call that works by rows computes chunk c of its result from chunk c of the
-tensors that have that dim, and from the others as they are.
+Contract: pure data over the nodes of one graph. A tensor is split along one dim, viewed as outer x chunks x inner.
+Chunk c consists of the elements whose middle index is c. A row-wise call computes chunk c of its result from chunk c of
+the arguments that have this dim, and from all of the other arguments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from weft.streaming.rowwise import Rowwise
 from weft.streaming.view_layouts import sizes_of
 
 
-class Place(NamedTuple):
-    """Where a tensor is cut: which dim, and how much of it lies outside and inside of a chunk."""
+class ChunkDim(NamedTuple):
+    """The dim along which a tensor is split, as outer x chunks x inner."""
 
     dim: int
     outer: int
@@ -32,37 +32,37 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A tensor of which a call needs a chunk: a view of a base that has chunks itself, or a part to be taken out."""
+    """An argument that a call takes in chunks: a view of a base computed in chunks, or a slice of a whole tensor."""
 
     node: Node
-    place: Place
+    chunk_dim: ChunkDim
     base: Node | None = None
     layout: Layout | None = None
-    """The tensor as a view of its base."""
+    """The argument as a view of its base."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunking:
-    """One collective and the calls beside it, cut into chunks."""
+    """One collective and its calls, split into chunks."""
 
     launch: Node
     num_ranks: int
     chunks: int
     dim: int
-    """The dim of the shard, on one rank, that is cut."""
+    """The dim of one rank's shard that is split."""
     products: tuple[Node, ...]
-    places: Mapping[Node, Place]
-    """Of the bases: what was gathered, and each call that is computed chunk by chunk."""
+    chunk_dims: Mapping[Node, ChunkDim]
+    """Where each base is split: the gathered tensor, and every call that is computed in chunks."""
     calls: Mapping[Node, Mapping[str, Operand]] = field(default_factory=dict[Node, Mapping[str, Operand]])
-    """For each call that is computed chunk by chunk, in order, the arguments of which it takes a chunk."""
-    lost: tuple[Refusal, ...] = ()
-    """Why other products of the site take what was gathered as a whole."""
+    """The calls that are computed in chunks, in order, each with the arguments that it takes in chunks."""
+    dropped: tuple[Refusal, ...] = ()
+    """Why other products of the site wait for the whole gathered tensor."""
     result: Operand | None = None
-    """What is scattered; None for a gather."""
-    own: int | None = None
-    """Of a ring, whose chunks are the parts of the ranks: the place of this rank in the group."""
-    apart: int = 0
-    """Of a sum over ranks whose chunks are scattered and gathered: the size of the group."""
+    """The tensor that is scattered; None for a gather."""
+    ring_rank: int | None = None
+    """For a ring, whose chunks are the shards of the ranks: this rank's index in the group."""
+    decomposed_over: int = 0
+    """Size of the group, for an all-reduce whose chunks run as reduce-scatter and all-gather; otherwise 0."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,24 +71,24 @@ class Chunking:
         return sizes_of(node) or ()
 
 
-def stride_of(place: Place, shape: Sequence[int]) -> int:
-    """The elements, in row-major order, from one chunk to the next."""
-    return place.inner * prod(shape[place.dim + 1 :])
+def stride_of(chunk_dim: ChunkDim, shape: Sequence[int]) -> int:
+    """Distance between two chunks in elements, in row-major order."""
+    return chunk_dim.inner * prod(shape[chunk_dim.dim + 1 :])
 
 
-def place_in(layout: Layout, stride: int, chunks: int) -> Place:
-    """Where a view is cut whose base is cut at that stride."""
+def chunk_dim_in(layout: Layout, stride: int, chunks: int) -> ChunkDim:
+    """Where a view is split if its base is split at this stride."""
     fine = layout.refined((stride, stride * chunks))
     for number, dim in enumerate(fine.dims):
         for k, digit in enumerate(dim):
             if digit == Digit(chunks, stride):
                 outer, inner = (prod(d.size for d in part) for part in (dim[:k], dim[k + 1 :]))
-                return Place(number, outer, inner)
-    raise Unfollowed("its chunks lie in no one dim")
+                return ChunkDim(number, outer, inner)
+    raise Unfollowed("its chunks do not lie in a single dim")
 
 
 def chunk_of(layout: Layout, stride: int, chunks: int) -> Layout:
-    """A view of a chunk of the base: the view without the digit of the chunks."""
+    """The same view of one chunk of the base: the digit that counts chunks is removed."""
     fine = layout.refined((stride, stride * chunks))
     kept = [
         tuple(
@@ -102,31 +102,31 @@ def chunk_of(layout: Layout, stride: int, chunks: int) -> Layout:
 
 
 def check_rows(node: Node, chunks: int) -> None:
-    """Refuse chunks of a single row: nothing is gained by them, and a vector is no matrix to every kernel."""
+    """Refuse chunks of a single row: they gain nothing, and some kernels treat a vector differently from a matrix."""
     shape = sizes_of(node) or ()
     if len(shape) > 1 and prod(shape[:-1]) <= chunks:
         raise Unfollowed("a chunk would be a single row")
 
 
-def place_behind(call: Rowwise, name: str, place: Place) -> Place:
-    """Where the result of a call is cut if this argument is."""
-    dim = call.dims[name][place.dim]
+def chunk_dim_of_result(call: Rowwise, name: str, chunk_dim: ChunkDim) -> ChunkDim:
+    """Where the result of a call is split if this argument is split."""
+    dim = call.dims[name][chunk_dim.dim]
     if dim is None:
-        raise Unfollowed("it sums over the dim that chunks are cut from")
-    return Place(dim, place.outer, place.inner)
+        raise Unfollowed("it sums over the dim that is split into chunks")
+    return ChunkDim(dim, chunk_dim.outer, chunk_dim.inner)
 
 
-def place_before(call: Rowwise, name: str, place: Place) -> Place | None:
-    """Where an argument is cut if the result is; None where the argument has not that dim."""
+def chunk_dim_of_argument(call: Rowwise, name: str, chunk_dim: ChunkDim) -> ChunkDim | None:
+    """Where an argument is split if the result is split; None if the argument does not have this dim."""
     dims = call.dims[name]
-    found = [d for d, dim in enumerate(dims) if dim == place.dim]
-    return Place(found[0], place.outer, place.inner) if found else None
+    found = [d for d, dim in enumerate(dims) if dim == chunk_dim.dim]
+    return ChunkDim(found[0], chunk_dim.outer, chunk_dim.inner) if found else None
 
 
 def first_cut(
     shape: tuple[int, ...], chunks: int, what: str, cut: Callable[[int], Chunking | Refusal]
 ) -> Chunking | Refusal:
-    """The cut along the first dim that can be cut so, never the last; else the first reason why not."""
+    """The chunking along the first dim that works, never the last; otherwise the first reason against it."""
     first: Refusal | None = None
     for dim, size in enumerate(shape[: max(len(shape) - 1, 1)]):
         if size % chunks or size < chunks:
@@ -135,12 +135,12 @@ def first_cut(
         if isinstance(found, Chunking):
             return found
         first = first or found
-    sentence = f"no dim of {what} but the last splits into {chunks} chunks: {list(shape)}"
+    sentence = f"no dim of {what} except the last is divisible into {chunks} chunks: its shape is {list(shape)}"
     return first or Refusal(Reason.DOES_NOT_SPLIT, sentence)
 
 
 def replaced(cut: Chunking) -> set[Node]:
-    """The nodes that nobody needs once a site runs in chunks; of a gather its launch too if only products needed it."""
+    """The nodes that are dead once a site runs in chunks, including a gather's launch if only its products used it."""
     needed = {tensor for node in cut.calls for tensor in node.all_input_nodes}
     needed -= {operand.node for operands in cut.calls.values() for operand in operands.values() if operand.base}
     needed |= {operand.node for operands in cut.calls.values() for operand in operands.values() if not operand.base}
@@ -159,12 +159,12 @@ def replaced(cut: Chunking) -> set[Node]:
 
 
 def still_needed(cut: Chunking, gone: set[Node]) -> list[Node]:
-    """The calls whose results somebody else takes: these are joined from their chunks."""
+    """The calls whose whole results other nodes still use. Their chunks are joined."""
     calls = cut.products if cut.result is None else cut.calls
     return [node for node in calls if any(user not in gone for user in node.users)]
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a call may go when nobody takes its result."""
+    """Whether a call may be erased when its result is unused."""
     found = profile(node.target)
     return not (found.writes or found.random or found.ordered or found.opaque or found.launch)

@@ -1,8 +1,9 @@
-"""Sites: gathers whose result is multiplied, and products whose result is scattered.
+"""Gather sites: all-gathers whose result feeds matrix products.
 
-Contract: found by meaning. Where each element of an operand comes from is computed through every view between it and
-the collective; a chain that takes the parts of ranks in another order, twice or not at all is no gather. What is no
-site is told with its reason and the node that breaks it. Nothing here changes the graph.
+Contract: a site is recognised by what the operations compute, not by how the graph spells it. Layouts say, through
+every view in between, which gathered element each element of an operand is. A chain of views that reorders, repeats or
+drops the shards of some ranks is not a gather along one dim. A collective without a site gets a refusal with its
+reason and the node that causes it. Nothing here changes the graph.
 """
 
 from __future__ import annotations
@@ -20,84 +21,80 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import (
+    ChunkDim,
     Chunking,
     Operand,
-    Place,
     check_rows,
+    chunk_dim_in,
+    chunk_dim_of_argument,
+    chunk_dim_of_result,
     first_cut,
-    place_before,
-    place_behind,
-    place_in,
     stride_of,
 )
 from weft.streaming.layouts import Layout, Unfollowed, identity
 from weft.streaming.rowwise import Rowwise, left_operand, read_rowwise
 from weft.streaming.view_layouts import Laid, is_view, sizes_of, view_of
-from weft.streaming.writes import is_chunk_of_gather
 
 
 @dataclass(frozen=True, eq=False)
 class GatherSite:
-    """A gather and the products that its result goes to, through views and calls that work by rows."""
+    """An all-gather and the products that its result reaches through views and row-wise calls."""
 
     collective: Collective
     num_ranks: int
     shape: tuple[int, ...]
-    """Of the shard."""
+    """Shape of one rank's shard."""
     products: tuple[Node, ...]
     dropped: tuple[Refusal, ...]
-    """Why other products take what was gathered as a whole."""
+    """Why other products wait for the whole gathered tensor."""
     views: Mapping[Node, tuple[Node, Layout]]
-    """What is known of each tensor behind the gather: a base, and the tensor as a view of it."""
+    """Each tensor derived from the gather: its base, and the tensor as a view of that base."""
     bases: Mapping[Node, Rowwise | None]
-    """What was gathered (None), and the calls between, in order."""
-    own: int | None = None
-    """The place of this rank in the group, if it is to be a ring."""
+    """The launch, with None, and then the row-wise calls before the products, in order."""
+    ring_rank: int | None = None
+    """This rank's index in the group, if the site is to run as a ring."""
 
     def with_products(self, products: tuple[Node, ...]) -> GatherSite:
-        """The site with some of its products only."""
+        """The site with only these products."""
         return replace(self, products=products)
 
     def cut(self, chunks: int) -> Chunking | Refusal:
-        """The site in chunks, along the first dim of the shard that can be cut so, never the last; a ring by ranks."""
-        if self.own is not None:
-            return _cut(self, self.num_ranks, 0, Place(0, 1, self.shape[0]))
+        """The site in chunks along the first dim of the shard that works, not the last; a ring has a chunk per rank."""
+        if self.ring_rank is not None:
+            return _cut(self, self.num_ranks, 0, ChunkDim(0, 1, self.shape[0]))
         return first_cut(
             self.shape, chunks, f"the shard of {self.collective.launch.name}", partial(_cut_shard, self, chunks)
         )
 
 
 def why_not_followed(collective: Collective) -> Refusal | None:
-    """What keeps a collective from being cut, whatever is beside it."""
+    """Why a collective cannot be streamed, whatever its neighbours are; None if it can."""
     name, form = collective.launch.name, collective.form
     if form.coalesced or not collective.is_functional:
-        what = "takes a list of tensors" if form.coalesced else "writes to memory that it is given"
+        what = "sends a list of tensors" if form.coalesced else "writes into a given buffer"
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} {what}", name)
     if sizes_of(collective.launch) is None or sizes_of(collective.inputs[0]) is None:
-        return Refusal(Reason.UNKNOWN_SIZE, f"the sizes of {name} are not all numbers", name)
+        return Refusal(Reason.UNKNOWN_SIZE, f"{name} has symbolic sizes", name)
     if 0 in (sizes_of(collective.launch) or ()):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} moves nothing", name)
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} moves 0 bytes", name)
     stray = next((u for u in collective.launch.users if not ops.is_wait(u.target) and u.op != "output"), None)
     if stray is not None:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{stray.name} takes {name} before it is waited for", stray.name)
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{stray.name} uses {name} before its wait", stray.name)
     return None
 
 
-# Gathers.
-
-
 def read_gather(collective: Collective, dag: Dag) -> GatherSite | Refusal:
-    """The site of a gather, or why it is none."""
+    """The site of an all-gather, or why it has none."""
     refusal = why_not_followed(collective)
     if refusal is not None:
         return refusal
     if is_chunk_of_gather(collective.launch):
-        return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is a chunk already")
+        return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is already a chunk of a streamed gather")
     return _GatherReader(collective, dag).read()
 
 
 class _GatherReader:
-    """One walk forward from a gather."""
+    """One walk from a gather to its users, in graph order."""
 
     def __init__(self, collective: Collective, dag: Dag) -> None:
         self.collective, self.dag = collective, dag
@@ -140,11 +137,11 @@ class _GatherReader:
             return self.dropped[0]
         if self.broken:
             return self.broken[0]
-        what = "nobody takes what it gathers" if not any(w.users for w in self.collective.waits) else "it is returned"
-        return Refusal(Reason.NO_PRODUCT, f"{name} feeds no product: {what}")
+        what = "the graph returns it" if any(w.users for w in self.collective.waits) else "nothing uses its result"
+        return Refusal(Reason.NO_PRODUCT, f"{name} feeds no matrix product: {what}")
 
     def _take(self, node: Node) -> bool:
-        """Follow one user of what is known; whether to go on behind it."""
+        """Follow one user of a known tensor. Returns whether to follow its own users too."""
         name = self.collective.launch.name
         if node.op == "output":
             return False
@@ -152,7 +149,7 @@ class _GatherReader:
             return self._view(node)
         call = read_rowwise(node)
         if call is None:
-            what = f"{name} feeds no product: {node.name} takes what it gathers"
+            what = f"{name} feeds no matrix product: {node.name} uses its result"
             self.broken.append(Refusal(Reason.NO_PRODUCT, what, node.name))
             return False
         refusal = self._why_not(call)
@@ -171,16 +168,16 @@ class _GatherReader:
         try:
             origins = {self.origin[source] for source in node.all_input_nodes if source in self.origin}
             if len(origins) > 1 or any(source not in self.origin for source in node.all_input_nodes):
-                raise Unfollowed("it joins tensors that come from elsewhere")
+                raise Unfollowed("it joins in tensors that were not gathered")
             origin = origins.pop()
             found = view_of(node, self.known)
             numel = prod(sizes_of(origin) or ())
             whole = isinstance(found, Layout) and prod(found.shape) == numel
             if whole and isinstance(found, Layout) and not found.covers(numel):
-                raise Unfollowed("it takes parts of what was gathered in another order, or more than once")
+                raise Unfollowed("it reorders or repeats parts of the gathered tensor")
             self.known[node], self.origin[node] = found, origin
         except Unfollowed as error:
-            sentence = f"{name} is not gathered along one dim: {node.name}: {error}"
+            sentence = f"{name} cannot be streamed through {node.name}: {error}"
             self.broken.append(Refusal(Reason.OTHER_ORDER, sentence, node.name))
             return False
         return True
@@ -191,10 +188,10 @@ class _GatherReader:
             laid = self.known.get(source)
             if laid is None:
                 if self.dag.before[self.dag.index[source]] >> self.bit & 1:
-                    what = f"{node.name} stays behind {name}: its {argument} {source.name} needs what was gathered"
+                    what = f"{node.name} waits for all of {name}: its {argument} {source.name} depends on {name} too"
                     return Refusal(Reason.DEPENDENCY, what, source.name)
             elif not isinstance(laid, Layout) or prod(laid.shape) != prod(sizes_of(self.origin[source]) or ()):
-                what = f"{name} feeds no product as a whole: {node.name} takes a part of what was gathered"
+                what = f"{name} stays whole: {node.name} uses only a part of the gathered tensor"
                 return Refusal(Reason.OTHER_ORDER, what, source.name)
         if call.product and left_operand(node) not in self.known:
             return self._why_not_right(call)
@@ -206,79 +203,79 @@ class _GatherReader:
         if rank > 2 and any(dim is not None and dim < rank - 2 for dim in call.dims[right]):
             return None
         name = self.collective.launch.name
-        what = f"{call.node.name} stays behind {name}: it takes what was gathered as its {right}, not by rows"
+        what = f"{call.node.name} waits for all of {name}: the gathered tensor is its {right}, not its left operand"
         return Refusal(Reason.NOT_BY_ROWS, what, call.node.name)
 
 
 def _cut_shard(site: GatherSite, chunks: int, dim: int) -> Chunking | Refusal:
-    return _cut(site, chunks, dim, Place(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
+    return _cut(site, chunks, dim, ChunkDim(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
 
 
-def _cut(site: GatherSite, chunks: int, dim: int, place: Place) -> Chunking | Refusal:
-    """The site in chunks if what is gathered is cut at a place."""
+def _cut(site: GatherSite, chunks: int, dim: int, chunk_dim: ChunkDim) -> Chunking | Refusal:
+    """The site in chunks, with the gathered tensor split at `chunk_dim`."""
     launch = site.collective.launch
-    places = {launch: place}
+    chunk_dims = {launch: chunk_dim}
     calls: dict[Node, Mapping[str, Operand]] = {}
-    lost: dict[Node, Refusal] = {}
+    dropped: dict[Node, Refusal] = {}
     for call in site.bases.values():
         if call is not None:
-            _cut_call(call, site, chunks, places, calls, lost)
+            _cut_call(call, site, chunks, chunk_dims, calls, dropped)
     for node in site.products:
         call = read_rowwise(node)
         if call is not None:
-            _cut_call(call, site, chunks, places, calls, lost)
+            _cut_call(call, site, chunks, chunk_dims, calls, dropped)
     products = tuple(node for node in site.products if node in calls)
     if not products:
-        return lost[site.products[0]]
+        return dropped[site.products[0]]
     needed = _needed(products, calls)
     kept = {node: operands for node, operands in calls.items() if node in needed}
-    where = {node: place for node, place in places.items() if node in needed or node is launch}
-    whole = tuple(lost[node] for node in site.products if node in lost)
-    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole, own=site.own)
+    where = {node: chunk_dim for node, chunk_dim in chunk_dims.items() if node in needed or node is launch}
+    whole = tuple(dropped[node] for node in site.products if node in dropped)
+    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole, ring_rank=site.ring_rank)
 
 
 def _cut_call(
     call: Rowwise,
     site: GatherSite,
     chunks: int,
-    places: dict[Node, Place],
+    chunk_dims: dict[Node, ChunkDim],
     calls: dict[Node, Mapping[str, Operand]],
-    lost: dict[Node, Refusal],
+    dropped: dict[Node, Refusal],
 ) -> None:
-    """Cut one call of a gather's site, or note why it takes what was gathered as a whole."""
+    """Split one call of a site into chunks, or record why it waits for the whole gathered tensor."""
     node = call.node
     operands: dict[str, Operand] = {}
-    found: set[Place] = set()
+    found: set[ChunkDim] = set()
     try:
         for name, source in call.tensors.items():
             if source not in site.views:
                 continue
             base, layout = site.views[source]
-            if base not in places:
-                raise Unfollowed(f"its {name} {source.name} needs all of what was gathered")
-            stride = stride_of(places[base], sizes_of(base) or ())
-            place = place_in(layout, stride, chunks)
-            operands[name] = Operand(source, place, base, layout)
-            found.add(place_behind(call, name, place))
+            if base not in chunk_dims:
+                raise Unfollowed(f"its {name} {source.name} needs the whole gathered tensor")
+            stride = stride_of(chunk_dims[base], sizes_of(base) or ())
+            chunk_dim = chunk_dim_in(layout, stride, chunks)
+            operands[name] = Operand(source, chunk_dim, base, layout)
+            found.add(chunk_dim_of_result(call, name, chunk_dim))
         if len(found) != 1:
-            raise Unfollowed("it takes chunks of different dims")
-        place = found.pop()
-        if call.product and place.dim == len(sizes_of(node) or ()) - 1 and len(sizes_of(node) or ()) > 1:
-            raise Unfollowed("chunks would be columns of its result")
+            raise Unfollowed("its arguments are split along different dims")
+        chunk_dim = found.pop()
+        if call.product and chunk_dim.dim == len(sizes_of(node) or ()) - 1 and len(sizes_of(node) or ()) > 1:
+            raise Unfollowed("its chunks would be columns of its result")
         check_rows(node, chunks)
         for name, source in call.tensors.items():
-            before = place_before(call, name, place)
+            before = chunk_dim_of_argument(call, name, chunk_dim)
             if name not in operands and before is not None:
                 operands[name] = Operand(source, before)
     except Unfollowed as error:
-        sentence = f"{node.name} stays behind {site.collective.launch.name}: {error}"
-        lost[node] = Refusal(Reason.NOT_BY_ROWS, sentence, node.name)
+        sentence = f"{node.name} waits for all of {site.collective.launch.name}: {error}"
+        dropped[node] = Refusal(Reason.NOT_BY_ROWS, sentence, node.name)
         return
-    places[node], calls[node] = place, operands
+    chunk_dims[node], calls[node] = chunk_dim, operands
 
 
 def _needed(products: Iterable[Node], calls: Mapping[Node, Mapping[str, Operand]]) -> set[Node]:
-    """The calls whose chunks the products need."""
+    """The products and the calls whose chunks they need."""
     needed: set[Node] = set()
     stack = list(products)
     while stack:
@@ -287,3 +284,30 @@ def _needed(products: Iterable[Node], calls: Mapping[Node, Mapping[str, Operand]
             needed.add(node)
             stack += [operand.base for operand in calls[node].values() if operand.base is not None]
     return needed
+
+
+def is_chunk_of_gather(launch: Node) -> bool:
+    """Whether an earlier pass streamed this gather: several slices of one tensor are gathered separately."""
+    part = _copied(launch.all_input_nodes[0])
+    if ops.name_of(part.target) != "slice":
+        return False
+    dim = part.args[1] if len(part.args) > 1 else 0
+    others = [
+        user
+        for user in part.all_input_nodes[0].users
+        if ops.name_of(user.target) == "slice" and (user.args[1] if len(user.args) > 1 else 0) == dim
+    ]
+    sent = [user for other in others for user in _users_of_copies(other) if user.target is launch.target]
+    return len(sent) > 1
+
+
+def _copied(node: Node) -> Node:
+    return node.all_input_nodes[0] if ops.name_of(node.target) == "clone" else node
+
+
+def _users_of_copies(node: Node) -> Iterable[Node]:
+    for user in node.users:
+        if ops.name_of(user.target) == "clone":
+            yield from user.users
+        else:
+            yield user

@@ -1,10 +1,10 @@
-"""Layouts: which element of a base each element of a view is, as digits.
+"""Layouts: which element of a base each element of a view is, in mixed-radix digits.
 
-Contract: exact, or `Unfollowed` is raised. A dim of the view is a list of digits, outermost first; a digit of size n
-and stride t counts 0 to n - 1 in steps of t elements of the base, whose elements are numbered in row-major order.
-Element (i, j, ...) of the view is element offset + the digits of i, j, ... of the base. So a gather along dim 1,
-however it is written, is the layout whose dim 1 begins with the digit of the ranks; parts in another order, or taken
-twice, are not.
+Contract: a layout is exact; a view that is not a layout raises `Unfollowed`. A dim of the view is a list of digits,
+outermost first. A digit of size n and stride t counts from 0 to n - 1 in steps of t elements of the base, whose
+elements are numbered in row-major order. Element (i, j, ...) of the view is the element of the base at the offset plus
+the sum of the digits of i, j, ..., each times its stride. A gather along dim 1, however the graph spells it, is the
+layout whose dim 1 begins with the digit of the ranks. Reordered or repeated shards give another layout, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.graph.metadata import contiguous_strides
 
 
 class Digit(NamedTuple):
-    """A part of a dim: its size, and the elements of the base from one value to the next."""
+    """A factor of a dim: its size, and the distance in elements of the base between two values."""
 
     size: int
     stride: int
@@ -29,7 +29,7 @@ Dim = tuple[Digit, ...]
 
 
 class Unfollowed(Exception):  # noqa: N818  # a signal between our own functions, never shown to a caller
-    """A view is no layout: its elements do not lie in even steps. The text says what it does instead."""
+    """A view is not a layout: its elements are not evenly spaced. The text says what the view does instead."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Layout:
         return [digit for dim in self.dims for digit in dim]
 
     def covers(self, numel: int) -> bool:
-        """Whether every element of a base of that size is there exactly once, and none runs backwards."""
+        """Whether the view contains every element of a base of this size exactly once."""
         step = 1
         for digit in sorted(self.digits, key=lambda digit: digit.stride):
             if digit.stride != step:
@@ -60,7 +60,7 @@ class Layout:
     # Views of this view.
 
     def reshaped(self, shape: Sequence[int]) -> Layout:
-        """The same elements in the same order under another shape."""
+        """The same elements in the same order, with another shape."""
         rest = list(_merged(self.digits))
         dims: list[Dim] = []
         for size in shape:
@@ -76,13 +76,13 @@ class Layout:
                     rest.insert(0, Digit(inner, first.stride))
                     first, size = Digit(size, first.stride * inner), 1
                 else:
-                    raise Unfollowed("its dims cut through the parts of ranks")
+                    raise Unfollowed("its dims cut through the shards of ranks")
                 dim.append(first)
             dims.append(tuple(dim))
         return Layout(_canonical(dims), self.offset)
 
     def permuted(self, order: Sequence[int]) -> Layout:
-        """Dims in another order."""
+        """The dims in another order."""
         return Layout(tuple(self.dims[d] for d in order), self.offset)
 
     def sliced(self, dim: int, start: int, length: int) -> Layout:
@@ -97,7 +97,7 @@ class Layout:
     # Digits and boundaries.
 
     def refined(self, boundaries: Iterable[int]) -> Layout:
-        """Digits cut so that each counts steps below or above every boundary."""
+        """The same layout with digits split, so that each lies wholly below or above every boundary (in elements)."""
         dims = [list(dim) for dim in self.dims]
         for boundary in sorted(set(boundaries), reverse=True):
             for dim in dims:
@@ -105,9 +105,9 @@ class Layout:
         return Layout(tuple(map(tuple, dims)), self.offset)
 
     def inverse(self, shape: Sequence[int]) -> Layout:
-        """The base, of that shape, as a view of this layout's elements in row-major order. All must be covered."""
+        """The base, of this shape, as a view of the view's elements in row-major order. It must cover the base."""
         if not self.covers(prod(shape)):
-            raise Unfollowed("it does not take every element once")
+            raise Unfollowed("it does not contain every element once")
         fine = self.refined(contiguous_strides(shape))
         steps = contiguous_strides([digit.size for digit in fine.digits])
         turned = sorted(zip(fine.digits, steps, strict=True), key=lambda pair: -pair[0].stride)
@@ -123,13 +123,13 @@ class Layout:
         return Layout(_canonical(dims))
 
     def over(self, other: Layout) -> Layout:
-        """This view of a base as a view of another one of the same elements."""
+        """This view of a base as a view of another view with the same elements."""
         boundaries = [digit.stride for layout in (self, other) for digit in layout.digits]
         mine, theirs = self.refined(boundaries), other.refined(boundaries)
         steps = contiguous_strides([digit.size for digit in theirs.digits])
         found = dict(zip(theirs.digits, steps, strict=True))
         if any(digit not in found for digit in mine.digits):
-            raise Unfollowed("it takes other elements")
+            raise Unfollowed("it contains other elements")
         return Layout(_canonical([[Digit(digit.size, found[digit]) for digit in dim] for dim in mine.dims]))
 
 
@@ -140,25 +140,25 @@ def identity(shape: Sequence[int]) -> Layout:
 
 
 def joined(layouts: Sequence[Layout], dim: int) -> Layout:
-    """Views of one base one behind the other along a dim."""
+    """The concatenation along a dim of views of one base."""
     first = layouts[0]
     if len(layouts) == 1:
         return first
     others = [(*layout.dims[:dim], *layout.dims[dim + 1 :]) for layout in layouts]
     if any(other != others[0] for other in others):
-        raise Unfollowed("it joins parts of different kinds")
+        raise Unfollowed("it joins parts with different layouts")
     run = _run([(layout.dims[dim], layout.offset) for layout in layouts])
     if run is not None:
         return Layout((*first.dims[:dim], (run,), *first.dims[dim + 1 :]), first.offset)
     steps = {after.offset - before.offset for before, after in itertools.pairwise(layouts)}
     if any(layout.dims[dim] != first.dims[dim] for layout in layouts) or len(steps) > 1:
-        raise Unfollowed("it joins parts that do not follow each other evenly")
+        raise Unfollowed("it joins parts that are not evenly spaced")
     longer = (Digit(len(layouts), steps.pop()), *first.dims[dim])
     return Layout(_canonical([*first.dims[:dim], longer, *first.dims[dim + 1 :]]), first.offset)
 
 
 def _run(parts: Sequence[tuple[Dim, int]]) -> Digit | None:
-    """The one digit that parts of a dim make which continue each other, whatever their lengths."""
+    """The single digit that consecutive parts of a dim form, of any lengths; None if they are not consecutive."""
     strides = {dim[0].stride for dim, _ in parts if len(dim) == 1}
     if len(strides) != 1 or any(len(dim) > 1 for dim, _ in parts):
         return None
@@ -171,11 +171,11 @@ def _run(parts: Sequence[tuple[Dim, int]]) -> Digit | None:
 
 
 def _range(dim: Dim, start: int, length: int) -> tuple[Dim, int]:
-    """The digits of a range of a dim, and where it begins in the base."""
+    """The digits of a range of a dim, and its offset in the base."""
     if length == prod(digit.size for digit in dim) and start == 0:
         return dim, 0
     if length < 1 or not dim:
-        raise Unfollowed("it takes nothing")
+        raise Unfollowed("it is empty")
     inner = prod(digit.size for digit in dim[1:])
     outer = dim[0]
     if start % inner == 0 and length % inner == 0:
@@ -185,7 +185,7 @@ def _range(dim: Dim, start: int, length: int) -> tuple[Dim, int]:
     if start // inner == (start + length - 1) // inner:
         kept, offset = _range(dim[1:], start % inner, length)
         return kept, offset + start // inner * outer.stride
-    raise Unfollowed("it cuts through the parts of ranks")
+    raise Unfollowed("it cuts through the shards of ranks")
 
 
 def _cut(digit: Digit, boundary: int) -> tuple[Digit, ...]:
@@ -193,12 +193,12 @@ def _cut(digit: Digit, boundary: int) -> tuple[Digit, ...]:
     if not 0 < stride < boundary < size * stride:
         return (digit,)
     if boundary % stride or size * stride % boundary:
-        raise Unfollowed("its dims cut through the parts of ranks")
+        raise Unfollowed("its dims cut through the shards of ranks")
     return Digit(size * stride // boundary, boundary), Digit(boundary // stride, stride)
 
 
 def _merged(digits: Iterable[Digit]) -> list[Digit]:
-    """Digits with those that continue each other made one."""
+    """The digits, with neighbours that count on from each other merged."""
     found: list[Digit] = []
     for digit in digits:
         if found and found[-1].stride == digit.size * digit.stride:

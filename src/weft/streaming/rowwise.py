@@ -1,8 +1,8 @@
-"""Operators that work on rows by themselves: products of matrices, pointwise operators, sums along a row.
+"""Row-wise calls: matrix products, element-wise operators and reductions, which can be computed in chunks.
 
-Contract: arguments by schema. For each tensor that a call takes it is told which dim of the result each of its dims
-becomes; None for a dim that is summed over or of size one. A part of the result along one dim then needs just the same
-part of the tensors that have that dim.
+Contract: arguments are read by schema. For each tensor argument, a call says which dim of the result each of its dims
+becomes, or None for a dim that is summed over or has size one. A chunk of the result along one dim then needs only the
+same chunk of the arguments that have this dim.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.graph.profiles import profile
+from weft.graph.profiles import is_pointwise, profile
 from weft.streaming.view_layouts import names, qualified, sizes_of
 
 OPERANDS: Mapping[str, tuple[str, str, str]] = {
@@ -30,7 +29,7 @@ OPERANDS: Mapping[str, tuple[str, str, str]] = {
     "aten::linear": ("input", "weight", "bias"),
     "aten::_scaled_mm": ("self", "mat2", "bias"),
 }
-"""Of each product: the left operand, the right one, and what is added."""
+"""Argument names of each product: the left operand, the right operand, and the added tensor."""
 COPIES = names("_to_copy to.dtype") | {"prims::convert_element_type"}
 REDUCTIONS = names("mean.dim sum.dim_IntList amax amin")
 
@@ -39,16 +38,16 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Rowwise:
-    """How the dims of the tensors that a call takes become dims of its result."""
+    """How the dims of a call's tensor arguments map to dims of its result."""
 
     node: Node
     dims: Mapping[str, Dims]
-    """By the name of the argument."""
+    """The dims of each argument, by its name."""
     product: bool = False
 
     @property
     def tensors(self) -> dict[str, Node]:
-        """The tensors that the call takes, by the names of their arguments."""
+        """The tensor arguments by name."""
         bound = ops.bind(self.node)
         return {name: bound[name] for name in self.dims}
 
@@ -57,14 +56,8 @@ class Rowwise:
         return [name for name, tensor in self.tensors.items() if tensor is source]
 
 
-@functools.cache
-def is_product(target: Any) -> bool:
-    """Whether a call multiplies matrices in a way that is followed."""
-    return qualified(target) in OPERANDS
-
-
 def read_rowwise(node: Node) -> Rowwise | None:
-    """The call as one that works by rows, or None."""
+    """The node as a row-wise call; None if it is not one."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or sizes_of(node) is None:
         return None
     name = qualified(node.target)
@@ -72,34 +65,34 @@ def read_rowwise(node: Node) -> Rowwise | None:
         return _product(node)
     if name in REDUCTIONS:
         return _reduction(node)
-    return _pointwise(node) if is_pointwise(node) else None
+    return _pointwise(node) if _maps_elements(node) else None
 
 
 def left_operand(node: Node) -> Node:
-    """The tensor whose rows a product multiplies."""
+    """The left operand of a product."""
     return ops.bind(node)[OPERANDS[qualified(node.target)][0]]
 
 
 @functools.cache
-def _is_pointwise(target: OpOverload) -> bool:
+def _is_pure_pointwise(target: OpOverload) -> bool:
     found = profile(target)
     plain = not (found.writes or found.random or found.launch or found.wait or found.several or found.opaque)
-    return plain and (torch.Tag.pointwise in target.tags or target.name() in COPIES)
+    return plain and (is_pointwise(target) or target.name() in COPIES)
 
 
-def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result is made from the elements at its place; reading bytes anew counts."""
+def _maps_elements(node: Node) -> bool:
+    """Whether a pure call computes each element from the elements at the same place; casts of the bytes count."""
     target: Any = node.target
     if not isinstance(target, OpOverload):
         return False
     if target.name() == "aten::view.dtype":
         source = ops.value_of(node.all_input_nodes[0])
         return isinstance(source, Tensor) and source.element_size() == ops.value_of(node).element_size()
-    return _is_pointwise(target)
+    return _is_pure_pointwise(target)
 
 
 def _tensors(node: Node) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the tensors that a call takes; None where it takes lists of them or unknown sizes."""
+    """The shapes of the tensor arguments; None if a call takes lists of tensors or symbolic sizes."""
     found: dict[str, tuple[int, ...]] = {}
     for name, value in ops.bind(node).items():
         if isinstance(value, Node):
@@ -113,7 +106,7 @@ def _tensors(node: Node) -> dict[str, tuple[int, ...]] | None:
 
 
 def _aligned(shape: tuple[int, ...], out: tuple[int, ...]) -> Dims | None:
-    """Dims of a tensor that is broadcast to the result; None where it is not."""
+    """The dims of an argument that is broadcast to the result; None if it cannot be."""
     if len(shape) > len(out):
         return None
     shift = len(out) - len(shape)
@@ -167,7 +160,7 @@ def _product(node: Node) -> Rowwise | None:
 
 
 def _operand(shape: tuple[int, ...], row: int, column: int | None) -> Dims:
-    """Dims of an operand: batches, the rows (of the left one) or what is summed over, the columns or what is."""
+    """The dims of an operand: its batch dims, then rows and summed dim (left) or summed dim and columns (right)."""
     if len(shape) == 1:
         return (None,)
     inner: Dims = (row, None) if column is None else (None, column)
@@ -176,7 +169,7 @@ def _operand(shape: tuple[int, ...], row: int, column: int | None) -> Dims:
 
 
 def _scale(shape: tuple[int, ...], place: int | None, out: tuple[int, ...]) -> Dims | None:
-    """Dims of the scales of an operand: one for all, or one for each row (or column) of the result."""
+    """The dims of an operand's scales: one scale for all, or one per row (or column) of the result."""
     if all(size == 1 for size in shape):
         return (None,) * len(shape)
     by_row = len(shape) == 2 and place is not None and shape[place] == out[place] and shape[1 - place] == 1

@@ -1,12 +1,13 @@
-"""Products whose result is scattered: the calls behind a reduce-scatter, walked back to products and other tensors.
+"""Scatter sites: reduce-scatters and all-reduces whose input comes from matrix products.
 
-Contract: as in `sites`. A sum of several products, a cast or any other call that works element by element between the
-products and the scatter is computed chunk by chunk too; a tensor that is no product is taken apart instead.
+Contract: as in `gather_sites`, but the walk goes from the collective back to the products. Element-wise calls between
+the products and the collective, such as a cast or the sum of several products, are computed in chunks too. Any other
+tensor on the way is sliced into chunks instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -17,56 +18,64 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.plan.decision import Reason, Refusal
-from weft.streaming.chunking import Chunking, Operand, Place, check_rows, first_cut, place_before, place_in, stride_of
+from weft.streaming.chunking import (
+    ChunkDim,
+    Chunking,
+    Operand,
+    check_rows,
+    chunk_dim_in,
+    chunk_dim_of_argument,
+    first_cut,
+    stride_of,
+)
 from weft.streaming.gather_sites import why_not_followed
 from weft.streaming.layouts import Layout, Unfollowed
 from weft.streaming.rowwise import Rowwise, read_rowwise
 from weft.streaming.view_layouts import back_to_base, sizes_of
-from weft.streaming.writes import is_chunk_of_scatter
 
 
 @dataclass(frozen=True, eq=False)
 class ScatterSite:
-    """A reduce-scatter, or an all-reduce, and the products whose results it takes."""
+    """A reduce-scatter or an all-reduce, and the products that make its input."""
 
     collective: Collective
     num_ranks: int
-    """Over which rows are scattered: one where all of them are summed."""
+    """Number of ranks that the rows are scattered over; 1 for an all-reduce."""
     shape: tuple[int, ...]
-    """Of what one rank receives."""
+    """Shape of the tensor that one rank receives."""
     products: tuple[Node, ...]
     calls: Mapping[Node, Rowwise]
-    """The products, and the calls between them and the scatter; those behind others come first."""
+    """The products and the calls between them and the scatter. Users come before their arguments."""
     views: Mapping[Node, tuple[Node, Layout]]
-    """The base of each tensor on the way, and the tensor as a view of it."""
+    """Each tensor on the way: its base, and the tensor as a view of that base."""
     dropped: tuple[Refusal, ...] = ()
-    own: int | None = None
-    """The place of this rank in the group, if it is to be a ring."""
+    ring_rank: int | None = None
+    """This rank's index in the group, if the site is to run as a ring."""
 
     def with_products(self, products: tuple[Node, ...]) -> ScatterSite:
-        """The site with some of its products only; the results of the others are taken apart."""
+        """The site with only these products; the results of the others are sliced into chunks."""
         gone = set(self.products) - set(products)
         return replace(self, products=products, calls={n: call for n, call in self.calls.items() if n not in gone})
 
     def cut(self, chunks: int) -> Chunking | Refusal:
-        """The site in chunks, along the first dim of what is received that can be cut so; a ring by ranks."""
-        if self.own is not None:
-            return _cut(self, self.num_ranks, 0, Place(0, 1, self.shape[0]))
-        what = f"what {self.collective.launch.name} scatters"
+        """The site in chunks along the first dim of the result that works; a ring uses one chunk per rank."""
+        if self.ring_rank is not None:
+            return _cut(self, self.num_ranks, 0, ChunkDim(0, 1, self.shape[0]))
+        what = f"the result of {self.collective.launch.name}"
         return first_cut(self.shape, chunks, what, partial(_cut_rows, self, chunks))
 
 
 def read_scatter(collective: Collective, dag: Dag) -> ScatterSite | Refusal:
-    """The site of a reduce-scatter or of an all-reduce, or why it is none."""
+    """The site of a reduce-scatter or an all-reduce, or why it has none."""
     refusal = why_not_followed(collective)
     if refusal is None and is_chunk_of_scatter(collective.launch):
-        return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is a chunk already")
+        return Refusal(Reason.ALREADY_DONE, f"{collective.launch.name} is already a chunk of a streamed scatter")
     return _ScatterReader(collective, dag).read() if refusal is None else refusal
 
 
 @dataclass
 class _ScatterReader:
-    """One walk back from a reduce-scatter."""
+    """One walk from a reduce-scatter or an all-reduce back to the products."""
 
     collective: Collective
     dag: Dag
@@ -79,7 +88,7 @@ class _ScatterReader:
         front = [self.collective.inputs[0]]
         while front:
             node = front.pop(0)
-            call = self._call_behind(node)
+            call = self._call_making(node)
             if call is None or call.node in self.calls:
                 continue
             self.calls[call.node] = call
@@ -89,78 +98,95 @@ class _ScatterReader:
         products = tuple(node for node, call in self.calls.items() if call.product)
         if not products:
             last = next(reversed(self.calls), self.collective.inputs[0]).name
-            what = f"{launch.name} scatters no product: {last} makes what it takes"
+            what = f"{launch.name} reduces no matrix product: its input comes from {last}"
             return next(iter(self.broken), Refusal(Reason.NO_PRODUCT, what, last))
         size: int = ops.bind(launch).get("group_size", 1)
         return ScatterSite(self.collective, size, sizes_of(launch) or (), products, self._ordered(), self.views)
 
-    def _call_behind(self, node: Node) -> Rowwise | None:
-        """The call that makes a tensor, views aside, if it can be cut."""
+    def _call_making(self, node: Node) -> Rowwise | None:
+        """The row-wise call that makes a tensor, seen through views; None if there is none."""
         name = self.collective.launch.name
         try:
             base, layout = back_to_base(node)
             if not layout.covers(prod(sizes_of(base) or ())):
-                raise Unfollowed("it takes parts in another order, or more than once")
+                raise Unfollowed("it reorders, repeats or drops elements")
         except Unfollowed as error:
             self.broken.append(
-                Refusal(Reason.OTHER_ORDER, f"{name} scatters along no one dim: {node.name}: {error}", node.name)
+                Refusal(Reason.OTHER_ORDER, f"{name} cannot be streamed through {node.name}: {error}", node.name)
             )
             return None
         self.views[node] = base, layout
         call = read_rowwise(base)
         if call is None:
-            what = f"{name} scatters no product: {base.name} makes what it takes"
+            what = f"{name} reduces no matrix product: its input comes from {base.name}"
             self.broken.append(Refusal(Reason.NO_PRODUCT, what, base.name))
             return None
         return call
 
     def _ordered(self) -> dict[Node, Rowwise]:
-        """The calls so that each comes before those that make what it takes."""
+        """The calls in reverse graph order, so each comes before the calls that make its arguments."""
         return dict(sorted(self.calls.items(), key=lambda item: -self.dag.index[item[0]]))
 
 
 def _cut_rows(site: ScatterSite, chunks: int, dim: int) -> Chunking | Refusal:
-    return _cut(site, chunks, dim, Place(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
+    return _cut(site, chunks, dim, ChunkDim(dim, 1 if dim else site.num_ranks, site.shape[dim] // chunks))
 
 
-def _cut(site: ScatterSite, chunks: int, dim: int, sent: Place) -> Chunking | Refusal:
-    """The site in chunks if what is scattered is cut at a place."""
+def _cut(site: ScatterSite, chunks: int, dim: int, sent: ChunkDim) -> Chunking | Refusal:
+    """The site in chunks, with the sent tensor split at `sent`."""
     launch, source = site.collective.launch, site.collective.inputs[0]
-    places: dict[Node, Place] = {}
+    chunk_dims: dict[Node, ChunkDim] = {}
     calls: dict[Node, Mapping[str, Operand]] = {}
     blamed = source
     try:
-        result = _operand(site, source, sent, chunks, places)
+        result = _operand(site, source, sent, chunks, chunk_dims)
         for node, call in site.calls.items():
             blamed = node
-            if node not in places:  # only behind what is taken apart
+            if node not in chunk_dims:  # reached only through a tensor that is sliced
                 continue
-            place = places[node]
-            if call.product and place.dim == len(sizes_of(node) or ()) - 1 > 0:
-                raise Unfollowed("chunks would be columns of its result")
+            chunk_dim = chunk_dims[node]
+            if call.product and chunk_dim.dim == len(sizes_of(node) or ()) - 1 > 0:
+                raise Unfollowed("its chunks would be columns of its result")
             check_rows(node, chunks)
             operands: dict[str, Operand] = {}
             for name, tensor in call.tensors.items():
-                before = place_before(call, name, place)
+                before = chunk_dim_of_argument(call, name, chunk_dim)
                 if before is not None:
                     follow = not call.product and tensor in site.views
                     operands[name] = (
-                        _operand(site, tensor, before, chunks, places) if follow else Operand(tensor, before)
+                        _operand(site, tensor, before, chunks, chunk_dims) if follow else Operand(tensor, before)
                     )
             calls[node] = operands
     except Unfollowed as error:
-        sentence = f"{launch.name} stays behind {blamed.name}: {error}"
+        sentence = f"{launch.name} waits for all of {blamed.name}: {error}"
         return Refusal(Reason.NOT_BY_ROWS, sentence, blamed.name)
     products = tuple(node for node in site.products if node in calls)
     ordered = dict(reversed(calls.items()))
-    return Chunking(launch, site.num_ranks, chunks, dim, products, places, ordered, result=result, own=site.own)
+    return Chunking(
+        launch, site.num_ranks, chunks, dim, products, chunk_dims, ordered, result=result, ring_rank=site.ring_rank
+    )
 
 
-def _operand(site: ScatterSite, node: Node, place: Place, chunks: int, places: dict[Node, Place]) -> Operand:
-    """A tensor as a view of its base, whose place is noted."""
+def _operand(
+    site: ScatterSite, node: Node, chunk_dim: ChunkDim, chunks: int, chunk_dims: dict[Node, ChunkDim]
+) -> Operand:
+    """A tensor as a view of its base. Records where the base is split."""
     base, layout = site.views[node]
-    stride = stride_of(place, sizes_of(node) or ())
-    found = place_in(layout.inverse(sizes_of(base) or ()), stride, chunks)
-    if places.setdefault(base, found) != found:
-        raise Unfollowed("it is needed in chunks of two kinds")
-    return Operand(node, place, base, layout)
+    stride = stride_of(chunk_dim, sizes_of(node) or ())
+    found = chunk_dim_in(layout.inverse(sizes_of(base) or ()), stride, chunks)
+    if chunk_dims.setdefault(base, found) != found:
+        raise Unfollowed("its users split it in two different ways")
+    return Operand(node, chunk_dim, base, layout)
+
+
+def is_chunk_of_scatter(launch: Node) -> bool:
+    """Whether an earlier pass streamed this scatter: its result, perhaps gathered, is joined with others like it."""
+    joins = [user for wait in launch.users for user in wait.users if ops.is_wait(wait.target)]
+    if len(joins) == 1 and ops.kind_of(joins[0].target) is ops.Kind.ALL_GATHER:
+        return is_chunk_of_scatter(joins[0])
+    return len(joins) == 1 and ops.name_of(joins[0].target) == "cat" and _all_from(joins[0].all_input_nodes, launch)
+
+
+def _all_from(waits: Iterable[Node], launch: Node) -> bool:
+    sources = [wait.all_input_nodes[0] for wait in waits if ops.is_wait(wait.target)]
+    return len(sources) > 1 and all(source.target is launch.target for source in sources)

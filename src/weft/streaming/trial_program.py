@@ -1,13 +1,13 @@
-"""Trials: what the program of a graph would be if collectives were streamed, without touching the graph.
+"""Trial programs: the simulated program of a graph with streamed sites, without editing the graph.
 
-Contract: as `Program`, in integers. The chunks of a collective and of its products take the place of both; joining
-results and copying parts takes the traffic that it causes. What a site does not touch stays as it was priced. Times of
-chunks follow the same rules as all others: flops at the peak, bytes at the bandwidth, collectives by the cluster.
+Contract: chunks replace the collective and its products in the program; all other operations keep their prices. Chunks
+are priced like any operation: flops at the peak rate, bytes at the memory bandwidth, collectives by the cluster.
+Joining results and copying slices costs the memory traffic it causes. Times are integers in nanoseconds, as in
+`Program`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -23,43 +23,44 @@ from weft.graph.collective import Collective, num_bytes
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind
+from weft.graph.orders import topological
 from weft.simulation.program import OpKind, Program
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What the parts of a site take, in nanoseconds."""
+class ChunkCosts:
+    """Prices of the parts of a site, in nanoseconds."""
 
     cluster: Cluster
     groups: GroupTable
 
     def collective_ns(self, cut: Chunking, chunks: int) -> int:
-        """One chunk of a collective that is cut in so many; of a ring one step."""
+        """One of `chunks` equal chunks of a collective; for a ring, one step."""
         collective = Collective(cut.launch)
         group = self.groups.group(group_argument(cut.launch))
         size = (full_bytes(collective) or 0) // chunks
-        kinds = [Kind.BATCH_P2P] if cut.own is not None and chunks > 1 else [collective.kind]
-        if cut.apart and chunks > 1:
+        kinds = [Kind.BATCH_P2P] if cut.ring_rank is not None and chunks > 1 else [collective.kind]
+        if cut.decomposed_over and chunks > 1:
             kinds = [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
         return ceil(sum(self.cluster.collective_us(kind, group, size) for kind in kinds) * 1000)
 
     def cheaper(self, cut: Chunking) -> Chunking:
-        """Chunks of a sum over ranks, scattered and gathered instead if that takes less."""
+        """The chunking; an all-reduce runs each chunk as reduce-scatter and all-gather if that is faster."""
         if Collective(cut.launch).kind is not Kind.ALL_REDUCE:
             return cut
         size = self.groups.group(group_argument(cut.launch)).size
         rows = cut.shape[0] // (1 if cut.dim else cut.chunks)
-        apart = replace(cut, apart=size)
+        apart = replace(cut, decomposed_over=size)
         pays = self.collective_ns(apart, cut.chunks) < self.collective_ns(cut, cut.chunks)
         return apart if pays and size > 1 and rows % size == 0 else cut
 
     def sum_ns(self, cut: Chunking) -> int:
-        """Adding what a rank received in a ring to its own: two tensors are read and one is written."""
-        return self.traffic_ns(3 * _bytes(cut.launch)) if cut.own is not None and cut.result is not None else 0
+        """Adding a received part to the rank's own in a ring: two tensors are read and one is written."""
+        return self.traffic_ns(3 * _bytes(cut.launch)) if cut.ring_rank is not None and cut.result is not None else 0
 
     def call_ns(self, node: Node, operands: Iterable[Operand], chunks: int) -> int:
-        """A chunk of a call: its flops and its traffic, of which the operands that are not cut are read each time."""
+        """A chunk of a call: flops or traffic, whichever takes longer. Every chunk reads the unsplit operands."""
         cut = {operand.node for operand in operands} | {node}
         moved = sum(_bytes(tensor) // (chunks if tensor in cut else 1) for tensor in (*node.all_input_nodes, node))
         traffic = self.traffic_ns(moved)
@@ -73,28 +74,28 @@ class Costs:
         return self.cluster.device.traffic_ns(moved) or 0
 
     def join_ns(self, node: Node) -> int:
-        """Joining a tensor from its chunks: all of it is read and written."""
+        """Joining a tensor from its chunks: it is read and written once."""
         return self.traffic_ns(2 * _bytes(node))
 
     def copies_ns(self, cut: Chunking, node: Node) -> int:
-        """What is copied to make one chunk of a call's arguments, or of what is sent."""
+        """Copying the slices that one chunk of a call takes, if they are not contiguous."""
         taken = [operand for operand in cut.calls.get(node, {}).values() if operand.base is None]
-        moved = sum(2 * _bytes(operand.node) // cut.chunks for operand in taken if operand.place.outer > 1)
+        moved = sum(2 * _bytes(operand.node) // cut.chunks for operand in taken if operand.chunk_dim.outer > 1)
         return self.traffic_ns(moved)
 
     def alone_ns(self, cut: Chunking) -> tuple[int, int]:
-        """The site by itself, nothing else beside it: as one piece, and in chunks."""
+        """The site with nothing else running: whole, and in chunks."""
         calls = list(cut.calls.items())
         whole = sum(self.call_ns(node, operands.values(), 1) for node, operands in calls)
         part = sum(
             self.call_ns(node, operands.values(), cut.chunks) + self.copies_ns(cut, node) for node, operands in calls
         )
         wire, piece = self.collective_ns(cut, 1), self.collective_ns(cut, cut.chunks)
-        joins = list(cut.products) if cut.result is None else [cut.launch] if cut.own is None else []
+        joins = list(cut.products) if cut.result is None else [cut.launch] if cut.ring_rank is None else []
         if cut.result is None and cut.launch not in replaced(cut):
             joins.append(cut.launch)
         gap = round(self.cluster.device.launch_gap_us * 1000) * (cut.chunks - 1) * len(calls)
-        first = piece if cut.own is None else self.sum_ns(cut) * (cut.chunks - 1)
+        first = piece if cut.ring_rank is None else self.sum_ns(cut) * (cut.chunks - 1)
         together = first + part + (cut.chunks - 1) * max(piece, part) + sum(map(self.join_ns, joins)) + gap
         return whole + wire, together
 
@@ -105,8 +106,8 @@ def _bytes(node: Node) -> int:
 
 
 @dataclass
-class _Op:
-    """An operation to be put into the program."""
+class _TrialOp:
+    """An operation of the program being built. `rank` is its position: operations are sorted by it."""
 
     name: str
     kind: OpKind
@@ -119,13 +120,13 @@ class _Op:
     uses: tuple[int, ...] = ()
 
 
-class Trial:
-    """A program that is changed site by site."""
+class TrialProgram:
+    """A program that is changed one site at a time."""
 
-    def __init__(self, program: Program, dag: Dag, costs: Costs) -> None:
+    def __init__(self, program: Program, dag: Dag, costs: ChunkCosts) -> None:
         self.program, self.dag, self.costs = program, dag, costs
         self.ops = [
-            _Op(*fields)
+            _TrialOp(*fields)
             for fields in zip(
                 program.names,
                 program.kinds,
@@ -143,7 +144,7 @@ class Trial:
         self.next_storage = 1 + max((s for made in program.allocates for s, _ in made), default=0)
 
     def stream(self, cut: Chunking) -> None:
-        """Let a site run in chunks."""
+        """Replace a site by its chunks."""
         gone = replaced(cut)
         for node in gone:
             op = self.ops[self.dag.index[node]]
@@ -154,7 +155,7 @@ class Trial:
         else:
             self._scatter(cut, gone)
 
-    def _add(self, op: _Op) -> int:
+    def _add(self, op: _TrialOp) -> int:
         self.ops.append(op)
         self.kernels.append(2 * len(self.ops) + len(self.program.names) * 4)
         return len(self.ops) - 1
@@ -168,7 +169,7 @@ class Trial:
         here, anchor = index[launch], index[cut.products[-1]]
         sent = index[launch.all_input_nodes[0]]
         parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
-        if cut.own is None:
+        if cut.ring_rank is None:
             launches = [self._launch(cut, sent, (here, c), self.program.uses[here]) for c in range(cut.chunks)]
             waits: list[int] = []
             for c, chunk in enumerate(launches):
@@ -182,7 +183,7 @@ class Trial:
             old = [launch, *(user for user in launch.users if ops.is_wait(user.target))]
             users = [index[user] for node in old for user in node.users if user not in gone and user not in old]
             whole = self._add(
-                _Op(
+                _TrialOp(
                     launch.name,
                     OpKind.COMPUTE,
                     self.costs.join_ns(launch),
@@ -196,7 +197,7 @@ class Trial:
                 self._become(index[node], OpKind.NOTHING, 0, (whole,))
 
     def _gather_in_ring(self, cut: Chunking, sent: int, parts: dict[Node, list[int]]) -> list[int]:
-        """Each part goes on to the next rank while it is multiplied; what holds the parts."""
+        """Send each part on to the next rank while multiplying it. Returns the operations that hold the parts."""
         here, anchor = self.dag.index[cut.launch], self.dag.index[cut.products[-1]]
         arrived = [sent]
         for c in range(cut.chunks):
@@ -208,21 +209,21 @@ class Trial:
         return arrived
 
     def _launch(self, cut: Chunking, source: int, rank: tuple[int, ...], held: tuple[int, ...]) -> int:
-        """The launch of one chunk."""
+        """Add the launch of one chunk."""
         name, ns = cut.launch.name, self.costs.collective_ns(cut, cut.chunks)
-        parts = 1 if cut.own is not None and cut.result is not None else cut.chunks
+        parts = 1 if cut.ring_rank is not None and cut.result is not None else cut.chunks
         made = self._storage(_bytes(cut.launch) // parts)
         queue = self.program.queue[self.dag.index[cut.launch]]
-        return self._add(_Op(name, OpKind.LAUNCH, ns, (source,), rank, queue, (), made, held))
+        return self._add(_TrialOp(name, OpKind.LAUNCH, ns, (source,), rank, queue, (), made, held))
 
     def _wait(self, cut: Chunking, launch: int, rank: tuple[int, ...]) -> int:
         held = self._held([launch])
-        return self._add(_Op(cut.launch.name, OpKind.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
+        return self._add(_TrialOp(cut.launch.name, OpKind.WAIT, 0, (launch,), rank, -1, (launch,), (), held))
 
     def _scatter(self, cut: Chunking, gone: set[Node]) -> None:
         index, launch = self.dag.index, cut.launch
         here = index[launch]
-        if cut.own is not None:
+        if cut.ring_rank is not None:
             self._scatter_in_ring(cut, gone)
             return
         parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
@@ -239,7 +240,7 @@ class Trial:
         waits = [self._wait(cut, chunk, (place, -1, c)) for c, chunk in enumerate(launches)]
         allocates = self.program.allocates[here]
         whole = self._add(
-            _Op(
+            _TrialOp(
                 launch.name,
                 OpKind.COMPUTE,
                 self.costs.join_ns(launch),
@@ -253,7 +254,7 @@ class Trial:
             self._become(index[node], OpKind.NOTHING, 0, (whole,))
 
     def _scatter_in_ring(self, cut: Chunking, gone: set[Node]) -> None:
-        """Each part goes on to the next rank, which adds its own to it."""
+        """Send each partial sum on to the next rank, which adds its own part."""
         index, launch = self.dag.index, cut.launch
         here = index[launch]
         parts: dict[Node, list[int]] = {node: [] for node in cut.calls}
@@ -266,7 +267,7 @@ class Trial:
                 waited = self._wait(cut, total, (here, c, 2))
                 ns, held = self.costs.sum_ns(cut), self._held([waited, source])
                 made = self._storage(_bytes(launch))
-                sum_ = _Op(launch.name, OpKind.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
+                sum_ = _TrialOp(launch.name, OpKind.COMPUTE, ns, (waited, source), (here, c, 3), -1, (), made, held)
                 source = self._add(sum_)
             total = self._launch(cut, source, (here, c, 4), self._held([source])) if c < cut.chunks - 1 else source
         for node in still_needed(cut, gone):
@@ -277,7 +278,7 @@ class Trial:
     def _calls(
         self, cut: Chunking, given: dict[Node, list[int]], parts: dict[Node, list[int]], rank: tuple[int, ...]
     ) -> None:
-        """The calls of one chunk."""
+        """Add the calls of one chunk."""
         for k, (node, operands) in enumerate(cut.calls.items()):
             cut_away = {operand.node for operand in operands.values() if operand.base is not None}
             preds = [self.dag.index[tensor] for tensor in node.all_input_nodes if tensor not in cut_away]
@@ -287,7 +288,7 @@ class Trial:
             ns = self.costs.call_ns(node, operands.values(), cut.chunks) + self.costs.copies_ns(cut, node)
             held = [*self._held(chunks), *(s for p in preds for s, _ in self.program.allocates[p])]
             made = self._storage(_bytes(node) // cut.chunks)
-            op = _Op(node.name, OpKind.COMPUTE, ns, (*preds, *chunks), (*rank, 1, k), -1, (), made, tuple(held))
+            op = _TrialOp(node.name, OpKind.COMPUTE, ns, (*preds, *chunks), (*rank, 1, k), -1, (), made, tuple(held))
             parts[node].append(self._add(op))
 
     def _held(self, chunks: Sequence[int]) -> tuple[int, ...]:
@@ -297,7 +298,7 @@ class Trial:
         )
 
     def _join(self, node: Node, chunks: list[int], rank: tuple[int, ...]) -> None:
-        """Let the operation of a call join its chunks."""
+        """Turn the operation of a call into the join of its chunks."""
         i = self.dag.index[node]
         self._become(i, OpKind.COMPUTE, self.costs.join_ns(node), tuple(chunks))
         self.ops[i].rank = (*rank, i)
@@ -311,7 +312,7 @@ class Trial:
             op.allocates, op.uses = (), ()
 
     def result(self) -> Program:
-        """The program as it is now, in an order that it can run in."""
+        """The resulting program, in a legal order."""
         order = self._order()
         number = {old: new for new, old in enumerate(order)}
         made = [self.ops[i] for i in order]
@@ -331,19 +332,8 @@ class Trial:
         )
 
     def _order(self) -> list[int]:
-        waiting = [len(set(op.preds)) for op in self.ops]
         succs: list[list[int]] = [[] for _ in self.ops]
         for i, op in enumerate(self.ops):
-            for pred in set(op.preds):
+            for pred in op.preds:
                 succs[pred].append(i)
-        heap = [(op.rank, i) for i, op in enumerate(self.ops) if not waiting[i]]
-        heapq.heapify(heap)
-        order: list[int] = []
-        while heap:
-            _, i = heapq.heappop(heap)
-            order.append(i)
-            for succ in succs[i]:
-                waiting[succ] -= 1
-                if not waiting[succ]:
-                    heapq.heappush(heap, (self.ops[succ].rank, succ))
-        return order
+        return topological(succs, [op.rank for op in self.ops])

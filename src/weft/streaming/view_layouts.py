@@ -1,7 +1,7 @@
-"""The layouts of views: what each operator that only renames or copies elements does to a layout.
+"""View layouts: how each operator that only moves or copies elements changes a layout.
 
-Contract: arguments by schema; sizes are numbers. What is no view has no rule here; a view that is no layout raises
-`Unfollowed`.
+Contract: arguments are read by schema, and sizes are numbers. `RULES` has exactly the operators that count as views. A
+view whose result is not a layout raises `Unfollowed`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.graph import ops
 from weft.streaming.layouts import Layout, Unfollowed, identity, joined
 
 Laid = Layout | tuple[Layout, ...]
-"""The layout of a tensor, or of each of several."""
+"""The layout of a tensor, or the layouts of a list of tensors."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -37,17 +37,17 @@ SPLITS = names("split.Tensor split_with_sizes chunk unsafe_chunk unsafe_split.Te
 
 @functools.cache
 def qualified(target: Any) -> str:
-    """An operator by its full name; empty for what is no operator."""
+    """The full name of an operator; empty for anything else."""
     return target.name() if isinstance(target, OpOverload) else "getitem" if target is getitem else ""
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node only renames or copies elements of one tensor, or joins parts of one."""
+    """Whether a node only moves or copies elements, or joins parts of one tensor."""
     return node.op == "call_function" and qualified(node.target) in RULES
 
 
 def sizes_of(node: Node) -> tuple[int, ...] | None:
-    """The shape of a tensor whose sizes are numbers; None for anything else."""
+    """The shape of a tensor; None if a size is symbolic or the value is not a tensor."""
     value = ops.value_of(node)
     if not isinstance(value, Tensor) or any(type(size) is not int for size in value.shape):
         return None
@@ -58,12 +58,12 @@ def view_of(node: Node, known: Mapping[Node, Laid]) -> Laid:
     """The layout of a view whose sources have layouts over one base."""
     sources = node.all_input_nodes
     if not sources or any(source not in known for source in sources):
-        raise Unfollowed("it joins tensors that come from elsewhere")
+        raise Unfollowed("it joins in tensors that were not followed")
     return RULES[qualified(node.target)](node, known)
 
 
 def back_to_base(node: Node) -> tuple[Node, Layout]:
-    """The node that a chain of views begins with, and the layout of its end over that."""
+    """The base that a chain of views starts from, and the layout of the last view over it."""
     chain: list[Node] = []
     front = [node]
     base: Node | None = None
@@ -93,7 +93,7 @@ def back_to_base(node: Node) -> tuple[Node, Layout]:
 
 
 def _in_order(chain: Sequence[Node]) -> list[Node]:
-    """Views behind their sources."""
+    """The views, each after its sources."""
     inside, done = dict.fromkeys(chain), dict[Node, None]()
     stack = [(node, False) for node in chain]
     while stack:
@@ -141,7 +141,7 @@ def _permuted(node: Node, known: Mapping[Node, Laid]) -> Layout:
 def _sliced(node: Node, known: Mapping[Node, Laid]) -> Layout:
     source, bound = _source(node, known), ops.bind(node)
     if bound.get("step", 1) != 1:
-        raise Unfollowed("it takes elements in steps")
+        raise Unfollowed("it skips elements")
     dim = bound.get("dim", 0) % len(source.dims)
     extent = source.shape[dim]
     start = _number(bound.get("start"), 0)
@@ -182,7 +182,7 @@ def _item(node: Node, known: Mapping[Node, Laid]) -> Layout:
     position: Any = node.args[1]
     found = known[source]
     if isinstance(found, Layout) or type(position) is not int:
-        raise Unfollowed("it takes an item of what is no list")
+        raise Unfollowed("it indexes something that is not a list")
     return found[position]
 
 
@@ -233,4 +233,4 @@ RULES: dict[str, Callable[[Node, Mapping[Node, Laid]], Laid]] = {
     "aten::stack": _stacked,
     "getitem": _item,
 }
-"""Waits are no views here: a chain that begins at one is judged by what it waits for."""
+"""Waits have no rule: a chain of views ends at a wait, and the reader of the site looks at its launch."""

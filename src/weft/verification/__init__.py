@@ -1,1 +1,1 @@
-"""Witnesses that a rewritten graph computes the same values on every rank."""
+"""Proofs and tests that a rewritten graph computes the same values on every rank."""

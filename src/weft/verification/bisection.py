@@ -1,8 +1,8 @@
-"""Which pass of a pipeline is the first to change values, or to break a check.
+"""Finds the first pass of a pipeline that changes values or breaks a check.
 
-Contract: passes run one by one, each on what the one before left, and what each changed is compared with what it was
-given: bit by bit where the pass says that it is exact, within the tolerance of the dtype otherwise. Inside the pass
-that is found its actions are halved until one is left: with those before it all is well, with it no more.
+Contract: passes run one after the other. The result of each pass is compared with the graph it was given: bit by bit if
+the pass is exact, within the tolerance of the dtype otherwise. A binary search over the actions of the faulty pass then
+finds the first action that makes the result wrong.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from weft.plan.context import Context
 from weft.plan.plan import Action, Step
 
 Compare = Callable[[GraphModule, GraphModule, bool], str]
-"""Compares two modules, bit by bit if asked to: what differs, or nothing."""
+"""Compares two modules, bit by bit if the flag is set; returns what differs, or an empty string."""
 MAX_SHOWN = 300
-"""Letters of an action that are shown."""
+"""Maximum number of characters of an action that a message shows."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What a pass does wrong."""
+    """The first faulty pass of a pipeline, and evidence."""
 
     spec: str
     """The pass with its options."""
     position: int
-    """Its place in the pipeline, counted from 1."""
+    """The position of the pass in the pipeline, counted from 1."""
     num_passes: int
     what: str
-    """The error it ends with, or how the values differ."""
+    """The error that the pass raised, or how the values differ."""
     before: str
-    """The listing that it was given: with the pass alone it shows the fault."""
+    """The listing that the pass was given; running the pass on it reproduces the fault."""
     after: str
-    """What it made of it; empty where it ends with an error."""
+    """The listing that the pass produced; empty if it raised an error."""
     action: Action | None = None
-    """The first of its actions that is wrong, where that can be told."""
+    """The first wrong action of the pass, if one can be found."""
     action_position: int = 0
     num_actions: int = 0
 
@@ -62,7 +62,7 @@ class Fault:
 
 
 def find_fault(module: GraphModule, passes: Sequence[Pass], context: Context, compare: Compare) -> Fault | None:
-    """The first pass at fault; None where there is none. The module is left as it was, and must be valid."""
+    """The first faulty pass, or None. The module must be valid; it is not modified."""
     check.validate(Dag(module.graph))
     before = module
     for position, rewrite in enumerate(passes, 1):
@@ -73,7 +73,7 @@ def find_fault(module: GraphModule, passes: Sequence[Pass], context: Context, co
             what = _wrong(rewrite, before, after, context, step, compare)
         except RefusedError:
             raise
-        except Exception as error:  # whatever a pass ends with, from anybody's code
+        except Exception as error:  # a pass may raise anything
             what = _told(error)
         if what:
             found = Fault(str(rewrite), position, len(passes), what, render(before, context.groups), "")
@@ -88,7 +88,7 @@ def find_fault(module: GraphModule, passes: Sequence[Pass], context: Context, co
 def _wrong(
     rewrite: Pass, before: GraphModule, after: GraphModule, context: Context, step: Step, compare: Compare
 ) -> str:
-    """Carry a step out on a copy of the module; what is wrong with the result, or nothing."""
+    """Apply a step to `after`, a copy of `before`; returns what is wrong with the result, or an empty string."""
     try:
         _, changed = rewrite.run(after.graph, context, step)
         if not changed and render(after, context.groups) == render(before, context.groups):
@@ -104,20 +104,20 @@ def _wrong(
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, WeftError) else f"it ends with {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, WeftError) else f"it raised {type(error).__name__}: {error}"
 
 
 def _listing(module: GraphModule, context: Context) -> str:
     try:
         return render(module, context.groups)
-    except WeftError:  # it may be broken in any way
+    except WeftError:  # the graph may be too broken to print
         return ""
 
 
 def _with_action(
     found: Fault, rewrite: Pass, before: GraphModule, context: Context, step: Step, compare: Compare
 ) -> Fault:
-    """The fault with the action that is to blame, if with fewer actions all is well."""
+    """Add the first wrong action to the fault, if the step is correct without its actions."""
 
     def is_wrong(count: int) -> bool:
         part = replace(step, actions=step.actions[:count])

@@ -1,18 +1,18 @@
-"""Comparing what ranks end with, before and after a rewrite.
+"""Compares the results of all ranks before and after a rewrite.
 
-Contract: bitwise equality is of dtype, shape and bits (a NaN equals the same NaN, -0.0 differs from 0.0; strides are
-not compared). The tolerance is stated in the verdict.
+Contract: bitwise equality covers dtype, shape and bits (a NaN equals the same NaN, -0.0 differs from 0.0; strides are
+not compared). The verdict states the tolerance.
 
 Two orders of one sum of n terms differ by rounding errors that grow like sqrt(n) with high probability (Higham and
-Mary, "A new approach to probabilistic rounding error analysis", 2019). So two values are taken as equal if they differ
-by at most 2 * eps * sqrt(n) of the largest magnitude in the tensor: of the tensor, since an element that cancels to
-nearly zero carries the error of the terms it was made of. Tried on sums of 2 to 4096 normal and uniform terms in f32,
-f16 and bf16, in three orders and in f64: all within 0.9 * eps * sqrt(n), but for bf16 sums of 1024 and more positive
-terms, which stop growing. Hence the limit of 1/8, or of one eps where that is more: where rounding explains everything
-it proves nothing. Whole numbers and bools must be equal.
+Mary, "A new approach to probabilistic rounding error analysis", 2019). So two values count as equal if they differ by
+at most 2 * eps * sqrt(n) times the largest magnitude in the tensor. The tensor's magnitude is used because an element
+that cancels to nearly zero carries the error of its terms. Sums of 2 to 4096 normal and uniform terms in f32, f16 and
+bf16, in three orders and in f64, all stayed within 0.9 * eps * sqrt(n), except for bf16 sums of 1024 or more positive
+terms, which stop growing. Hence the limit of 1/8, or of one eps if that is larger: a tolerance that explains every
+difference proves nothing. Integers and bools must be equal.
 
-A run in f64 is a reference where there is one (`rounding.py`): it shows the rounding error of the first side, which the
-second may exceed by some factor. That counts what no number of terms does, such as large terms that cancel.
+A run in f64 serves as a reference if there is one (`rounding.py`). It shows the rounding error of the first side, which
+the second may exceed by a factor. This covers errors that a count of terms misses, such as large terms that cancel.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import RankResult, as_bytes, same_bits, view_of
 
 FACTOR = 2
+"""Tolerance in units of eps * sqrt(number of terms)."""
 LIMIT = 1 / 8
+"""Largest tolerance, relative to the largest magnitude in the tensor."""
 NEAR = 8
-"""By this factor two runs may differ more than the first does from the reference. Rounding errors of two orders are of
-one size, but the error of a single element may be small by luck. Chosen; tried by the tests of `rounding.py`."""
+"""Two runs may differ by this many times the error of the first run against the reference. The rounding errors of two
+orders have the same magnitude, but a single element may have a small error by luck. The value was chosen; the tests of
+`rounding.py` exercise it."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Difference:
     position: str
     """`outputs[1][0]`, `inputs[3] after the step` or `constant 'scale' after the step`."""
     index: tuple[int, ...] | None
-    """Of the element; None where the two are not even of one type and shape."""
+    """Index of the element; None if the two values differ in type or shape."""
     before: Any
     after: Any
     max_abs_difference: float | None = None
-    """Over the whole tensor; None where it has no meaning."""
+    """Largest difference in the tensor; None if it has no meaning."""
 
     def __str__(self) -> str:
         place = f"{self.position} on rank {self.rank}"
@@ -62,7 +65,7 @@ class Difference:
         text = f"{place}{element} is {self.before!r} before and {self.after!r} after"
         if self.max_abs_difference is None:
             return text
-        return f"{text}; the largest difference in it is {self.max_abs_difference:.3g}"
+        return f"{text}; the largest difference in this tensor is {self.max_abs_difference:.3g}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Verdict:
     equal: bool
     bitwise: bool
     difference: Difference | None
-    """The first one beyond the tolerance; else the first one in bits; None if there is none."""
+    """The first difference beyond the tolerance, otherwise the first difference in bits, or None."""
     num_ranks: int
     backend: str
     tolerance: str
@@ -98,12 +101,13 @@ def compare(
     compute_dtype: torch.dtype | None = None,
     reference: Sequence[RankResult] | None = None,
 ) -> Verdict:
-    """The verdict on two runs; `num_terms` is that of the longest sum, `compute_dtype` the coarsest on the way.
+    """Compare the results of two runs.
 
-    `reference` is the first run again, in a wider dtype.
+    `num_terms` is the number of terms of the longest sum, `compute_dtype` the coarsest dtype of intermediate results.
+    `reference` holds the results of the first graph in a wider dtype.
     """
     if len(before) != len(after):
-        what = f"{len(before)} ranks before, {len(after)} after"
+        what = f"{len(before)} ranks before, {len(after)} ranks after"
         raise VerificationError(compose("comparison", what, do="run both graphs on the same ranks"))
     factor = FACTOR * math.sqrt(max(num_terms, 1))
     least = torch.finfo(compute_dtype).eps if compute_dtype is not None else 0.0
@@ -135,7 +139,7 @@ def _pairs(first: RankResult, second: RankResult) -> Iterator[tuple[str, Any, An
 
 
 def _leaves(position: str, first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Pairs of what stands at the same place of two structures; where they part, the two parts."""
+    """Pairs of leaves at the same position of two structures; where the structures differ, the two subtrees."""
     if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
         for k, (a, b) in enumerate(zip(first, second, strict=True)):
             yield from _leaves(f"{position}[{k}]", a, b)
@@ -147,7 +151,7 @@ def _leaves(position: str, first: Any, second: Any) -> Iterator[tuple[str, Any, 
 
 
 def _compare_values(rank: int, position: str, old: Any, new: Any) -> Difference | None:
-    """The first difference in bits."""
+    """The first difference in bits, or None."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
         same = type(old) is type(new) and (old is new or old == new or (old != old and new != new))
         return None if same else Difference(rank, position, None, _describe(old), _describe(new))
@@ -164,7 +168,7 @@ def _compare_values(rank: int, position: str, old: Any, new: Any) -> Difference 
 
 
 def _is_within(old: Any, new: Any, factor: float, least: float, exact: Any = None) -> bool:
-    """Whether two values that differ in bits are equal within the tolerance."""
+    """Whether the difference of two values is within the tolerance."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.dtype != new.dtype or old.shape != new.shape:
         return False
     if not (old.dtype.is_floating_point or old.dtype.is_complex):
@@ -188,7 +192,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The values in a dtype where differences are exact enough."""
+    """The values in a dtype that is wide enough to compute differences."""
     return tensor.to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
 
 
@@ -204,9 +208,9 @@ def _describe(value: Any) -> str:
 
 
 def example_inputs(module: GraphModule, num_ranks: int, *, seed: int = 0, integers: bool = False) -> list[list[Any]]:
-    """Arguments for each rank from the placeholders' fake values; different on every rank, the same for one seed.
+    """Random arguments for each rank, by the fake values of the placeholders; they depend on the rank and the seed.
 
-    Whole numbers are 0 or 1, so that they serve as indices. `integers` makes floats whole numbers from -2 to 2, where
+    Integers are 0 or 1, so that they are valid indices. With `integers`, floats are whole numbers from -2 to 2, so that
     every order of addition is exact.
     """
     return [_inputs_of_rank(module, seed * 1_000_003 + rank, integers) for rank in range(num_ranks)]
@@ -240,17 +244,17 @@ def _inputs_of_rank(module: GraphModule, seed: int, integers: bool) -> list[Any]
 
 
 def _in_constant(name: str, fake: Tensor, constant: Tensor) -> Tensor:
-    """An input that lies in the memory of a constant: its values are those that are there."""
+    """An input that shares the memory of a constant, and so has the values of the constant."""
     sizes, strides = ([_hint(name, n) for n in numbers] for numbers in (fake.shape, fake.stride()))
     if _extent(name, fake) * fake.element_size() > constant.untyped_storage().nbytes():
-        what = f"input {name} lies in the memory of a constant and beyond it"
+        what = f"input {name} shares the memory of a constant but is larger than it"
         raise VerificationError(compose("example inputs", what, do="give the inputs yourself"))
     made = torch.empty(0, dtype=fake.dtype, device=constant.device)
     return made.set_(constant.untyped_storage(), _hint(name, fake.storage_offset()), sizes, strides)  # type: ignore[arg-type]
 
 
 def _extent(name: str, fake: Tensor) -> int:
-    """Elements from the start of the storage to the last one used."""
+    """Number of elements from the start of the storage to the last one used."""
     sizes = [_hint(name, n) for n in fake.shape]
     if 0 in sizes:
         return _hint(name, fake.storage_offset())
@@ -271,7 +275,7 @@ def _number(name: str, fake: Any) -> Any:
         return _hint(name, fake)
     if fake is None or isinstance(fake, bool | int | float | complex | str) or is_process_group(fake):
         return fake
-    what = f"input {name} is a {type(fake).__name__}, for which there is no example"
+    what = f"no example can be made for input {name}, which is a {type(fake).__name__}"
     raise VerificationError(compose("example inputs", what, do="give the inputs yourself"))
 
 

@@ -1,8 +1,8 @@
-"""One rank's values while its graph runs: what the virtual cluster and the real ranks share.
+"""One rank's values while its graph runs; the virtual cluster and the real ranks share this code.
 
 Contract: the caller's inputs, the module and its constants are never modified; a rank works on copies. Tensors that
-share a storage share one in the copies too, with their strides and offsets. Everything runs on the CPU. A `wide` rank
-computes the same in f64, whatever dtype the graph asks for: a reference that hardly rounds.
+share a storage also share one in the copies, with their strides and offsets. Everything runs on the CPU. A `wide` rank
+computes in f64 whatever dtype the graph asks for: a reference with very little rounding.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from weft.graph.profiles import attribute
 
 T = TypeVar("T")
 Partition = tuple[tuple[int, ...], ...]
+SHARED_BY_DTYPES = "tensors of different dtypes share memory, so they cannot be run in f64"
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank ends with."""
+    """The results of one rank."""
 
     outputs: Any
-    """What the graph returns."""
+    """The values that the graph returns."""
     inputs: list[Any]
-    """The inputs as the step leaves them; a graph may write to them."""
+    """The inputs after the step; a graph may write to its inputs."""
     constants: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """The module's own tensors that the step changed, by path."""
+    """The tensors of the module that the step changed, by path."""
 
 
 def substitute(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same containers, as plain ones, with every leaf changed."""
+    """Rebuild nested containers with plain ones of the same kind, and apply `change` to every leaf."""
     if isinstance(value, list):
         return [substitute(item, change) for item in value]
     if isinstance(value, tuple):
@@ -57,7 +58,7 @@ def substitute(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
-    """The tensors of a value and of the containers in it."""
+    """All tensors in a value, including those in nested containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -68,18 +69,18 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Whether dtype, shape and every bit are equal; NaNs are bits like others."""
+    """Whether dtype, shape and every bit are equal; NaNs are compared by their bits too."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
     return torch.equal(as_bytes(first), as_bytes(second))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The elements of a tensor as one row of bytes each."""
+    """The bytes of a tensor, one row for each element."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    packed = flat.contiguous().as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
+    packed = flat.contiguous().as_strided(flat.shape, (1,))  # torch calls one element contiguous whatever its stride is
     rows = packed.view(torch.uint8).reshape(flat.numel(), flat.element_size())
-    # gloo adds bools as bytes: a true one may be 2 (tried on 2.13).
+    # gloo adds bools as bytes, so that True may be stored as 2 (seen with torch 2.13).
     return rows.ne(0).to(torch.uint8) if tensor.dtype == torch.bool else rows
 
 
@@ -91,20 +92,20 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def widen(value: Any) -> Any:
-    """A tensor of real or complex numbers in the widest dtype; anything else as it is."""
+    """A tensor of real or complex numbers in the widest dtype; any other value is returned unchanged."""
     return value.to(wide_dtype(value.dtype)) if isinstance(value, Tensor) else value
 
 
 class Copies:
-    """Copies of tensors on the CPU that share storages exactly where the originals do; `wide` ones are of f64."""
+    """Copies of tensors on the CPU that share storages exactly where the originals do; `wide` copies are in f64."""
 
     def __init__(self, *, wide: bool = False) -> None:
         self._wide = wide
         self._storages: dict[int, tuple[Tensor, int]] = {}
-        """By the key of a storage: the tensor that stands for it, and the byte of the original where it begins."""
+        """By storage key: the copy, and the byte offset in it at which the original storage begins."""
         self._originals: dict[int, Tensor] = {}
         self._spans: list[tuple[str, int, int, int]] = []
-        """Device, first address, end and key of the storages that were copied, in order."""
+        """Device, first address, end address and key of the storages that were copied, sorted."""
 
     def of(self, value: Any) -> Any:
         """The value with a copy of each tensor in it."""
@@ -116,17 +117,17 @@ class Copies:
             raise VerificationError(compose("verification", what, do="give real tensors, as example_inputs makes them"))
         key = storage_key(tensor)
         if key not in self._storages:
-            self._originals[key] = tensor  # a key means something only while its storage is alive
+            self._originals[key] = tensor  # a key is valid only while its storage is alive
             self._storages[key] = self._inside_another(tensor, key) or (self._storage(tensor), 0)
         if self._wide and self._originals[key].dtype != tensor.dtype:
-            raise VerificationError(compose("verification", "tensors of several dtypes share memory"))
+            raise VerificationError(compose("verification", SHARED_BY_DTYPES))
         dtype = wide_dtype(tensor.dtype) if self._wide else tensor.dtype
         made, start = self._storages[key]
         offset = start // tensor.element_size() + int(tensor.storage_offset())
         return view_of(made, dtype, offset, tensor.shape, tensor.stride())
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether the storage of a tensor was copied."""
+        """Whether the storage of this tensor was copied."""
         return tensor.layout == torch.strided and storage_key(tensor) in self._storages
 
     def _storage(self, tensor: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class Copies:
         return widen(view_of(raw, tensor.dtype, 0, (count,), (1,)))
 
     def _inside_another(self, tensor: Tensor, key: int) -> tuple[Tensor, int] | None:
-        """What stands for another storage that is made of the same memory, and the byte of it where this one begins."""
+        """The copy of another storage over the same memory, and the byte offset at which this storage begins in it."""
         span = storage_span(tensor)
         if span is None:
             return None
@@ -147,10 +148,12 @@ class Copies:
             if device != span[0] or start >= span[2] or span[1] >= end:
                 continue
             if start > span[1] or span[2] > end or (span[1] - start) % tensor.element_size():
-                what = "two inputs or constants lie in storages of their own that overlap in part"
-                raise VerificationError(compose("verification", what, do="make one of them a copy, or a view"))
+                what = "two inputs or constants have separate storages that partly overlap in memory"
+                raise VerificationError(
+                    compose("verification", what, do="copy one of them, or make it a view of the other")
+                )
             if self._wide and self._originals[other].dtype != tensor.dtype:
-                raise VerificationError(compose("verification", "tensors of several dtypes share memory"))
+                raise VerificationError(compose("verification", SHARED_BY_DTYPES))
             made, begin = self._storages[other]
             return made, begin + span[1] - start
         self._spans.insert(place, (*span, key))
@@ -162,8 +165,8 @@ def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], s
     return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), offset, tuple(size), tuple(stride))
 
 
-class Program:
-    """A graph module as a list of nodes, and which values end with each node."""
+class RankProgram:
+    """A graph module as a list of nodes, and the values whose last use each node is."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -176,9 +179,9 @@ class Program:
             seen.update(ending)
             self.last_uses[node] = ending
         self.landings: dict[Node, tuple[Node, ...]] = {}
-        """Copies to the host that return before they are done, each with the nodes that hold what it fills."""
+        """Asynchronous copies to the host, each with the nodes that hold its destination."""
         self.syncs: frozenset[Node] = frozenset()
-        """Nodes at which the host waits for the device, or may."""
+        """Nodes at which the host waits for the device, or may wait."""
         if any(node.op == "call_function" and may_transfer(node.target) for node in self.nodes):
             self._find_landings(Dag(self.nodes))
 
@@ -194,7 +197,7 @@ class Program:
 class Rank:
     """The values of one rank, and how it evaluates the nodes that do not communicate."""
 
-    def __init__(self, number: int, program: Program, inputs: Sequence[Any], *, wide: bool = False) -> None:
+    def __init__(self, number: int, program: RankProgram, inputs: Sequence[Any], *, wide: bool = False) -> None:
         self.number, self.program = number, program
         self._wide = wide
         self._copies = Copies(wide=wide)
@@ -203,7 +206,7 @@ class Rank:
         self._attributes: dict[str, Any] = {}
 
     def resolve(self, argument: Any) -> Any:
-        """An argument of a node with values for nodes. Devices become the CPU, where all values are."""
+        """An argument with each node replaced by its value. Devices become the CPU, where all values are."""
         return substitute(argument, self._resolve_leaf)
 
     def _resolve_leaf(self, leaf: Any) -> Any:
@@ -237,7 +240,7 @@ class Rank:
         return target(*args, **kwargs)
 
     def attribute(self, path: str) -> Any:
-        """This rank's copy of what the module holds at a path; a nested graph without tensors is shared."""
+        """This rank's copy of an attribute of the module; a nested graph without tensors is not copied."""
         if path not in self._attributes:
             value = attribute(self.program.module, path)
             if isinstance(value, Tensor):
@@ -248,12 +251,12 @@ class Rank:
         return self._attributes[path]
 
     def release(self, node: Node) -> None:
-        """Forget the values that nothing behind this node uses."""
+        """Drop the values that no later node uses."""
         for ended in self.program.last_uses[node]:
             self.values.pop(ended, None)
 
     def result(self, outputs: Any) -> RankResult:
-        """What this rank ends with."""
+        """The results of this rank, given the outputs of its graph."""
         changed: dict[str, Tensor] = {}
         inside = {
             f"{path}.{name}": tensor
@@ -261,7 +264,7 @@ class Rank:
             if isinstance(value, Module)
             for name, tensor in _own_tensors(value).items()
         }
-        # The graph may have written one that it never takes, through another that lies in the same memory.
+        # The graph may write to a tensor that it never names, through another one in the same memory.
         copied = {path: t for path, t in _own_tensors(self.program.module).items() if self._copies.knows(t)}
         beside = {path: self._copies.of(tensor) for path, tensor in copied.items()}
         for path, value in sorted({**beside, **self._attributes, **inside}.items()):
@@ -272,13 +275,13 @@ class Rank:
 
 
 def _own_tensors(module: Module) -> dict[str, Tensor]:
-    """The tensors that a module and those in it hold, by path."""
+    """The parameters and buffers of a module and its submodules, by path."""
     named = module.named_parameters, module.named_buffers
     return {path: tensor for found in named for path, tensor in found(remove_duplicate=False)}
 
 
 def show(node: Node, groups: GroupTable) -> list[str]:
-    """The lines that an error shows for a node, whatever its arguments are."""
+    """The lines that an error shows for a node, even if its arguments have no text form."""
     try:
         return excerpt(node, groups)
     except GraphError:  # an argument without a text form
@@ -286,33 +289,33 @@ def show(node: Node, groups: GroupTable) -> list[str]:
 
 
 def one_per_rank(given: T | Sequence[T], kind: type[T], num_ranks: int, what: str) -> list[T]:
-    """The same thing for every rank, or the one given for each."""
+    """One item per rank: a single item is repeated, a sequence must have one for each rank."""
     if isinstance(given, kind):
         return [given] * num_ranks
     listed: list[T] = list(given)  # type: ignore[arg-type]
     if len(listed) != num_ranks:
         found = f"{len(listed)} {what} for {num_ranks} ranks"
-        raise VerificationError(compose("verification", found, do=f"give one of the {what}, or one per rank"))
+        raise VerificationError(compose("verification", found, do="give one for all ranks, or one per rank"))
     return listed
 
 
 def partition_of(group: Group, num_ranks: int) -> Partition:
-    """How a group parts the ranks of a run."""
+    """The partition of the ranks of a run into the instances of a group."""
     if not group.size and group.ranks is None:
         do = "give it: groups={" + repr(group.name) + ": 8}"
         raise VerificationError(compose("verification", f"the size of group {group.name!r} is unknown", do=do))
     parts = group.partition(num_ranks)
     largest = max((rank for part in parts for rank in part), default=0)
     if largest >= num_ranks:
-        what = f"group {group.name!r} holds rank {largest}, {num_ranks} ranks are run"
-        raise VerificationError(compose("verification", what, do=f"run {largest + 1} ranks"))
+        what = f"group {group.name!r} contains rank {largest}, but only {num_ranks} ranks run"
+        raise VerificationError(compose("verification", what, do=f"run at least {largest + 1} ranks"))
     return parts
 
 
 def check_inputs(inputs: Sequence[Sequence[Any]], num_inputs: Sequence[int]) -> None:
     """Raise unless every rank has one value per placeholder of its graph."""
     if len(inputs) != len(num_inputs):
-        what = f"inputs for {len(inputs)} ranks, {len(num_inputs)} are run"
+        what = f"inputs were given for {len(inputs)} ranks, but {len(num_inputs)} ranks run"
         raise VerificationError(compose("verification", what, do="give one list of inputs per rank"))
     for rank, (given, expected) in enumerate(zip(inputs, num_inputs, strict=True)):
         if len(given) != expected:

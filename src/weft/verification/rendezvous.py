@@ -47,7 +47,7 @@ class MeetingPlaces:
         return self._known.setdefault((members, group.identity), place)
 
 
-def told_apart(tables: Sequence[GroupTable]) -> list[GroupTable]:
+def with_distinct_groups(tables: Sequence[GroupTable]) -> list[GroupTable]:
     """The tables of all ranks, with distinct groups.
 
     Where all ranks share one table, the names in it distinguish groups that have the same ranks.
@@ -55,12 +55,12 @@ def told_apart(tables: Sequence[GroupTable]) -> list[GroupTable]:
     if all(table.alike is None for table in tables):
         return list(tables)
     if any(table is not tables[0] for table in tables):
-        raise VerificationError(cannot_tell(*next(table.alike for table in tables if table.alike is not None)))
+        raise VerificationError(ambiguous_groups(*next(table.alike for table in tables if table.alike is not None)))
     named = {name: group.called(name, name) for name, group in tables[0].groups.items()}
     return [replace(tables[0], groups=named)] * len(tables)
 
 
-def cannot_tell(first: str, second: str) -> str:
+def ambiguous_groups(first: str, second: str) -> str:
     """The error for two groups that cannot be matched between ranks."""
     return compose(
         "groups",

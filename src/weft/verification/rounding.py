@@ -1,10 +1,11 @@
-"""Whether rounding explains how two runs differ: sums are counted, and both sides are run again in f64.
+"""Decides whether rounding explains the difference of two runs: counts terms, and runs both sides again in f64.
 
-Contract: two runs that differ by more than the sums over ranks explain are equal only if both of these hold. In f64
-they agree to `WIDE` times what f64 rounds, so that a wrong term or factor is found even where it is smaller than the
-rounding of the graph's own dtypes. And in the graph's dtypes they differ by no more than the sums along the graph
-explain, or than the first run differs from its f64 twin, so that a lost cast or a coarser product is found. Where the
-graphs cannot be run in f64 (they draw random numbers, look at bits, call what is unknown), nothing is explained.
+Contract: if two runs differ by more than their sums over ranks explain, they are equal only if two conditions hold.
+First, in f64 they agree to `WIDE` times the rounding error of f64; this finds a wrong term or factor that is smaller
+than the rounding error of the graph's own dtypes. Second, in the graph's dtypes they differ by no more than the sums
+along the graph explain, or than the first run differs from its run in f64; this finds a lost cast or a coarser product.
+If the graphs cannot be run in f64 (they draw random numbers, look at bits, or call unknown functions), the difference
+stays unexplained.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from weft.verification.rank import RankResult, tensors_in
 from weft.verification.virtual.cluster import VirtualCluster
 
 WIDE = 1 << 20
-"""Terms in f64 are counted this often: an allowance for ill-conditioned graphs, 1024 times the usual tolerance. It is
-still 10^4 times narrower than one rounding in f32."""
+"""Factor on the number of terms in f64: an allowance for ill-conditioned graphs. The tolerance is 1024 times the usual
+one, and still 10^4 times tighter than one rounding in f32."""
 
 MOVES = frozenset(f"aten::{name}" for name in ("cat", "stack", "clone", "copy", "copy_", "_to_copy", "constant_pad_nd"))
-"""Operators that put numbers elsewhere and add none."""
+"""Operators that move numbers and add none."""
 
-Side = GraphModule | Sequence[GraphModule]
+ModuleOrModules = GraphModule | Sequence[GraphModule]
 Tables = GroupTable | Sequence[GroupTable]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Two graphs, or two lists of one per rank, and all that they were run with."""
+    """Two graphs, or two lists with one graph per rank, and everything they were run with."""
 
-    modules: tuple[Side, Side]
+    modules: tuple[ModuleOrModules, ModuleOrModules]
     tables: Sequence[Tables]
     inputs: Sequence[Sequence[Any]]
     seed: int
 
 
 def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankResult]]) -> Verdict:
-    """The verdict anew, where the runs differ by more than the ranks' sums explain."""
+    """The final verdict on runs that differ by more than their sums over ranks explain."""
     num_ranks = len(sides.inputs)
     modules = [module for side in sides.modules for module in ([side] if isinstance(side, GraphModule) else side)]
     if any(_hides_values(module) for module in modules):
@@ -62,7 +63,7 @@ def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankRe
             cluster.run(side, sides.inputs, tables, seed=sides.seed, wide=True)
             for side, tables in zip(sides.modules, sides.tables, strict=True)
         ]
-    except WeftError:  # an operator without a kernel for f64, inputs of several dtypes in one memory
+    except WeftError:  # an operator has no f64 kernel, or inputs of different dtypes share memory
         return verdict
     in_f64 = compare(*wide, num_terms=WIDE * terms)
     if not in_f64:
@@ -71,7 +72,7 @@ def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankRe
 
 
 def count_terms(module: GraphModule, num_ranks: int) -> int:
-    """The terms of products, reductions and collectives along the longest way through a graph."""
+    """The number of terms of products, reductions and collectives along the longest path through a graph."""
     longest: dict[Node, int] = {}
     for node in module.graph.nodes:
         longest[node] = _terms(node, num_ranks) + max((longest[source] for source in input_nodes(node)), default=0)
@@ -79,7 +80,7 @@ def count_terms(module: GraphModule, num_ranks: int) -> int:
 
 
 def _terms(node: Node, num_ranks: int) -> int:
-    """How many numbers each number of a result is made of, at most."""
+    """Upper bound on the number of terms in each element of the result."""
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload) or profile(target).is_view:
         return 0
@@ -109,7 +110,7 @@ def _numel(sizes: Sequence[int]) -> int:
 
 
 def _hides_values(module: GraphModule) -> bool:
-    """Whether a graph does what means something else in f64: draws, looks at bits, or calls what is unknown."""
+    """Whether f64 would change the meaning of a graph: it draws, looks at bits, or calls unknown functions."""
     for node in module.graph.nodes:
         target: Any = node.target
         if node.op in ("placeholder", "output", "get_attr") or target is getitem:

@@ -1,4 +1,4 @@
-"""Example models, small to large, under every parallelism: what Weft is shown, tested and measured on."""
+"""Example models, small to large, under every parallelism, for tutorials, tests and benchmarks."""
 
 from weft.zoo.catalog import build, load, names
 

@@ -1,4 +1,4 @@
-"""The models by name, as graphs (`load`) and as modules to train (`build`)."""
+"""Models by name, as graphs (`load`) and as modules to train (`build`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MakeBatch = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """One model: how it is made of its configuration, and what it is fed."""
+    """One model: its constructor, its configuration and its batches."""
 
     make: Callable[[Any], nn.Module]
     config: Any
@@ -34,9 +34,9 @@ class ZooEntry:
 
 
 def _text(config: Any, size: int, generator: torch.Generator, _dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Tokens, and for each the one that follows."""
+    """Tokens, and for each the next token."""
     tokens = torch.randint(0, config.vocabulary, (size, config.sequence + 1), generator=generator)
-    return tokens[:, :-1].clone(), tokens[:, 1:].clone()  # of one sequence `contiguous` would be a view
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()  # `contiguous` of a single sequence would be a view
 
 
 def _images(config: Any, size: int, generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -69,10 +69,10 @@ def build(
     reduce_dtype: torch.dtype = torch.float32,
     **changes: Any,
 ) -> tuple[nn.Module, MakeBatch]:
-    """A model to train, spread over a live mesh, and what makes its batches.
+    """A model to train, spread over a live mesh, and a function that makes its batches.
 
     `model(*make_batch(size, seed))` is the loss of this rank. All ranks must build it from the same random state. Ranks
-    that share a batch are given the same one. `changes` are fields of the model's configuration.
+    that share a batch get the same one. `changes` are fields of the model's configuration.
     """
     entry = _entry(name, layers, changes)
     model = entry.make(entry.config)
@@ -106,9 +106,9 @@ def load(
 ) -> GraphModule:
     """The graph of a model's training step, as every rank of a mesh runs it.
 
-    `ranks` alone puts up to eight of them on the inner axis of a two-dimensional mesh. Parameters are f32, gathered and
-    computed with in `compute_dtype`, their gradients reduced in `reduce_dtype`. With `reshard` large gathered weights
-    are gathered again in backward. `changes` are fields of the model's configuration.
+    `ranks` alone puts up to eight of them on the inner axis of a two-dimensional mesh. Parameters are f32. They are
+    gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. With `reshard`, backward
+    gathers large weights again. `changes` are fields of the model's configuration.
     """
     entry = _entry(name, layers, changes)
     axes = mesh_of(parallel, ranks, mesh)
@@ -156,7 +156,7 @@ def _entry(name: str, layers: int | None, changes: Mapping[str, Any]) -> ZooEntr
 
 
 def _data_rank(parallel: str, mesh: DeviceMesh | None) -> int:
-    """The number of this rank among those that see different data."""
+    """Index of this rank among those that see different data."""
     number = 0
     for axis in strategy_of(parallel).data_axes if mesh is not None else ():
         number = number * mesh[axis].size() + mesh.get_local_rank(axis)  # type: ignore[index,union-attr]

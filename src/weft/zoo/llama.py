@@ -34,7 +34,7 @@ class LlamaConfig:
     tied: bool = False
     """Whether the output projection is the embedding's weight."""
     checkpointed: bool = False
-    """Whether blocks keep only their input and run again in backward."""
+    """Whether blocks keep only their input and are recomputed in backward."""
 
     @property
     def head_dim(self) -> int:
@@ -65,7 +65,7 @@ TENSOR_PLAN = {
     "output": "output",
     "loss": "vocabulary",
 }
-"""How tensor parallelism splits each module, by the end of its path; `parallel.tensor` says what the words mean."""
+"""How tensor parallelism splits each module, by the end of its path; `parallel.tensor` defines the words."""
 
 
 class RMSNorm(nn.Module):
@@ -83,7 +83,7 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The angles by which queries and keys are turned at each position."""
+    """The angles by which queries and keys are rotated at each position."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Rotary(nn.Module):
         self.sines: Tensor
 
     def turn(self, x: Tensor) -> Tensor:
-        """Turn the halves of each head of `x`, which is [batch, sequence, heads, head_dim]."""
+        """Rotate the halves of each head of `x`, which is [batch, sequence, heads, head_dim]."""
         length, half = x.shape[1], x.shape[-1] // 2
         swapped = x.roll(half, -1)
         turned = x * self.cosines[:length] + swapped * self.sines[:length]
@@ -138,7 +138,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each with a norm before it and a residual around it."""
 
     def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
         super().__init__()

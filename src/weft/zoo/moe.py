@@ -20,12 +20,12 @@ from weft.zoo.parallel.collectives import ExchangeRows
 
 @dataclass(frozen=True)
 class MoEConfig(LlamaConfig):
-    """The shape of a decoder whose feed-forward layers are experts; `ffn_dim` is that of one expert."""
+    """The shape of a decoder whose feed-forward layers are experts; `ffn_dim` is the width of one expert."""
 
     num_experts: int = 8
     num_chosen: int = 2
     capacity_percent: int = 125
-    """Room for tokens in each expert, in percent of an even share."""
+    """Capacity of each expert, in percent of an even share of the tokens."""
 
 
 PRESETS = {
@@ -35,7 +35,7 @@ PRESETS = {
 
 
 class Experts(nn.Module):
-    """The SwiGLU networks of all experts, as three weights with the experts below one another."""
+    """The SwiGLU networks of all experts, as three weights with the experts stacked along dim 0."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Experts(nn.Module):
 
 
 class MoEFeedForward(nn.Module):
-    """Routes tokens to experts and adds up what comes back."""
+    """Routes tokens to experts and adds up their results."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class MoEFeedForward(nn.Module):
         weights, slots, capacity = self._route(tokens)
         copies = tokens.repeat_interleave(self.config.num_chosen, 0)
         rows = tokens.new_zeros(self.config.num_experts * capacity + 1, tokens.shape[1])
-        rows = rows.index_add(0, slots, copies)[:-1]  # the last row takes what is dropped
+        rows = rows.index_add(0, slots, copies)[:-1]  # the last row collects dropped tokens
         rows = self._join(self.experts(self._part(self._exchange(rows))))
         rows = torch.cat([self._exchange(rows), rows.new_zeros(1, rows.shape[1])])
         chosen = rows.index_select(0, slots) * weights.flatten()[:, None]
         return chosen.view(-1, self.config.num_chosen, tokens.shape[1]).sum(1).view_as(x)
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Weights of the chosen experts, the row that each choice goes to, and the rows of one expert."""
+        """Weights of the chosen experts, the row of each choice, and the number of rows of one expert."""
         config = self.config
         scores = self.router(tokens).float().softmax(-1)
         weights, chosen = scores.topk(config.num_chosen, -1)
@@ -88,7 +88,7 @@ class MoEFeedForward(nn.Module):
         slots = (experts * capacity + places).masked_fill(dropped, config.num_experts * capacity)
         return weights, slots, capacity
 
-    # Rows between ranks: sent in order of rank, expert, place; computed in order of expert, rank, place.
+    # Rows are sent in order of rank, expert, place, and computed in order of expert, rank, place.
 
     def _exchange(self, rows: Tensor) -> Tensor:
         if self.group is None:
@@ -110,7 +110,7 @@ class MoE(Llama):
 
     config: MoEConfig
 
-    # Tokens are computed one by one, so experts see their part of the sequence just as norms do.
+    # Experts treat each token alone, so they can work on a part of the sequence, as norms do.
     tensor_plan: ClassVar[Mapping[str, str]] = {
         **{end: word for end, word in TENSOR_PLAN.items() if not end.startswith("feed_forward")},
         "feed_forward_norm": "sequence",
@@ -126,7 +126,7 @@ class MoE(Llama):
         return [path for path, _ in self.named_parameters() if ".experts." in path]
 
     def split_experts(self, group: str, num_ranks: int) -> None:
-        """Send tokens to the ranks of a group, each of which holds some of the experts."""
+        """Exchange tokens between the ranks of a group; each rank holds some of the experts."""
         for module in self.modules():
             if isinstance(module, MoEFeedForward):
                 module.group, module.num_ranks = group, num_ranks

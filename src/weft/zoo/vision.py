@@ -1,7 +1,7 @@
 """A small convolutional classifier whose batch norms see the batches of all ranks.
 
 Contract: `model(images, labels)` returns the loss. With `share_statistics`, each batch norm all-reduces its sums in
-forward and in backward, and computes what one norm over the whole batch would.
+forward and in backward, and computes the same as one norm over the whole batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SharedBatchNorm(nn.Module):
         self.num_ranks = 1
 
     def share_statistics(self, group: str, num_ranks: int) -> None:
-        """Norm over the batches of all ranks of a group."""
+        """Normalise over the batches of all ranks of a group."""
         self.group, self.num_ranks = group, num_ranks
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _channel_means(first: Tensor, second: Tensor, group: str | None, count: int)
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with norms beside a residual."""
+    """Two convolutions with norms, and a residual around them."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The two ends of a language model, which a rank may hold for a part of the vocabulary only.
+"""The embedding and the loss of a language model, of which a rank may hold only a part of the vocabulary.
 
-Contract: with `first_row` set, the module holds the rows of the vocabulary from there on, and its results are those of
-the whole vocabulary (of the embedding: after a sum over the group). `first_row` is a tensor, not a number, so that all
+Contract: with `first_row` set, the module holds the rows of the vocabulary from there on, and gives the same results as
+the whole vocabulary (the embedding after a sum over the group). `first_row` is a tensor, not a number, so that all
 ranks run one graph.
 """
 
@@ -17,7 +17,7 @@ from weft.zoo.parallel.collectives import all_reduce
 
 
 class TokenEmbedding(nn.Module):
-    """Rows of a table by token. With a part of the rows, tokens of other parts give zeros."""
+    """Looks up a row for each token. With a part of the rows, tokens of other parts give zeros."""
 
     weight_is_a_table = True
     """Backward needs the tokens, not the weight."""
@@ -53,7 +53,7 @@ class OutputLoss(nn.Module):
 
 
 class SplitCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of logits whose columns are split over a group, by three small all-reduces."""
+    """Cross-entropy of logits whose columns are split over a group, with three small all-reduces."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, first_row: Tensor, group: str) -> Tensor:
@@ -76,7 +76,7 @@ class SplitCrossEntropy(torch.autograd.Function):
 
 
 def _own_rows(indices: Tensor, first_row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Indices counted from the first row that this rank holds, and which of them it does not hold."""
+    """Indices relative to the first row of this rank, and a mask of those that it does not hold."""
     rows = indices - first_row
     outside = (rows < 0) | (rows >= num_rows)
     return rows.masked_fill(outside, 0), outside

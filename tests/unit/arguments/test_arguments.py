@@ -85,7 +85,7 @@ REFUSED: list[tuple[Callable[[], Any], type[WeftError], str]] = [
     (
         lambda: weft.verify([], GRAPH),
         GraphError,
-        "verify: there is no graph to verify\ngive one graph module or more as before",
+        "verify: before is empty, at least one graph is needed\ngive one graph module or more as before",
     ),
     (lambda: weft.bisect(WRONG), GraphError, f"bisect: module is 'x', a graph module is needed\n{READ}"),
     # options
@@ -116,7 +116,7 @@ REFUSED: list[tuple[Callable[[], Any], type[WeftError], str]] = [
     (
         optimized(tokens_per_step="x"),
         ReportError,
-        "optimize: tokens_per_step is 'x', a whole number is needed\nleave it out where it is not known",
+        "optimize: tokens_per_step is 'x', a whole number is needed\nleave it out if it is not known",
     ),
     (optimized(groups=8), GraphError, f"optimize: groups is 8, a mapping of names is needed\n{GROUPS}"),
     (

@@ -37,7 +37,7 @@ def test_one_graph_per_rank_that_does_not_agree_ends_with_1(weft: Weft, tmp_path
     paths = files(tmp_path, pipeline(4, 3, batched=False))
     done = weft("agree", *paths)
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[1].startswith("launches that may hold each other up on NCCL: rank 8 launches ")
+    assert done.stdout.splitlines()[1].startswith("launches that may deadlock on NCCL: rank 8 launches ")
     assert weft("agree", *paths, "--backend", "gloo").exit_code == 0
     found = json.loads(weft("agree", *paths, "--json").stdout)
     assert (found["holds"], found["num_ranks"], found["num_graphs"]) == (False, 16, 4)
@@ -53,7 +53,7 @@ def test_a_folder_of_statements(weft: Weft, tmp_path: Path):
     done = weft("agree", tmp_path / "said")
     assert (done.exit_code, done.stderr) == (
         1,
-        "agreement: rank 3 has said nothing yet\nask again when all have compiled\n",
+        "agreement: rank 3 has published nothing yet\ncheck again when all ranks have compiled\n",
     )
     publish(board, 3, 4, state())
     done = weft("agree", tmp_path / "said")
@@ -100,7 +100,7 @@ def test_graphs_that_do_not_part_the_ranks_are_usage(weft: Weft, tmp_path: Path,
     done = weft("agree", listing, listing, "--ranks", 3)
     assert (done.exit_code, done.stderr) == (
         2,
-        "agree: 2 graphs do not part 3 ranks\ngive one graph for all ranks, or one for each\n",
+        "agree: 3 ranks cannot be divided evenly among 2 graphs\ngive one graph, or one for each rank\n",
     )
     assert weft("agree", tmp_path / "none").exit_code == 2
     assert weft("agree", listing, "--ranks", 2).stdout.startswith("2 ranks agree: 1 graph, ")

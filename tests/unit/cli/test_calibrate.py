@@ -46,7 +46,7 @@ def test_the_cluster_goes_to_stdout_and_the_fit_with_its_residuals_to_stderr(wef
         "  8192       51           53.49      +4.9 %",
         "  524288     179          141.8      -20.8 %",
     ]
-    assert lines[-1] == "all groups are taken to be inside of one node; --ranks-per-node says otherwise"
+    assert lines[-1] == "all groups are taken to be inside one node; give --ranks-per-node if they are not"
 
 
 def test_the_cluster_goes_to_a_file(weft: Weft, tables: Path, tmp_path: Path):
@@ -86,7 +86,7 @@ def test_every_fault_is_told_and_nothing_is_written(weft: Weft, tables: Path, tm
     lines = done.stderr.replace(f"{tmp_path}/", "").splitlines()
     assert lines[:2] == [
         "calibrate: nothing can be fitted",
-        "    a.json:1: it is no trace: it ends before its closing ]",
+        "    a.json:1: it is not a trace: it ends before its closing ]",
     ]
     assert lines[2].endswith("'allreduce': dur: expected a time of 0 us or more, found -5.0")
 

@@ -66,7 +66,7 @@ def test_too_few_ranks_are_told_with_a_cluster_that_has_them(
 
 
 def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
-    assert weft("simulate", listing).stdout.startswith("on h100-8x8, for no --cluster is given\n\nstep ")
+    assert weft("simulate", listing).stdout.startswith("on h100-8x8, the default without --cluster\n\nstep ")
     assert weft("simulate", listing, "--cluster", "h100-8x8").stdout.startswith("step ")
 
 
@@ -76,11 +76,11 @@ def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
         ("", NOTE),
         (
             "memory_gbps = 1.0",
-            "cluster pair has no peak_tflops in [device]: products take the time of their bytes alone",
+            "cluster pair has no peak_tflops in [device]: products are priced by their bytes alone",
         ),
         (
             "peak_tflops = { f32 = 1.0 }",
-            "cluster pair has no memory_gbps in [device]: compute other than products takes no time",
+            "cluster pair has no memory_gbps in [device]: only matrix products take time",
         ),
         ("peak_tflops = { f32 = 1.0 }\nmemory_gbps = 1.0", None),
     ],

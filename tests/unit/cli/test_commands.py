@@ -53,7 +53,7 @@ def test_optimize_writes_the_listing_to_stdout_and_the_report_to_stderr(weft: We
     assert done.exit_code == 0
     assert done.stdout == OPTIMIZED
     assert done.stderr.splitlines()[0] == "nodes       8 -> 8"
-    assert "+ sink-waits: w sinks to its first use, r" in done.stderr.splitlines()
+    assert "+ sink-waits: moved w down to its first use, r" in done.stderr.splitlines()
 
 
 def test_optimize_writes_the_listing_and_the_plan_to_files(weft: Weft, listing: Path, tmp_path: Path):
@@ -136,9 +136,9 @@ def test_explain_tells_what_became_of_every_collective(weft: Weft, listing: Path
     done = weft("explain", listing, "--pipeline", "hoist-launches,sink-waits")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "ag: all_gather of 64 bytes over dp (2 ranks)",
-        "  + hoist-launches: ag is launched behind p",
-        "  + sink-waits: w sinks to its first use, r",
+        "ag: all_gather of 64 B over dp (2 ranks)",
+        "  + hoist-launches: moved ag up to just after p",
+        "  + sink-waits: moved w down to its first use, r",
         "",
         "reason   collectives  decisions",
         "applied  1            2",
@@ -166,7 +166,7 @@ def test_passes_lists_stages_and_presets_and_what_they_are_made_of(weft: Weft):
     lines = weft("passes").stdout.splitlines()
     assert "Stage: simplify-arithmetic" in next(line for line in lines if line.startswith("algebra "))
     assert "Preset: clean,algebra,communication,plan" in next(line for line in lines if line.startswith("ddp "))
-    assert lines[-1].split(maxsplit=1) == ["auto", "Preset: the one that the collectives of the graph ask for"]
+    assert lines[-1].split(maxsplit=1) == ["auto", "Preset: chosen by the collectives of the graph"]
     assert [line.split()[0] for line in weft("passes", "communication").stdout.splitlines()] == [
         "remove-single-rank-collectives",
         "dedupe-collectives",

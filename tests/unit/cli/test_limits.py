@@ -39,12 +39,12 @@ def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(UsageError) as caught:
         parse_size(text, "--memory-limit")
     do = "write 24GiB, 24GB or a number of bytes"
-    assert str(caught.value) == f"--memory-limit: {text!r} is no size\n{do}"
+    assert str(caught.value) == f"--memory-limit: {text!r} is not a size\n{do}"
 
 
 @pytest.mark.parametrize("text", ["0", "0GiB", "1.5", "1.5B", "0.0001KiB"])
 def test_a_size_is_a_whole_number_of_bytes(text: str):
-    with pytest.raises(UsageError, match=f"--memory-limit: '{text}' is no whole number of bytes above 0"):
+    with pytest.raises(UsageError, match=f"--memory-limit: '{text}' is not a whole number of bytes above 0"):
         parse_size(text, "--memory-limit")
 
 
@@ -78,7 +78,7 @@ def test_a_limit_that_nothing_meets_ends_with_1_and_the_number_that_would_fit(
 def test_a_limit_needs_a_pass_that_keeps_it(weft: Weft, listing: Path):
     done = weft("optimize", listing, "--memory-limit", "1GiB", "--pipeline", "sink-waits")
     assert done.exit_code == 2
-    assert done.stderr.startswith("pipeline: no pass of 'sink-waits' keeps a limit of memory\n")
+    assert done.stderr.startswith("pipeline: no pass of 'sink-waits' keeps a memory limit\n")
 
 
 def test_the_effort_is_one_of_three(weft: Weft, listing: Path):

@@ -57,9 +57,7 @@ def test_what_is_drawn_needs_a_cluster_and_is_refused_before_the_source_is_read(
 ):
     done = weft("optimize", tmp_path / "missing.txt", option, tmp_path / "out")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"optimize: {option} draws a simulation, and no cluster is given\ngive one: --cluster h100-8x8\n"
-    )
+    assert done.stderr == (f"optimize: {option} needs a cluster to simulate\ngive one: --cluster h100-8x8\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,7 +78,7 @@ def test_a_file_that_cannot_be_written_ends_with_2(weft: Weft, listing: Path, op
 def test_one_file_for_two_artifacts_is_refused(weft: Weft, listing: Path, tmp_path: Path):
     out = tmp_path / "out"
     done = weft("optimize", listing, "--cluster", "h100-8", "--html", out, "-o", out)
-    assert (done.exit_code, done.stderr) == (2, f"{out}: two artifacts would go there\ngive each its own file\n")
+    assert (done.exit_code, done.stderr) == (2, f"{out}: two outputs would be written there\ngive each its own file\n")
     assert not out.exists()
 
 

@@ -39,7 +39,7 @@ def test_an_output_does_not_overwrite_an_input(weft: Weft, listing: Path, cluste
     path = listing if which == "source" else cluster
     before = path.read_bytes()
     done = weft("optimize", listing, "--cluster", cluster, option, path)
-    assert done.stderr == f"{path}: it is read, and would be overwritten\ngive another file\n"
+    assert done.stderr == f"{path}: it is an input, and would be overwritten\ngive another file\n"
     assert (done.exit_code, path.read_bytes()) == (2, before)
 
 
@@ -57,7 +57,7 @@ def test_no_other_name_of_an_input_is_overwritten(weft: Weft, listing: Path, tmp
         other, source = listing, f"{listing}:7"
     done = weft("simulate", source, "-o", other)
     assert done.exit_code == 2
-    assert "it is read, and would be overwritten" in done.stderr
+    assert "it is an input, and would be overwritten" in done.stderr
     assert listing.read_text() == LISTING
 
 
@@ -70,7 +70,7 @@ def test_every_command_that_writes_refuses_what_it_reads(weft: Weft, listing: Pa
         ("calibrate", listing, "-o", listing),
     ):
         done = weft(*command)
-        assert (done.exit_code, "it is read, and would be overwritten" in done.stderr) == (2, True), command
+        assert (done.exit_code, "it is an input, and would be overwritten" in done.stderr) == (2, True), command
     assert listing.read_text() == LISTING
 
 

@@ -97,8 +97,8 @@ def test_a_log_without_a_graph_of_operators_is_refused(tmp_path: Path):
 def test_a_file_of_another_sort_is_refused(tmp_path: Path, content: bytes):
     (tmp_path / "x").write_bytes(content)
     assert fault(tmp_path / "x") == (
-        f"{tmp_path / 'x'}: it is no listing, no archive, no TORCH_TRACE log and no fx_graph_runnable text\n"
-        "`weft optimize --help` says what is read"
+        f"{tmp_path / 'x'}: it is not a listing, an archive, a TORCH_TRACE log or an fx_graph_runnable text\n"
+        "`weft optimize --help` lists the formats"
     )
 
 
@@ -150,12 +150,12 @@ def test_a_source_of_the_zoo_is_parsed():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("zoo:", f"it is no model of the zoo\nwrite {EXAMPLE}"),
-        ("zoo:llama-debug/", f"it is no model of the zoo\nwrite {EXAMPLE}"),
-        ("zoo:llama-debug/tp/dp", f"it is no model of the zoo\nwrite {EXAMPLE}"),
-        ("zoo:llama-debug?", f"it is no model of the zoo\nwrite {EXAMPLE}"),
+        ("zoo:", f"it is not a model of the zoo\nwrite {EXAMPLE}"),
+        ("zoo:llama-debug/", f"it is not a model of the zoo\nwrite {EXAMPLE}"),
+        ("zoo:llama-debug/tp/dp", f"it is not a model of the zoo\nwrite {EXAMPLE}"),
+        ("zoo:llama-debug?", f"it is not a model of the zoo\nwrite {EXAMPLE}"),
         ("zoo:lama-debug/fsdp", "no model is called 'lama-debug'\ndid you mean 'llama-debug'?"),
-        ("zoo:llama-debug?layers", f"'layers' is no option\nwrite key=value, as in {EXAMPLE}"),
+        ("zoo:llama-debug?layers", f"'layers' is not an option\nwrite key=value, as in {EXAMPLE}"),
         ("zoo:llama-debug?layers=1&layers=2", "'layers' is given twice\ngive it once"),
         ("zoo:llama-debug/fsdp?parallel=tp", "'parallel' is given twice\ngive it once"),
         ("zoo:llama-debug?layer=1", "no option is called 'layer'\ndid you mean 'layers'?"),

@@ -156,7 +156,7 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
         ),
         (
             ["g.txt", "--cluster", "h100-8", "--memory-limit", "20GiB,"],
-            "--memory-limit: '' is no size\nwrite 24GiB, 24GB or a number of bytes\n",
+            "--memory-limit: '' is not a size\nwrite 24GiB, 24GB or a number of bytes\n",
         ),
         (
             ["g.txt", "--cluster", "h100-8", "--pipeline", "sink-wates"],
@@ -172,12 +172,12 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
         ),
         (
             ["a.jsonl", "--merge", "--bucket-bytes", "1", "--effort", "best"],
-            "sweep: --merge runs nothing, and --bucket-bytes and --effort are given\n"
+            "sweep: --merge runs nothing, so --bucket-bytes and --effort have no effect\n"
             "leave --bucket-bytes and --effort off\n",
         ),
         (
             ["a.jsonl", "--merge", "--cluster", "h100-8", "--shard", "1/2"],
-            "sweep: --merge runs nothing, and --cluster and --shard are given\nleave --cluster and --shard off\n",
+            "sweep: --merge runs nothing, so --cluster and --shard have no effect\nleave --cluster and --shard off\n",
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_wrong_arguments_end_with_2_before_the_source_is_read(weft: Weft, argume
 def test_a_shard_that_is_none_ends_with_2(weft: Weft, shard: str):
     done = weft("sweep", "g.txt", "--cluster", "h100-8", f"--shard={shard}")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"sweep: {shard!r} is no shard\nwrite I/N with I from 1 to N: --shard 1/4\n"
+    assert done.stderr == f"sweep: {shard!r} is not a shard\nwrite I/N with I from 1 to N: --shard 1/4\n"
 
 
 def test_an_unknown_cluster_ends_with_2_and_the_nearest_one(weft: Weft, listing: Path):

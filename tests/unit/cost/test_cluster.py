@@ -97,7 +97,7 @@ def test_every_fault_of_a_file_is_told_at_once_with_its_path():
     text = text.replace("latency_us = 30.0", "latency_us = -30.0\ngbps = 1\nbandwidth_gbps = '10'")
     text = text.replace("ranks_per_node = 8\n", "")
     assert refusal(text).splitlines() == [
-        "cluster boxes.toml: it describes no cluster",
+        "cluster boxes.toml: it is not a valid cluster",
         "    name: expected up to 80 letters, digits, dots and dashes, found 'two boxes'",
         "    num_nodes: expected greater than or equal to 1, found 0",
         "    ranks_per_node: it is missing",
@@ -115,9 +115,9 @@ def test_every_fault_of_a_file_is_told_at_once_with_its_path():
 def test_levels_that_do_not_nest_are_refused():
     text = TEXT.replace("spans = 2", "spans = 3").replace('"cluster"', "12")
     assert refusal(text).splitlines() == [
-        "cluster boxes.toml: it describes no cluster",
-        "    levels[1].spans: 8 ranks are no multiple of the 3 that levels[0] spans",
-        "    levels[2].spans: 12 ranks are no multiple of the 8 that levels[1] spans",
+        "cluster boxes.toml: it is not a valid cluster",
+        "    levels[1].spans: 8 ranks are not a multiple of the 3 that levels[0] spans",
+        "    levels[2].spans: 12 ranks are not a multiple of the 8 that levels[1] spans",
         "    levels[2].spans: the last level spans 12 ranks, the cluster has 16",
     ]
 
@@ -125,14 +125,14 @@ def test_levels_that_do_not_nest_are_refused():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = [", "cluster boxes.toml: it is no TOML: Invalid value (at end of document)"),
+        ("x = [", "cluster boxes.toml: it is not valid TOML: Invalid value (at end of document)"),
         (
             'name = "a"\nnum_nodes = 1\nranks_per_node = 1\nlevels = []',
-            "cluster boxes.toml: it describes no cluster\n    levels: expected one at least, found none",
+            "cluster boxes.toml: it is not a valid cluster\n    levels: expected at least one, found none",
         ),
         (
             f'name = "a"\nnum_nodes = 1\nranks_per_node = 1\nlevels = "{"x" * 100}"',
-            f"cluster boxes.toml: it describes no cluster\n    levels: expected a valid list, found '{'x' * 79} ...",
+            f"cluster boxes.toml: it is not a valid cluster\n    levels: expected a valid list, found '{'x' * 79} ...",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
         f"cluster {missing}: it cannot be read: No such file or directory\ngive a TOML file, or a preset: {LISTED}"
     )
     large.write_bytes(b"#" * (1 << 20) + b"\n")
-    assert unknown(large) == f"cluster {large}: it has more than 1048576 bytes, which no cluster needs"
+    assert unknown(large) == f"cluster {large}: it is larger than 1.00 MiB, too large for a cluster"
 
 
 def test_a_level_that_holds_no_more_than_the_one_within_it_is_left_out():
@@ -180,7 +180,7 @@ def test_every_preset_of_the_list_loads():
 def test_presets_of_one_node_only_have_as_many_ranks_as_were_measured():
     assert {"loopback-1x2", "loopback-1x4", "gloo-1x4", "pcie-h100-1x8"} <= set(presets())
     assert unknown("loopback-2x4") == (
-        "cluster 'loopback-2x4': it describes no cluster\n"
+        "cluster 'loopback-2x4': it is not a valid cluster\n"
         "    levels[0].spans: the last level spans 4 ranks, the cluster has 8"
     )
 
@@ -216,13 +216,13 @@ def test_a_preset_without_a_near_one_gets_the_list():
 
 def test_a_preset_with_more_ranks_than_a_node_has_is_refused():
     assert unknown("h100-2x16") == (
-        "cluster 'h100-2x16': a node has 16 ranks in it, those of h100 have 8\nwrite h100-NODESx8"
+        "cluster 'h100-2x16': it asks for 16 ranks per node, but a node of h100 has 8\nwrite h100-NODESx8"
     )
 
 
 def test_a_preset_without_nodes_is_refused():
     assert unknown("h100-0x8") == (
-        "cluster 'h100-0x8': it describes no cluster\n    num_nodes: expected greater than or equal to 1, found 0"
+        "cluster 'h100-0x8': it is not a valid cluster\n    num_nodes: expected greater than or equal to 1, found 0"
     )
 
 
@@ -334,7 +334,7 @@ def test_a_share_that_is_never_reached_is_refused(share: float):
     with pytest.raises(ClusterError) as error:
         BOXES.saturating_bytes(Kind.ALL_GATHER, Group("a", 8), share)
     assert str(error.value) == (
-        f"cluster two-boxes: a share of {share} of the bandwidth is never reached\nuse a share between 0 and 1"
+        f"cluster two-boxes: a share of {share} of the bandwidth is out of range\nuse a share between 0 and 1"
     )
 
 

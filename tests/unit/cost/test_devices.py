@@ -92,7 +92,7 @@ def test_products_take_their_flops_at_the_stated_share_of_the_peak_of_their_dtyp
 def test_rates_that_round_to_nothing_are_refused_with_their_path():
     slow = DEVICE.replace("bf16 = 1000.0", "bf16 = 0.0000005").replace("memory_gbps = 2000.0", "memory_gbps = 1e-9")
     assert refusal(LINKS + slow) == [
-        "cluster box.toml: it describes no cluster",
+        "cluster box.toml: it is not a valid cluster",
         "    device.peak_tflops.bf16: expected greater than or equal to 0.000001, found 5e-07",
         "    device.memory_gbps: expected greater than or equal to 0.000001, found 1e-09",
     ]
@@ -147,7 +147,7 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
     tables = TABLES.replace("1000, 4000", "1000, 0").replace('"all_reduce"', '"all_reduces"').replace("[5]", "[]")
     nccl = "[nccl]\nnum_channels = 16\nll_gbps = [1.0, 2.0]\nring_ll128_gbps = [1.0, 2.0, 3.0]\nrails = true\n"
     assert refusal(LINKS + text + nccl + tables) == [
-        "cluster box.toml: it describes no cluster",
+        "cluster box.toml: it is not a valid cluster",
         "    device.peak_tflops.fp32: no key is called 'fp32'; did you mean 'f32'?",
         "    device.memory_gbps: expected greater than or equal to 0.000001, found 0",
         "    device.overlap_slowdown: expected greater than or equal to 0, found -0.2",
@@ -171,7 +171,7 @@ def test_tables_that_contradict_themselves_are_refused_with_the_levels_that_do_n
     text = text.replace("num_ranks = 2", "num_ranks = 4").replace('level = "nvlink"', 'level = "nvlinks"')
     again = TABLES[TABLES.index('[[tables]]\nkind = "all_reduce"') :].replace("num_ranks = 2", "num_ranks = 4")
     assert refusal(text + again) == [
-        "cluster box.toml: it describes no cluster",
+        "cluster box.toml: it is not a valid cluster",
         "    levels[0].spans: the last level spans 2 ranks, the cluster has 4",
         "    tables[0].us: expected 3 times, found 2",
         "    tables[0].input_bytes: expected sizes in ascending order",

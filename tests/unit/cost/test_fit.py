@@ -149,7 +149,7 @@ def test_one_size_gets_a_table_and_no_line():
     fitted = fit([*samples, Sample(Kind.BROADCAST, 2, 64, 5.0)])
     line = line_of(fitted, "broadcast", 2)
     assert (line.latency_us, line.bandwidth_gbps, line.at(64), line.residuals) == (None, None, None, ())
-    assert "broadcast of 2 ranks, intra-node: one size only, so a table without a line" in fitted.notes
+    assert "broadcast of 2 ranks, intra-node: only one size, so it has a table but no line" in fitted.notes
     assert fitted.cluster.collective_us(Kind.BROADCAST, Group("g", 2), 64) == 5.0
 
 
@@ -283,7 +283,7 @@ def test_collectives_that_one_of_the_traces_lacks_are_left_out(tmp_path: Path):
     paths = [write_trace(tmp_path / f"{i}.json", events, i) for i, events in enumerate((first, second))]
     found = read_measurements(paths)
     assert [sample.us for sample in found.samples] == [13.0, 14.0]
-    assert found.notes == ("left out: 5 collectives that not every trace of their group has",)
+    assert found.notes == ("left out: 5 collectives that some traces of their group do not have",)
 
 
 def test_traces_of_different_runs_are_refused(tmp_path: Path):
@@ -557,8 +557,8 @@ def test_every_fault_of_every_file_is_told_at_once_with_its_line(tmp_path: Path)
         "    b.txt:17: expected 13 columns, found 3",
         "    b.txt:26: neither a line above the table nor the file's name says its kind; "
         "give --kind, or keep the line that names the test",
-        "    c.json:3: it is no trace: Expecting value",
-        "    d.bin:1: it holds no table and no trace; give the output of nccl-tests with its header, "
+        "    c.json:3: it is not a trace: Expecting value",
+        "    d.bin:1: it contains neither a table nor a trace; give the output of nccl-tests with its header, "
         "or a Chrome trace of torch.profiler",
         "    e.json.gz: it cannot be read: Compressed file ended before the end-of-stream marker was reached",
         "    f.txt:1: expected a column called time, found size count type redop",
@@ -569,18 +569,18 @@ def test_every_fault_of_every_file_is_told_at_once_with_its_line(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "it holds no table and no trace"),
-        ("{}", "it is no trace: there is no array traceEvents"),
-        ('{"traceEvents": 5}', "it is no trace: there is no array traceEvents"),
+        ("", "it contains neither a table nor a trace"),
+        ("{}", "it is not a trace: there is no array traceEvents"),
+        ('{"traceEvents": 5}', "it is not a trace: there is no array traceEvents"),
         ('{"traceEvents": []}', "none of its 0 events is a kernel of a collective with its arguments"),
-        ('{"traceEvents": []} x', "it is no trace: there is more behind the end"),
-        ('{"traceEvents": [{} {}]}', "it is no trace: expected a comma or ]"),
-        ('{"traceEvents": [{}', "it is no trace: expected a comma or ]"),
-        ('{"traceEvents": [', "it is no trace: it ends before its closing ]"),
-        ("{5: 6}", "it is no trace: expected a key in double quotes"),
-        ('{"a" 6}', "it is no trace: expected a colon behind a key"),
-        ('{"a": ' + "[" * 100_000, "it is no trace: it is nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "it is no trace: Exceeds the limit"),
+        ('{"traceEvents": []} x', "it is not a trace: there is more text after the end"),
+        ('{"traceEvents": [{} {}]}', "it is not a trace: expected a comma or ]"),
+        ('{"traceEvents": [{}', "it is not a trace: expected a comma or ]"),
+        ('{"traceEvents": [', "it is not a trace: it ends before its closing ]"),
+        ("{5: 6}", "it is not a trace: expected a key in double quotes"),
+        ('{"a" 6}', "it is not a trace: expected a colon after a key"),
+        ('{"a": ' + "[" * 100_000, "it is not a trace: it is nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "it is not a trace: Exceeds the limit"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, what: str):
@@ -616,7 +616,7 @@ def test_a_table_that_does_not_tell_its_ranks_is_refused(tmp_path: Path):
     text = "\n".join(line for line in nccl_table("all_reduce", 2, [(8, 9.0)]).splitlines() if "nThread" not in line)
     (tmp_path / "t").write_text("\n".join(line for line in text.splitlines() if "Rank" not in line))
     assert faults(tmp_path / "t")[1] == (
-        "    t:7: the number of ranks is not told; keep the lines '#  Rank  0 ... on HOST device 0' above the table"
+        "    t:7: the number of ranks is missing; keep the lines '#  Rank  0 ... on HOST device 0' above the table"
     )
 
 

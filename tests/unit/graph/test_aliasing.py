@@ -406,7 +406,7 @@ REFUSED = {
     ),
     "base that is no tensor": (
         "def graph(n: int[2], x: f32[4](base='n')):\n    return [x]",
-        "listing line 1: 'n' is no tensor, whose memory could be shared",
+        "listing line 1: 'n' is not a tensor, so its memory cannot be shared",
     ),
     "another device": (
         "def graph(n: f32[4], x: f32[4](device='cuda', base='n')):\n    return [x]",

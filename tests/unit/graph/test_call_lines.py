@@ -55,17 +55,17 @@ def test_a_symbolic_size_has_no_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = (", "'x = (' is no line of a listing"),
-        ("mm(x, x)", "'mm(x, x)' is no call"),
-        ("a = b = mm(x, x); c = 1", "is no line of a listing"),
+        ("x = (", "'x = (' is not a line of a listing"),
+        ("mm(x, x)", "'mm(x, x)' is not a call"),
+        ("a = b = mm(x, x); c = 1", "is not a line of a listing"),
         ("a = no_such(x)", "no operator is called 'no_such'"),
         ("a = __import__('os').system('true')", "no operator is called"),
-        ("a = higher_order.cond(x, x, x)", "cannot be made by a plan"),
-        ("a = operator.pow(9999999, 9999999)", "is no arithmetic on numbers of the graph"),
-        ("a = operator.mul([1], 9999999999)", "is no arithmetic on numbers of the graph"),
-        ("a = operator.add(1, 2)", "is no arithmetic on numbers of the graph"),
+        ("a = higher_order.cond(x, x, x)", "cannot be created by a plan"),
+        ("a = operator.pow(9999999, 9999999)", "is not arithmetic on numbers of the graph"),
+        ("a = operator.mul([1], 9999999999)", "is not arithmetic on numbers of the graph"),
+        ("a = operator.add(1, 2)", "is not arithmetic on numbers of the graph"),
         ("a = mm(x, nobody)", "'nobody' is not defined"),
-        ("a = mm(x, [y for y in x])", "is no argument"),
+        ("a = mm(x, [y for y in x])", "is not an argument"),
     ],
 )
 def test_a_line_that_is_none_is_refused(text: str, message: str):

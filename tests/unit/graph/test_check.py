@@ -40,14 +40,14 @@ def test_every_check_is_named_and_explained():
 def test_an_input_behind_another_node_is_refused():
     n = nodes()
     assert fault([n["x"], n["a"], n["y"], n["b"], n["output"]]) == (
-        "graph: input y stands behind a\n    y: f32[2]\n    ^\nput inputs first"
+        "graph: input y stands after a\n    y: f32[2]\n    ^\nput inputs first"
     )
 
 
 def test_a_use_before_its_definition_is_refused():
     n = nodes()
     assert fault([n["x"], n["y"], n["b"], n["a"], n["output"]]) == (
-        "graph: b uses a, which a later line defines\n    b: f32[2] = neg(a)\n    ^\nmove it behind a"
+        "graph: b uses a, which a later line defines\n    b: f32[2] = neg(a)\n    ^\nmove it after a"
     )
 
 
@@ -60,7 +60,7 @@ def test_an_argument_of_another_graph_is_refused():
     with pytest.raises(GraphError) as error:
         check.definitions_come_before_uses(dag)
     assert str(error.value) == (
-        "graph: b uses a, which another graph defines\n    b: f32[2] = neg(a)\n    ^\nmove it behind a"
+        "graph: b uses a, which another graph defines\n    b: f32[2] = neg(a)\n    ^\nmove it after a"
     )
 
 
@@ -94,7 +94,7 @@ def test_the_error_shows_the_source_line_of_the_user():
     launch = next(node for node in module.graph.nodes if node.name == "ag3")
     launch.meta["stack_trace"] = 'File "/home/me/model.py", line 41, in forward\n    q = self.wq(x)\n'
     assert fault(list(module.graph.nodes)) == (
-        "graph: ag3 is never waited for and is no output of the graph\n"
+        "graph: ag3 is never waited for and is not an output of the graph\n"
         "    ag3: f32[4, 4] = all_gather(w3, 2, 'dp')\n"
         "    ^^^  model.py:41 in forward: q = self.wq(x)\n"
         "wait for it, return it, or delete the launch"

@@ -104,7 +104,7 @@ def test_bytes_are_by_hint_and_unknown_without_one():
 def test_a_node_that_launches_nothing_is_no_collective():
     module = weft.parse("def graph(x: f32[2]):\n    r = relu(x)\n    return [r]\n")
     relu = next(node for node in module.graph.nodes if node.name == "r")
-    with pytest.raises(ValueError, match="r is no launch of a known kind"):
+    with pytest.raises(ValueError, match="r is not a launch of a known kind"):
         _ = Collective(relu).kind
 
 

@@ -23,8 +23,8 @@ def merge(contraction: Contraction, nodes: list[Node]) -> None:
 
 def needs(contraction: Contraction, node: Node) -> set[Node]:
     dag = contraction.dag
-    block, before = contraction.block(dag.index[node]), contraction.before(dag.index[node])
-    return {dag.nodes[i] for i, bit in dag.bits.items() if before & ~block.members & 1 << bit}
+    supernode, before = contraction.supernode(dag.index[node]), contraction.before(dag.index[node])
+    return {dag.nodes[i] for i, bit in dag.bits.items() if before & ~supernode.members & 1 << bit}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

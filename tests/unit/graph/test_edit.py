@@ -440,13 +440,13 @@ def test_the_error_for_a_node_beside_itself_names_it():
     with pytest.raises(GraphError) as error:
         edit.move_after([nodes["b"]], nodes["a"])
     assert str(error.value) == (
-        "edit: b is to stand beside itself\n    b: f32[4] = relu(x)\n    ^\nchoose another anchor"
+        "edit: b cannot be moved next to itself\n    b: f32[4] = relu(x)\n    ^\nchoose another anchor"
     )
 
 
 def test_the_error_for_a_broken_rule_is_that_of_the_rule():
     assert message(module_of(), launch_without_a_wait) == (
-        "graph: all_gather_into_tensor_default is never waited for and is no output of the graph\n"
+        "graph: all_gather_into_tensor_default is never waited for and is not an output of the graph\n"
         "    all_gather_into_tensor_default: f32[8] = all_gather(x, 2, 'dp')\n"
         "    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
         "wait for it, return it, or delete the launch"

@@ -585,7 +585,7 @@ def test_what_only_reads_is_not_among_what_is_written():
         return [w]
     """)
     ids = {node.name: i for i, node in enumerate(dag.nodes)}
-    assert dag.effects.written == set(dag.effects.held(ids["y"]))
+    assert dag.effects.memory.written == set(dag.effects.held(ids["y"]))
 
 
 def test_a_batch_writes_what_it_receives_and_not_what_it_sends():

@@ -199,4 +199,4 @@ def test_an_unknown_group_is_refused():
 def test_what_is_no_group_is_refused():
     with pytest.raises(GraphError) as error:
         runtime_name(3)
-    assert str(error.value) == "groups: int is no process group\npass a name or a group"
+    assert str(error.value) == "groups: int is not a process group\npass a name or a group"

@@ -96,7 +96,7 @@ MESSAGES = {
     ),
     "an undeclared symbol": (
         "def graph(x: f32[s0]):\n    return [x]\n",
-        "listing line 1: 's0' is no size\n"
+        "listing line 1: 's0' is not a size\n"
         "    def graph(x: f32[s0]):\n"
         "                     ^^\n"
         "declare it: symbol('s0', hint=8)",
@@ -178,11 +178,11 @@ MESSAGES = {
     ),
     "a hint that is no number": (
         "symbol('s0', hint='eight')\ndef graph(x: f32[s0]):\n    return [x]\n",
-        "listing line 1: the hint of s0 is no whole number\n    symbol('s0', hint='eight')\n                 ^^^^",
+        "listing line 1: the hint of s0 is not a whole number\n    symbol('s0', hint='eight')\n                 ^^^^",
     ),
     "a device that does not exist": (
         "device('gpu!')\ndef graph(x: f32[2]):\n    return [x]\n",
-        "listing line 1: 'gpu!' is no device\n    device('gpu!')\n            ^^^^\nwrite device('cuda')",
+        "listing line 1: 'gpu!' is not a device\n    device('gpu!')\n            ^^^^\nwrite device('cuda')",
     ),
     "a constant without a type": (
         "tensor('c')\ndef graph(x: f32[2]):\n    return [x]\n",
@@ -269,7 +269,7 @@ MESSAGES = {
     ),
     "a size divided by zero": (
         "def graph(x: f32[2 // 0]):\n    return [x]\n",
-        f"listing line 1: no size: {DIVISION}\n    def graph(x: f32[2 // 0]):\n    ^",
+        f"listing line 1: not a size: {DIVISION}\n    def graph(x: f32[2 // 0]):\n    ^",
     ),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.explain import CollectiveDecision, CollectiveRecord
 from weft.report.html import ReportPage, embed, headline
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
@@ -25,8 +25,8 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'</script><!--\u2028\u2029&amp;{{ 7 * 7
 def run(name: str = "ag", exposed_ns: int = 500, bound_ns: int = 2000) -> SimulatedRun:
     """Two spans of compute, out of order, and a collective about which two things were decided."""
     outcomes = (
-        Outcome("bucket", Reason.DEPENDENCY, f"{name} stays", (name,), "b"),
-        Outcome("sink-waits", Reason.APPLIED, "it sinks", (name,), None),
+        CollectiveDecision("bucket", Reason.DEPENDENCY, f"{name} stays", (name,), "b"),
+        CollectiveDecision("sink-waits", Reason.APPLIED, "it sinks", (name,), None),
     )
     collective = CollectiveSpan(2, name, 0, 1500, 1500, 0, 0, 1000, 1000, exposed_ns, tuple("abcdefg"))
     return SimulatedRun(

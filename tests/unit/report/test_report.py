@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from typing import NoReturn
 
+import pytest
 from rich.console import Console
 
 import weft
 from tests.unit.cli.conftest import LISTING
 from weft.plan.decision import Decision, Reason
-from weft.report.report import Report
+from weft.report.report import HINT, Report
 
 
 def report() -> Report:
@@ -72,8 +74,7 @@ def test_what_is_exposed_comes_first_and_reasons_that_repeat_are_told_once():
         "- dedupe: h stays (mutated)",
         "+ remove-noops: a stands for b0",
         "  ... and 24 more applied by remove-noops",
-        "of each collective: `weft explain SOURCE`; every decision: --json, "
-        "or in Python report.applied and report.declined",
+        HINT,
     ]
 
 
@@ -86,5 +87,30 @@ def test_of_many_that_are_exposed_the_longest_are_shown():
     exposed = [Decision("s", Reason.EXPOSED_BY_LINK, f"g{i}", (), exposed_us=float(i)) for i in range(1, 26)]
     lines = decided([], exposed)
     assert lines[:20] == [f"= s: g{i} (exposed-by-link)" for i in range(25, 5, -1)]
-    assert lines[20] == "  ... and 5 more that are exposed, for less time each"
-    assert lines[21].startswith("of each collective: `weft explain SOURCE`")
+    assert lines[20] == "  ... and 5 more that are exposed for less time"
+    assert lines[21] == HINT
+
+
+def test_nothing_is_simulated_or_bounded_before_somebody_asks(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: object) -> NoReturn:
+        raise AssertionError
+
+    for name in ("simulate", "lower_bound"):
+        monkeypatch.setattr(f"weft.report.simulated.{name}", refuse)
+    result = weft.optimize(weft.parse(LISTING), "h100-8", pipeline="hoist-launches,sink-waits")
+    assert result.report.applied
+    with pytest.raises(AssertionError):
+        _ = result.plan
+
+
+def test_edits_after_the_run_change_neither_plan_nor_report():
+    first, second = (weft.parse(LISTING) for _ in range(2))
+    untouched, edited = (
+        weft.optimize(each, "h100-8", pipeline="hoist-launches,sink-waits") for each in (first, second)
+    )
+    for graph in (second.graph, edited.module.graph):
+        for node in reversed(list(graph.nodes)):
+            graph.erase_node(node)
+    assert edited.plan == untouched.plan
+    assert edited.plan.evidence is not None
+    assert edited.report.summary_lines() == untouched.report.summary_lines()

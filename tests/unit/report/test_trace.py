@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.simulation.programs import compute, launch, program, wait
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveRecord, Outcome
+from weft.report.explain import CollectiveDecision, CollectiveRecord
 from weft.report.summary import SimulatedRun, summarize
 from weft.report.trace import save_trace, trace
 from weft.simulation.simulator import simulate
@@ -41,8 +41,14 @@ AFTER = Timeline(
 )
 """A gather that is hidden in part, a queue that makes another wait, and one that only the end of the step waits for."""
 
+HOISTED = CollectiveDecision("hoist-launches", Reason.APPLIED, "ag goes to the top", ("ag",), None)
 RECORD = CollectiveRecord(
-    "ag", "all_gather", "dp", 8, 4096, (Outcome("hoist-launches", Reason.APPLIED, "ag goes to the top", ("ag",), None),)
+    "ag",
+    "all_gather",
+    "dp",
+    8,
+    4096,
+    (CollectiveDecision("hoist-launches", Reason.APPLIED, "ag goes to the top", ("ag",), None),),
 )
 RUNS = SimulatedRun(BEFORE, ("dp",), (RECORD,)), SimulatedRun(AFTER, ("dp", "tp"))
 TOGETHER = Timeline(

@@ -141,9 +141,7 @@ def test_nonsense_in_a_module_is_no_number_of_tokens(module: GraphModule, about:
 def test_fewer_than_one_token_is_refused(module: GraphModule, cluster: Path):
     with pytest.raises(ReportError) as refused:
         weft.optimize(module, cluster, tokens_per_step=0)
-    assert str(refused.value) == (
-        "report: tokens_per_step is 0, expected 1 or more\nleave it out where it is not known"
-    )
+    assert str(refused.value) == ("report: tokens_per_step is 0, expected 1 or more\nleave it out if it is not known")
 
 
 def test_a_sweep_says_them_too(module: GraphModule, cluster: Path):

@@ -136,6 +136,6 @@ def test_a_wait_for_two_launches_stands_behind_the_second_that_is_asked_for():
 
 
 def test_a_second_wait_that_needs_the_first_is_there_once():
-    again = Op("again", wait("g").sort, waits_for=("g",), needs=("wait_g",))
+    again = Op("again", wait("g").kind, waits_for=("g",), needs=("wait_g",))
     jobs = cut(launch("g", 30), wait("g"), again, compute("a", 10, "again"))
     assert emitted(jobs, "g", "~g", "~g", "a") == ["g", "wait_g", "again", "a", "output"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.unit.scheduling.test_scheduler import ALL, OUTPUT, AsOne
 from tests.unit.simulation.programs import Op, compute, launch, program, wait
+from weft.scheduling.job_tables import JobTables
 from weft.scheduling.jobs import Emitter, jobs_of
+from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
-from weft.scheduling.room import NO_LIMIT
-from weft.scheduling.shape import Shape
 from weft.simulation.simulator import check_order
 
 
@@ -15,7 +15,7 @@ def ordered(*ops: Op, latencies: int = 0, in_flight_bytes: int = NO_LIMIT) -> st
     """The names in order, without the output; members of a bucket with a +."""
     source = program(*ops, OUTPUT)
     jobs = jobs_of(source)
-    made = recipe(Shape(jobs), AsOne(jobs.duration, least=20), latencies, in_flight_bytes)
+    made = recipe(JobTables(jobs), AsOne(jobs.duration, least=20), latencies, in_flight_bytes)
     order = Emitter(jobs).order(made.events)
     check_order(source, order)
     later = {jobs.ops[member][0] for bucket in made.buckets for member in bucket[1:]}

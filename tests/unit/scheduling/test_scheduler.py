@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
-from weft.scheduling.execution import Knobs, Merging
+from weft.scheduling.job_tables import JobTables
 from weft.scheduling.jobs import Emitter, jobs_of
-from weft.scheduling.scheduler import schedule
-from weft.scheduling.shape import Shape
+from weft.scheduling.scheduler import Knobs, Merging, schedule
 from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import check_order
 
@@ -39,7 +38,7 @@ class AsOne:
 def scheduled(source: Program, knobs: Knobs, merging: Merging | None = None) -> list[str]:
     """The names of all operations as the scheduler orders them, without the output; members of a bucket with a +."""
     jobs = jobs_of(source)
-    made = schedule(Shape(jobs), knobs, merging)
+    made = schedule(JobTables(jobs), knobs, merging)
     order = Emitter(jobs).order(made.events)
     check_order(source, order)
     later = {jobs.ops[member][0] for bucket in made.buckets for member in bucket[1:]}
@@ -316,7 +315,7 @@ def test_reductions_that_wait_for_their_queue_are_sent_where_memory_is_short():
     """A long gather keeps the queue busy, so gradients pile up; with room for two, the stream waits for them."""
     gather = [launch("g", 3000, makes={"w": 8}), wait("g"), compute("last", 100, "wait_g a5", uses=("w",))]
     source = program(*gradients(6), *gather, OUTPUT, kept=" ".join(f"s{k}" for k in range(6)))
-    shape = Shape(jobs_of(source))
+    shape = JobTables(jobs_of(source))
     held = {budget: schedule(shape, replace(NO_FILLERS, budget_bytes=budget)).in_use_bytes for budget in (1000, 220)}
     assert held[1000] > 220 >= held[220]
 
@@ -426,7 +425,7 @@ def test_gathers_merge_only_as_long_as_there_is_room_for_all_of_them():
     made = [replace(op, uses=(f"w{op.name[1]}",)) if op.name.startswith("c") else op for op in made]
     start = replace(made[3], duration_ns=300)
     source = program(start, made[0], *made[4:6], made[1], *made[6:8], made[2], *made[8:], OUTPUT)
-    shape, merging = Shape(jobs_of(source)), AsOne(jobs_of(source).duration, least=20)
+    shape, merging = JobTables(jobs_of(source)), AsOne(jobs_of(source).duration, least=20)
     ample, tight = [
         schedule(shape, replace(NO_FILLERS, bucket=ALL, budget_bytes=budget), merging) for budget in (1000, 90)
     ]

@@ -99,7 +99,7 @@ def test_more_than_ten_are_counted_and_none_is_said(tmp_path: Path, cluster: Pat
     source.write_text(f"group('dp', size=2)\n\ndef graph(x: f32[4]):\n{''.join(lines)}    return [w0]\n")
     assert weft("simulate", source, "--cluster", cluster).stdout.splitlines()[-1] == "... and 2 more"
     source.write_text("def graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n")
-    assert weft("simulate", source, "--cluster", cluster).stdout.splitlines()[-1] == "there are no collectives"
+    assert weft("simulate", source, "--cluster", cluster).stdout.splitlines()[-1] == "the graph has no collectives"
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,13 @@ def test_another_order_is_simulated():
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        ([1, 0, 2], "simulate: b stands before a, which it needs\nkeep the order of the edges of the program"),
-        ([0, 1, 1], "simulate: operation 1 is there twice\norder each of 0 to 2 once"),
-        ([0, 1, 3], "simulate: there is no operation 3\norder each of 0 to 2 once"),
-        ([0, 1], "simulate: the order has 2 operations, the program 3\norder each of 0 to 2 once"),
+        (
+            [1, 0, 2],
+            "simulate: b comes before a, which it needs\ngive an order that respects the edges of the program",
+        ),
+        ([0, 1, 1], "simulate: operation 1 appears twice\nlist each of 0 to 2 once"),
+        ([0, 1, 3], "simulate: there is no operation 3\nlist each of 0 to 2 once"),
+        ([0, 1], "simulate: the order has 2 operations, the program 3\nlist each of 0 to 2 once"),
     ],
 )
 def test_an_order_that_is_not_legal_is_refused(order: list[int], message: str):

@@ -50,7 +50,7 @@ def lines(module: GraphModule) -> list[str]:
 
 def test_a_gather_is_copied_and_its_product_stays(shared: None):
     run = copied(GATHERED, GATHER)
-    assert sentence(run) == "applied: ag is copied from peer to peer beside y"
+    assert sentence(run) == "applied: copied ag from peer to peer while y runs"
     expected = ["symm_mem._low_contention_all_gather.default(x, 'tp')", "wait(ag_copied)", "mm(ag_copied_done, b)"]
     assert lines(run.module) == expected
     replayed = weft.apply(weft.parse(GATHERED), weft.Plan.from_json(run.plan.to_json()))
@@ -68,11 +68,11 @@ def test_a_scatter_is_copied_and_its_product_stays(shared: None):
 
 def test_maxima_are_declined(shared: None):
     found = sentence(copied(SCATTERED.format(reduce_op="max"), SCATTER))
-    assert found == "no-kernel: the operator of low contention sums or averages, rs takes the max"
+    assert found == "no-kernel: rs reduces by max, but the low-contention operator sums or averages"
 
 
 def test_without_a_live_group_it_is_declined():
-    assert sentence(copied(GATHERED, GATHER)) == "no-kernel: the group of ag has no symmetric memory here"
+    assert sentence(copied(GATHERED, GATHER)) == "no-kernel: symmetric memory is not available for the group of ag"
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter"])

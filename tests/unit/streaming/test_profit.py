@@ -17,7 +17,7 @@ from weft.simulation.simulator import run
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
 from weft.streaming.scatter_sites import read_scatter
-from weft.streaming.trial_program import Costs, Trial
+from weft.streaming.trial_program import ChunkCosts, TrialProgram
 
 CLUSTER = "h100-1x8"
 
@@ -56,7 +56,7 @@ def test_a_small_one_takes_longer_in_chunks_and_stays(module: GraphModule):
     name = "fuse-all-gather-matmuls" if "all_gather" in weft.listing(module) else "fuse-matmul-reduce-scatters"
     (decision,) = decide(module, name)
     assert decision.reason.value == "no-gain"
-    assert "us as one piece, " in decision.sentence
+    assert "us whole and " in decision.sentence
 
 
 def test_one_that_other_work_hides_stays():
@@ -97,7 +97,7 @@ def test_a_trial_takes_as_long_as_the_graph_with_chunks(kind: str, chunks: int):
     assert not isinstance(site, Refusal)
     cut = site.cut(chunks)
     assert isinstance(cut, Chunking)
-    trial = Trial(program_of(dag, groups, cluster), dag, Costs(cluster, groups))
+    trial = TrialProgram(program_of(dag, groups, cluster), dag, ChunkCosts(cluster, groups))
     trial.stream(cut)
     name = "fuse-matmul-reduce-scatters" if kind == "scatter" else "fuse-all-gather-matmuls"
     after = Pipeline.parse(f"{name}{{chunks={chunks}}}").run(module).module

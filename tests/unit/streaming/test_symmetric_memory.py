@@ -220,20 +220,20 @@ def declined(spec: str, device: str = "cpu", between: str = "", operand: str = "
 
 
 def test_on_the_cpu_it_is_declined():
-    assert declined(GATHER) == "no-kernel: ag is on cpu, symmetric memory is on cuda"
+    assert declined(GATHER) == "no-kernel: ag is on cpu, but symmetric memory needs cuda"
 
 
 def test_without_a_live_group_it_is_declined():
-    assert declined(GATHER, "cuda") == "no-kernel: the group of ag has no symmetric memory here"
+    assert declined(GATHER, "cuda") == "no-kernel: symmetric memory is not available for the group of ag"
 
 
 def test_a_call_between_is_declined():
     found = declined(GATHER, "cuda", "    h = relu(w)\n", "h")
-    assert found == "no-kernel: the fused operators take plain products of one tensor beside ag"
+    assert found == "no-kernel: the fused operators take plain products of one tensor, unlike those of ag"
 
 
 def test_auto_takes_plain_nodes_where_the_fused_operators_cannot_run():
-    assert declined(GATHER.replace("symmetric-memory", "auto"), "cuda") == "applied: ag and y run in 2 chunks"
+    assert declined(GATHER.replace("symmetric-memory", "auto"), "cuda") == "applied: streamed ag with y in 2 chunks"
 
 
 def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: pytest.MonkeyPatch):
@@ -242,7 +242,7 @@ def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: 
     for spec in (GATHER, GATHER.replace("symmetric-memory", "auto")):
         run = Pipeline.parse(spec).run(before)
         (decision,) = run.plan.steps[0].decisions
-        assert decision.sentence == "ag and y run as one operator of symmetric memory"
+        assert (decision.applied, decision.nodes) == (True, ("ag", "y"))
         line = "symm_mem.fused_all_gather_matmul.default(x, [b], 0, 'tp', return_A=False)"
         assert line in run.after
         assert "all_gather(" not in run.after
@@ -261,7 +261,7 @@ def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
     module = weft.parse(listing)
     rewrite: Any = FuseMatmulReduceScatters(chunks=2, kernel="symmetric-memory")
     (decision,) = rewrite.plan(module.graph, Context(read_groups(module))).decisions
-    assert decision.sentence == "the fused operator takes one product, and sums or averages it: rs"
+    assert decision.sentence == "the fused operator takes one product and sums or averages it, unlike rs"
 
 
 FP8 = """group('tp', size=2)
@@ -291,7 +291,7 @@ def test_two_products_of_fp8_with_one_scale_are_one_operator(monkeypatch: pytest
 def test_two_products_of_fp8_with_two_scales_are_declined(monkeypatch: pytest.MonkeyPatch):
     has_symmetric_memory(monkeypatch, symmetric_memory)
     (decision,) = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="u"))).plan.steps[0].decisions
-    what = "the fused operator of fp8 takes one scale of the left operand, those beside ag have several"
+    what = "the fused fp8 operator takes one scale of the left operand, but the products of ag have several"
     assert f"{decision.reason.value}: {decision.sentence}" == f"no-kernel: {what}"
 
 
@@ -304,4 +304,4 @@ def test_fp8_along_the_last_dim_is_declined(monkeypatch: pytest.MonkeyPatch):
         (decision,) = (
             Pipeline.parse(f"fuse-{name}s{{chunks=2 kernel=symmetric-memory}}").run(module).plan.steps[0].decisions
         )
-        assert decision.sentence.startswith("the fused operators of fp8 cut rows, ")
+        assert decision.sentence.startswith("the fused fp8 operators split rows, ")

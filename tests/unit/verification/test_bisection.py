@@ -139,7 +139,7 @@ def test_a_pass_that_is_not_as_exact_as_it_says_is_at_fault():
 def test_a_pass_that_breaks_a_check_is_named_with_the_action_that_does():
     fault = found("sink-waits,lose-waits,hoist-launches")
     assert (fault.spec, fault.position) == ("lose-waits", 2)
-    assert fault.what.startswith("graph: ag is never waited for and is no output of the graph\n")
+    assert fault.what.startswith("graph: ag is never waited for and is not an output of the graph\n")
     assert fault.action == Erase(("w",))
     assert (fault.action_position, fault.num_actions) == (3, 3)
 
@@ -147,7 +147,7 @@ def test_a_pass_that_breaks_a_check_is_named_with_the_action_that_does():
 def test_a_pass_that_ends_with_any_error_is_named():
     fault = found("remove-noops,stumble-often")
     assert (fault.spec, fault.position, fault.action) == ("stumble-often", 2, None)
-    assert fault.what == "it ends with KeyError: 'no such thing'"
+    assert fault.what == "it raised KeyError: 'no such thing'"
 
 
 def test_a_wrong_witness_is_refused():
@@ -170,7 +170,7 @@ def test_the_command_names_the_pass_and_shows_what_it_was_given(tmp_path: Path):
     assert done.exit_code == 1
     assert done.stdout.startswith("lose-signs, pass 7 of ")
     assert "    action 2 of 3: Rewrite(" in done.stdout
-    assert "it was given\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
+    assert "its input was\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
 
 
 def test_the_command_tells_that_all_is_well(tmp_path: Path):
@@ -189,7 +189,7 @@ def test_the_command_tells_a_fault_as_json(tmp_path: Path):
 def test_bisect_writes_no_result(tmp_path: Path):
     done = run(tmp_path / "graph.txt", "--bisect", "-o", str(tmp_path / "out.txt"))
     assert done.exit_code == 2
-    assert done.stderr == "optimize: --bisect writes no result, and -o is given\nleave -o off\n"
+    assert done.stderr == "optimize: --bisect writes no result, so -o has no effect\nleave -o off\n"
 
 
 def test_listings_behind_passes_go_to_stderr(tmp_path: Path):

@@ -606,7 +606,7 @@ def test_a_deadlock_names_each_rank_what_it_waits_for_and_who_is_missing():
             return [wa, wb]"""
     modules = [module_of(text.format(*names)) for names in (("dp", "other"), ("other", "dp"))]
     assert message_of(modules) == (
-        "virtual cluster: deadlock: no rank can go on\n"
+        "virtual cluster: deadlock: no rank can continue\n"
         "    rank 0: wa waits for a of group 'dp'; not launched by rank 1 (at wa)\n"
         "    rank 1: wa waits for a of group 'other'; not launched by rank 0 (at wa)\n"
         "launch the collectives of every group in one order on all its ranks"
@@ -655,21 +655,21 @@ def test_ranks_that_disagree_are_reported_before_a_third_that_never_comes():
     ("line", "found"),
     [
         ("all_gather(x, 4, 'dp')", "a has group_size 4, group 'dp' has 2 ranks (rank 0)"),
-        ("all_reduce(i, 'avg', 'dp')", "avg of torch.int64 is no torch.int64 (rank 0)"),
-        ("all_reduce(x, 'bxor', 'dp')", "bxor takes whole numbers, not torch.float32 (rank 0)"),
+        ("all_reduce(i, 'avg', 'dp')", "the average of torch.int64 numbers is not a torch.int64 number (rank 0)"),
+        ("all_reduce(x, 'bxor', 'dp')", "bxor needs integers, found torch.float32 (rank 0)"),
         ("all_reduce(x, 'premul_sum', 'dp')", "no reduction is called 'premul_sum' (rank 0)"),
-        ("all_reduce(e, 'sum', 'dp')", "sum of torch.float8_e4m3fn has no kernel on the CPU (rank 0)"),
-        ("broadcast(x, 2, 'dp')", "src 2 is no rank of a group of 2; src counts within it (rank 0)"),
+        ("all_reduce(e, 'sum', 'dp')", "torch has no CPU kernel for sum of torch.float8_e4m3fn (rank 0)"),
+        ("broadcast(x, 2, 'dp')", "src 2 is not a rank within the group, which has 2 ranks (rank 0)"),
         pytest.param(
             "send(x, 0, 0, 'dp')",
-            "peer 0 is no other rank of a group of 2; peers count within it (rank 0)",
+            "peer 0 is not another rank within the group, which has 2 ranks (rank 0)",
             marks=needs_transfers,
         ),
         ("all_to_all(x, [1, 2], [1, 2], 'dp')", "the splits [1, 2] do not add up to the 2 rows of the input (rank 0)"),
-        ("all_to_all(x, [], [], 'dp')", "a needs 2 splits, has 0 out and 0 in (rank 0)"),
+        ("all_to_all(x, [], [], 'dp')", "a needs 2 splits, found 0 for the input and 0 for the output (rank 0)"),
         (
             "all_gather_out(x, 2, 'dp', out=x)",
-            "a fills (4, 3) of torch.float32, its buffer is (2, 3) of torch.float32 (rank 0)",
+            "a needs a buffer (4, 3) of torch.float32, found (2, 3) of torch.float32 (rank 0)",
         ),
     ],
 )
@@ -731,18 +731,18 @@ def test_an_operator_that_fails_is_named_with_its_rank():
 @pytest.mark.parametrize(
     ("groups", "inputs", "found"),
     [
-        ({"dp": Group("dp", 2)}, [[1]], "verification: inputs for 1 ranks, 2 are run"),
+        ({"dp": Group("dp", 2)}, [[1]], "verification: inputs were given for 1 ranks, but 2 ranks run"),
         ({"dp": Group("dp", 2)}, [[1], []], "verification: the graph takes 1 inputs, rank 1 was given 0"),
         ({"dp": Group("dp", 0)}, [[torch.ones(2)]] * 2, "verification: the size of group 'dp' is unknown"),
         (
             {"dp": Group("dp", 3, 1, ((0, 1, 2),))},
             [[torch.ones(2)]] * 2,
-            "verification: group 'dp' holds rank 2, 2 ranks are run",
+            "verification: group 'dp' contains rank 2, but only 2 ranks run",
         ),
         (
             {"dp": Group("dp", 2, 1, ((1, 1),))},
             [[torch.ones(2)]] * 2,
-            "virtual cluster: no part of group 'dp' holds this rank (rank 0)",
+            "virtual cluster: group 'dp' does not contain this rank (rank 0)",
         ),
         (
             {"dp": Group("dp", 2)},
@@ -762,4 +762,4 @@ def test_one_module_per_rank_means_as_many_modules_as_ranks():
     module = module_of(REDUCE_THEN_GATHER)
     with pytest.raises(VerificationError) as caught:
         VirtualCluster(2).run([module], [[torch.ones(2)]] * 2, read_groups(module))
-    assert str(caught.value) == "verification: 1 modules for 2 ranks\ngive one of the modules, or one per rank"
+    assert str(caught.value) == "verification: 1 modules for 2 ranks\ngive one for all ranks, or one per rank"

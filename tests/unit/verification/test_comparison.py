@@ -72,7 +72,7 @@ def test_a_difference_says_where_what_and_by_how_much():
     assert verdict.difference == Difference(1, "outputs[1][0]", (1, 0), 0.0, 0.25, 2.0)
     assert str(verdict) == (
         "different on 2 virtual ranks: outputs[1][0] on rank 1 at [1, 0] is 0.0 before and 0.25 after; "
-        "the largest difference in it is 2 "
+        "the largest difference in this tensor is 2 "
         "(tolerance: 2 * eps * sqrt(2), at most 1/8, of the largest magnitude in the tensor)"
     )
 
@@ -86,7 +86,7 @@ def test_a_rounding_error_is_within_the_tolerance_and_is_shown():
     assert str(verdict) == (
         "equal on 1 virtual ranks within 2 * eps * sqrt(4), at most 1/8, of the largest magnitude in the tensor, "
         "not bitwise: outputs on rank 0 at [0] is 1.0 before and 1.000100016593933 after; "
-        "the largest difference in it is 0.0001"
+        "the largest difference in this tensor is 0.0001"
     )
     assert not verdict_of(before[:1], after[:1], num_terms=4)
 
@@ -136,7 +136,7 @@ def test_whole_numbers_and_bools_have_no_tolerance():
         (
             torch.tensor(1),
             torch.tensor(2),
-            "outputs on rank 0 is 1 before and 2 after; the largest difference in it is 1",
+            "outputs on rank 0 is 1 before and 2 after; the largest difference in this tensor is 1",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_inputs_and_constants_as_the_step_leaves_them_are_compared_too():
 def test_runs_on_different_numbers_of_ranks_cannot_be_compared():
     with pytest.raises(VerificationError) as caught:
         compare([RankResult(1, [])], [], num_terms=1)
-    assert str(caught.value) == "comparison: 1 ranks before, 0 after\nrun both graphs on the same ranks"
+    assert str(caught.value) == "comparison: 1 ranks before, 0 ranks after\nrun both graphs on the same ranks"
 
 
 # Example inputs.

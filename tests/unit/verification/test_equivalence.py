@@ -691,7 +691,7 @@ def test_draws_are_told_apart_by_their_order_and_their_number():
     assert not proof(DRAWS, DRAWS.replace("sub(p, q)", "sub(q, p)")).proved
     unused = DRAWS.replace("sub(p, q)", "relu(p)")
     found = proof(unused, unused.replace("    q = rand_like(x)\n", ""))
-    assert found.difference == "draws from generators differ: 2 before, 1 after"
+    assert found.difference == "random draws differ: 2 before, 1 after"
 
 
 @pytest.mark.parametrize(
@@ -744,26 +744,27 @@ def test_what_leaves_in_flight_is_not_what_was_complete():
     flying = text.replace("    w = wait(a)\n", "").replace("[w]", "[a]")
     assert proof(flying, text).proved
     found = proof(text, flying)
-    assert found.difference == "tensor 0 of the outputs is in flight after, complete before"
+    assert found.difference == "tensor 0 of the outputs is complete before and still in flight after"
 
 
 def test_a_difference_names_the_nodes_of_both_graphs():
     before, after = BUCKETS["all-reduces"]
     found = proof(before, after.replace("cat([fx, y, fz])", "cat([fx, fz, y])"))
     assert str(found) == (
-        "not proved equal: outputs[1] was not shown to be equal: "
-        "from element 0, y (input 1) before is not z (input 2) after"
+        "not proved equal: outputs[1] may differ: "
+        "from element 0, the graph before uses y (input 1) where the graph after uses z (input 2)"
     )
     found = proof(before, after.replace("'sum'", "'max'"))
     assert found.difference == (
-        "outputs[0] was not shown to be equal: "
-        "from element 0, a (all_reduce sum dp) before is not r (all_reduce max dp) after"
+        "outputs[0] may differ: "
+        "from element 0, the graph before uses a (all_reduce sum dp) where the graph after uses r (all_reduce max dp)"
     )
 
 
 def test_graphs_with_other_inputs_or_outputs_are_not_equal():
     text = "\ndef graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n"
-    assert proof(text, text.replace("x: f32[4]", "x: f32[4], y: f32[4]")).difference == "1 inputs before, 2 after"
+    found = proof(text, text.replace("x: f32[4]", "x: f32[4], y: f32[4]"))
+    assert found.difference == "the graph has 1 inputs before and 2 after"
     assert proof(text, text.replace("[a]", "[a, x]")).difference == "outputs is a list of 1 before, a list of 2 after"
     assert not proof(text, text.replace("f32[4]", "f32[5]")).proved
     assert not proof(text, text.replace("f32[4]", "bf16[4]")).proved
@@ -863,7 +864,7 @@ def test_a_reordering_of_two_live_groups_is_proved():
 
 def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
     text = "\ndef graph(x: f32[4]):\n    a = all_gather(x, 4, 'dp')\n    w = wait(a)\n    return [w]\n"
-    expected = "a of the graph before cannot be followed: it has group_size 4, group 'dp' has 2 ranks"
+    expected = "a of the graph before cannot be followed: it has group_size 4, but group 'dp' has 2 ranks"
     assert proof(text, text).difference == expected
 
 

@@ -83,7 +83,10 @@ def test_nobody_waits_for_a_rank_that_has_said_nothing(board: Board):
     assert publish(board, 1, 4, state()) == []
     with pytest.raises(VerificationError) as error:
         check_published(board, 4)
-    assert str(error.value) == "agreement: ranks 0, 2, 3 have said nothing yet\nask again when all have compiled"
+    assert (
+        str(error.value)
+        == "agreement: ranks 0, 2, 3 have published nothing yet\ncheck again when all ranks have compiled"
+    )
 
 
 def test_another_plan_for_the_same_graph_is_named_with_its_first_decision_and_launch(board: Board):
@@ -173,7 +176,7 @@ def test_whoever_comes_after_a_run_finds_what_its_last_restart_said(tmp_path: Pa
     assert board.last_run() == "none 10"
     assert check_published(board, 4, "none 10").num_ranks == 4
     publish(board, 1, 4, state())
-    with pytest.raises(VerificationError, match="holds what 2 runs said: '', 'none'\ngive each run a folder of its"):
+    with pytest.raises(VerificationError, match="holds pages of 2 runs: '', 'none'\ngive each run a folder of its"):
         board.last_run()
 
 
@@ -187,7 +190,7 @@ def test_a_statement_comes_back_from_its_text_and_what_is_none_is_refused(tmp_pa
     said = state()
     assert Statement.from_json(said.to_json()) == replace(said, facts=json.loads(json.dumps(said.facts)))
     for text in ("", "[]", "{}", json.dumps({"order": "{}"})):
-        with pytest.raises(VerificationError, match="it is no"):
+        with pytest.raises(VerificationError, match="this is not"):
             Statement.from_json(text)
 
 

@@ -83,7 +83,8 @@ def test_more_ranks_than_the_world_has_are_refused(ranks: RealRanks):
     module = module_of(REDUCE)
     with pytest.raises(VerificationError) as caught:
         ranks.run(module, [[torch.ones(2)]] * 5, read_groups(module))
-    assert str(caught.value) == ("real ranks: inputs for 5 ranks, the world has 4\nuse fewer ranks or a larger world")
+    what = "real ranks: inputs were given for 5 ranks, but the world has 4"
+    assert str(caught.value) == f"{what}\nuse fewer ranks or a larger world"
 
 
 @pytest.mark.parametrize(
@@ -159,9 +160,9 @@ def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood():
         assert time.monotonic() - started < 60
     assert str(caught.value) == (
         "real ranks: no answer in 3 s\n"
-        "    rank 0 stood at w: w: f32[2] = wait(a)\n"
-        "    rank 1 stood at v: v: f32[2] = wait(r)\n"
-        "run the same graphs on the virtual cluster: it says what each rank waits for"
+        "    rank 0 was at w: w: f32[2] = wait(a)\n"
+        "    rank 1 was at v: v: f32[2] = wait(r)\n"
+        "run the same graphs on the virtual cluster, which shows what each rank waits for"
     )
 
 

@@ -1,12 +1,12 @@
-"""Reading the collectives of a Chrome trace of torch.profiler, and of several ranks' traces of one run.
+"""Read the collectives of Chrome traces of torch.profiler, one for each rank of a run.
 
-A rank that arrives early waits within its kernel, so that the kernel's time is more than the collective's. The last
-rank to arrive waits for nobody: of one collective, the shortest time over the ranks is the true one. Ranks are matched
-by group and sequence number (where a trace has none, as those of torch 2.11: by group, kind, size and order). A rank
-whose part ends early, such as the root of a broadcast, makes that time too short.
+A rank that arrives early waits inside its kernel, so the kernel takes longer than the collective. The last rank to
+arrive waits for no other: the shortest time over the ranks is the true time of a collective. Ranks are matched by group
+and sequence number; traces without sequence numbers (torch 2.11) by group, kind, size and order. A rank whose part ends
+early, such as the root of a broadcast, makes the estimate too short.
 
-Contract: nothing is executed. Kernels that are no collectives are for `compute_trace`; collectives that have no price
-(point-to-point, one rank, no bytes) are counted; a kernel of a collective that lacks what it needs is a fault.
+Contract: nothing is executed. Kernels that are not collectives go to `compute_trace`. Collectives without a price
+(point-to-point, one rank, no bytes) are counted. A collective kernel that lacks required fields is a fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("long", "double", "float64", "int64", "uint64", "complexfloat"), 8),
     "complexdouble": 16,
 }
-"""By the name of a dtype, as profilers write it, in small letters."""
+"""Bytes of an item, by the dtype name that profilers write, in lower case."""
 POINT_TO_POINT = re.compile(r"send|recv|p2p", re.IGNORECASE)
 SHOWN = 60
 
@@ -56,7 +56,7 @@ class TracedCollective:
 
     kind: Kind
     group: str
-    """The run-time name, which the members of a group share."""
+    """The run-time name, which all members of a group share."""
     ranks: tuple[int, ...]
     num_ranks: int
     num_bytes: int
@@ -73,12 +73,12 @@ class ChromeTrace:
     rank: int | None
     kernels: tuple[TracedCollective, ...]
     skipped: tuple[tuple[str, int], ...] = ()
-    """What was counted instead, and how often."""
+    """Kinds of skipped kernels, and their counts."""
     compute: ComputeTrace = NO_COMPUTE
 
 
 def read_chrome_trace(path: str | Path) -> ChromeTrace:
-    """The collectives of one rank's trace, JSON or gzip. A file that did not change is read once."""
+    """The collectives of one rank's trace, JSON or gzip. An unchanged file is read once."""
     path = Path(path)
     try:
         state = path.stat()
@@ -96,11 +96,11 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> ChromeTrace:
             for line, event in stream:
                 reader.add(line, event)
     except JsonError as fault:
-        reader.faults.append((fault.line, f"it is no trace: {fault}"))
+        reader.faults.append((fault.line, f"it is not a trace: {fault}"))
     except (OSError, EOFError, zlib.error) as error:
         raise MeasurementError([f"{path}: it cannot be read: {_cause(error)}"]) from None
     else:
-        reader.finish(stream.beside.get("distributedInfo"))
+        reader.finish(stream.other_values.get("distributedInfo"))
         if not reader.kernels and not reader.faults:
             reader.faults.append((1, reader.why_empty()))
     if reader.faults:
@@ -114,7 +114,7 @@ def _cause(error: Exception) -> str:
 
 
 class _TraceReader:
-    """The kernels of one trace, gathered event by event."""
+    """Collects the kernels of one trace, event by event."""
 
     def __init__(self) -> None:
         self.kernels: list[TracedCollective] = []
@@ -152,7 +152,7 @@ class _TraceReader:
             return
         event_fields = _Fields(event)
         us = event_fields.number("dur", least=0, most=MAX_US)
-        # Traces count from an epoch of their own, so a start may be anything.
+        # Each trace has its own epoch, so a start may be any number.
         start_us = event_fields.number("ts", least=float("-inf"), most=float("inf"), default=0.0)
         incoming = args.whole("In msg nelems", least=0, most=MAX_MESSAGE_BYTES)
         outgoing = args.whole("Out msg nelems", least=0, most=MAX_MESSAGE_BYTES)
@@ -163,8 +163,8 @@ class _TraceReader:
         if faults := event_fields.faults + args.faults:
             self.faults += ((line, f"{_show(name)}: {fault}") for fault in faults)
             return
-        is_parted = kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
-        num_bytes = (max(incoming, outgoing) if is_parted else incoming) * item_bytes
+        is_sharded = kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+        num_bytes = (max(incoming, outgoing) if is_sharded else incoming) * item_bytes
         if num_ranks == 1 or num_bytes == 0 or us < MIN_US:
             what = "of one rank" if num_ranks == 1 else "of no bytes" if num_bytes == 0 else "that took no time"
             self.skipped[f"collectives {what}"] += 1
@@ -173,13 +173,13 @@ class _TraceReader:
         self.kernels.append(TracedCollective(kind, group, ranks, num_ranks, num_bytes, seq, start_us, us))
 
     def finish(self, info: Any) -> None:
-        """Take the rank, and the ranks of groups that kernels name only, from what the trace says of the run."""
+        """Take the rank, and the ranks of groups that kernels only name, from the trace's metadata."""
         if not isinstance(info, dict):
             return
-        told = cast(dict[str, Any], info)
-        rank = told.get("rank")
+        metadata = cast(dict[str, Any], info)
+        rank = metadata.get("rank")
         self.rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-        groups = _groups(told.get("pg_config"))
+        groups = _groups(metadata.get("pg_config"))
         for i, kernel in enumerate(self.kernels):
             ranks = groups.get(kernel.group, ())
             if not kernel.ranks and len(ranks) == kernel.num_ranks:
@@ -192,7 +192,7 @@ class _TraceReader:
 
 
 class _Fields:
-    """The values of an event, checked; every fault is kept."""
+    """Checks the values of an event, and collects every fault."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -222,7 +222,7 @@ class _Fields:
         return known
 
     def ranks(self, num_ranks: int) -> tuple[int, ...]:
-        """The ranks of the group; empty where they are left out, or only the first of many are written."""
+        """The ranks of the group; empty if they are missing or truncated."""
         value = self.values.get("Process Group Ranks", "")
         if isinstance(value, str):
             text = value.strip().removeprefix("[").removesuffix("]")
@@ -241,7 +241,7 @@ class _Fields:
 
 
 def _ranks(value: Any) -> tuple[int, ...] | None:
-    """Ranks in ascending order; None for what is no list of different ranks."""
+    """Ranks in ascending order; None if the value is not a list of distinct ranks."""
     if not isinstance(value, list):
         return None
     items = cast(list[Any], value)
@@ -251,7 +251,7 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
 
 
 def _groups(config: Any) -> dict[str, tuple[int, ...]]:
-    """Ranks by the name of a group, of both forms that profilers have written."""
+    """Ranks by group name, in either of the two formats that profilers write."""
     if isinstance(config, list):
         rows = [(row.get("pg_name"), row) for row in cast(list[Any], config) if isinstance(row, dict)]
     elif isinstance(config, dict):
@@ -262,7 +262,7 @@ def _groups(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def merge_traces(traces: Sequence[ChromeTrace]) -> Measurements:
-    """The samples of one run: each collective once, by the rank that arrived last."""
+    """The samples of one run: each collective once, timed by the rank that arrived last."""
     seen: dict[tuple[Any, ...], dict[int | str, TracedCollective]] = {}
     members: dict[tuple[Any, ...], set[int | str]] = {}
     for who, kernels in _by_rank(traces).items():
@@ -309,7 +309,7 @@ def _notes(
         skipped.update(dict(trace.skipped))
     notes = [f"left out: {count} {what}" for what, count in sorted(skipped.items())]
     if num_partial:
-        notes.append(f"left out: {num_partial} collectives that not every trace of their group has")
+        notes.append(f"left out: {num_partial} collectives that some traces of their group do not have")
     alone = sum(1 for ranks in members.values() if len(ranks) == 1)
     if alone:
         what = f"{alone} of {len(members)} groups were seen by one rank only"

@@ -1,6 +1,6 @@
-"""A fit as a file that `Cluster.load` reads.
+"""Write a fit as a file that `Cluster.load` reads.
 
-Contract: what is written is read back before it is returned, so a text that comes out describes a cluster.
+Contract: the text is read back before it is returned, so it always describes a valid cluster.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from weft.cost.cluster import Level, Link
 from weft.cost.device import Device
 from weft.graph.ops import Kind
 
-NO_DEVICE = "# [device] is left out: nothing that was measured tells of compute. Without it compute takes no time."
+NO_DEVICE = "# Without [device], compute takes no time: the measurements contain no compute."
 MAX_POINTS = 200
-"""Of one table; where more sizes were measured, evenly chosen ones are written."""
+"""Maximum points of one table; if more sizes were measured, evenly spaced ones are written."""
 
 
 def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
-    """The TOML of a fitted cluster; `sources` are the names of the files it comes from."""
+    """The TOML of a fitted cluster; `sources` are the names of the measured files."""
     cluster = fit.cluster
     lines = [
         f"# Fitted by `weft calibrate` to {', '.join(map(json.dumps, sources)) or 'samples'}.",
-        "# Tables are medians of what was measured; links are fitted to them, for what the tables do not hold.",
+        "# Tables are medians of measured times. Links are fitted to them and price everything else.",
         *([] if cluster.device.name else [NO_DEVICE]),
         "",
         f"name = {json.dumps(cluster.name)}",
@@ -47,7 +47,7 @@ def _device(device: Device) -> Iterator[str]:
     yield from ("[device]", f'name = "{device.name}"')
     if device.peak_tflops:
         peaks = ", ".join(f"{key} = {peak:.6g}" for key, peak in device.peak_tflops)
-        yield f"peak_tflops = {{ {peaks} }}  # what large products reached, hence:"
+        yield f"peak_tflops = {{ {peaks} }}  # reached by large products, hence:"
     yield f"matmul_efficiency = {device.matmul_efficiency:.6g}"
     if device.launch_gap_us:
         yield f"launch_gap_us = {device.launch_gap_us:.4g}"
@@ -56,7 +56,7 @@ def _device(device: Device) -> Iterator[str]:
     if device.collective_slowdown:
         yield f"collective_slowdown = {device.collective_slowdown:.4g}"
     if device.memory_gbps is not None:
-        yield f"memory_gbps = {device.memory_gbps:.6g}  # what large copies and additions reached"
+        yield f"memory_gbps = {device.memory_gbps:.6g}  # reached by large copies and additions"
 
 
 def _level(level: Level, spans: str) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _link(link: Link) -> list[str]:
 
 
 def _table(line: FittedLine, levels: set[str]) -> Iterator[str]:
-    parts = line.group.size if line.kind is Kind.ALL_GATHER else 1  # a file counts what one rank passes
+    parts = line.group.size if line.kind is Kind.ALL_GATHER else 1  # a file counts the bytes that one rank passes in
     by_input = {-(-size // parts): us for size, us in line.table.points}
     points = sorted(by_input.items())
     if len(points) > MAX_POINTS:

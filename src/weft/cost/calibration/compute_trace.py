@@ -1,11 +1,11 @@
-"""Compute in a Chrome trace of torch.profiler: time by kernel, and what products and copies say of the device.
+"""Compute in a Chrome trace of torch.profiler: time by kernel, and the device's peaks that products and copies show.
 
-A kernel says how long it ran; the operator that launched it (of the same `External id`) says on what, where the profile
-was taken with `record_shapes=True`. Large matrix products give the flops in a second of their dtype, large copies and
-additions the bandwidth of memory: the median over shapes of the best of each shape. Small ones tell of launches and of
-caches, and are left out.
+A kernel event has the duration. The operator that launched it (same `External id`) has the shapes, if the profile was
+taken with `record_shapes=True`. Large matrix products give the flops per second of their dtype; large copies and
+additions give the memory bandwidth: the median over shapes of the best run of each shape. Small ones measure launches
+and caches instead, and are skipped.
 
-Contract: nothing is executed, and no fault is told: what is malformed says nothing of compute.
+Contract: nothing is executed, and no fault is raised: malformed events are ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, cast
 from weft.cost.device import Device
 
 MIN_FLOPS = 1e9
-"""Of a product that tells the peak."""
+"""Smallest product that is used to measure the peak, in flops."""
 MIN_BYTES = 1 << 26
-"""That a copy moves which tells the bandwidth of memory: more than caches hold."""
+"""Smallest copy that is used to measure memory bandwidth: larger than caches."""
 MAX_DIM = 1 << 40
 DTYPES = {
     "c10::bfloat16": ("bf16", 2),
@@ -32,11 +32,11 @@ DTYPES = {
     "c10::float8_e4m3fn": ("fp8", 1),
     "c10::float8_e5m2": ("fp8", 1),
 }
-"""Key of the peak and bytes of an item by the name that profilers write, in small letters."""
+"""Key of the peak and bytes of an item, by the dtype name that profilers write, in lower case."""
 FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Where the first of the two factors stands among the arguments of a product."""
+"""Index of the first factor among the arguments of a product."""
 MOVED_TENSORS = {"aten::copy_": 2, "aten::add": 3, "aten::mul": 3}
-"""How many tensors of the size of its first argument an operator reads and writes."""
+"""Number of tensors of the first argument's size that an operator reads and writes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """What one shape asks of the device, and the shortest time that it took."""
+    """The work of one shape, and the shortest time that it took."""
 
     key: str
     """A dtype such as bf16 for flops; `memory` for bytes."""
@@ -64,14 +64,14 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ComputeTrace:
-    """What traces say of compute."""
+    """Compute, as measured by traces."""
 
     kernels: tuple[KernelTime, ...] = ()
-    """The longest in all first."""
+    """Largest total time first."""
     work: tuple[KernelWork, ...] = ()
 
     def device(self) -> Device | None:
-        """The device that was measured; None where no large operator with its shapes was."""
+        """The measured device; None if no large operator with shapes was traced."""
         rates: dict[str, list[float]] = {}
         for each in self.work:
             rates.setdefault(each.key, []).append(each.per_second)
@@ -87,7 +87,7 @@ NO_COMPUTE = ComputeTrace()
 
 
 def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
-    """Several ranks as one."""
+    """Merge several ranks."""
     traces = list(found)
     kernels: Counter[str] = Counter()
     total: dict[str, float] = {}
@@ -106,17 +106,17 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
 
 
 class ComputeReader:
-    """The compute of one trace, gathered event by event; operators and kernels may come in any order."""
+    """Collects the compute of one trace, event by event; operators and kernels may come in any order."""
 
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
         self.total: dict[str, float] = {}
         self.us: dict[int, float] = {}
-        """Of the kernels of each operator, by its `External id`."""
-        self.asked: dict[int, tuple[str, int]] = {}
+        """Kernel time of each operator, by its `External id`."""
+        self.work: dict[int, tuple[str, int]] = {}
 
     def add_kernel(self, event: Mapping[str, Any]) -> None:
-        """A kernel that is no collective."""
+        """Add a kernel that is not a collective."""
         name, us = event.get("name"), event.get("dur")
         if not isinstance(name, str) or isinstance(us, bool) or not isinstance(us, int | float) or not 0 < us < 1e12:
             return
@@ -127,16 +127,16 @@ class ComputeReader:
             self.us[launched_by] = self.us.get(launched_by, 0.0) + us
 
     def add_operator(self, event: Mapping[str, Any]) -> None:
-        """An operator on the host."""
+        """Add an operator on the host."""
         number, args = _external_id(event), event.get("args")
-        asked = _asked(str(event.get("name")), cast(Mapping[str, Any], args)) if isinstance(args, dict) else None
-        if number is not None and asked is not None:
-            self.asked[number] = asked
+        work = _work_of(str(event.get("name")), cast(Mapping[str, Any], args)) if isinstance(args, dict) else None
+        if number is not None and work is not None:
+            self.work[number] = work
 
     def finish(self) -> ComputeTrace:
-        """What was found."""
+        """The compute found so far."""
         times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
-        work = (KernelWork(*asked, self.us[number]) for number, asked in self.asked.items() if number in self.us)
+        work = (KernelWork(*work, self.us[number]) for number, work in self.work.items() if number in self.us)
         return merge_compute([ComputeTrace(times), *(ComputeTrace((), (each,)) for each in work)])
 
 
@@ -146,8 +146,8 @@ def _external_id(event: Mapping[str, Any]) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def _asked(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Flops by dtype, or bytes of memory; None for what tells neither."""
+def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Flops by dtype, or bytes of memory; None for operators that show neither."""
     if name not in FIRST_FACTOR and name not in MOVED_TENSORS:
         return None
     shapes, types = args.get("Input Dims"), args.get("Input type")
@@ -161,7 +161,8 @@ def _asked(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:
         return None
     if name in MOVED_TENSORS:
         num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
-        is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])  # reads less than its size
+        # An expanded tensor reads less than its size.
+        is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
         is_plain = left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
         return ("memory", num_bytes) if is_plain and num_bytes >= MIN_BYTES else None
     flops = 2 * prod(left) * right[-1]
@@ -174,7 +175,7 @@ def _lists(value: Any) -> list[list[Any]]:
 
 
 def _sizes(shapes: Sequence[Any], i: int) -> list[int]:
-    """One shape; empty for what is none."""
+    """One shape; empty if it is malformed."""
     shape = shapes[i] if i < len(shapes) else None
     if not isinstance(shape, list):
         return []

@@ -1,11 +1,12 @@
 """Fit a cluster to measured collectives: latency + bytes / bandwidth, and the measured tables themselves.
 
-A line is fitted for each kind, number of ranks and level (inside a node, between nodes), to the medians of repeated
-sizes, by robust least squares on relative errors. A level's links are fitted to all of its lines at once, with a hop
-for each step around a ring where groups of several sizes were measured; they price what was not measured. What was
-measured is priced by the tables.
+There is one line for each kind, number of ranks and level (inside a node, between nodes). It is fitted to the medians
+of repeated sizes by robust least squares on relative errors. The links of a level are fitted to all of its lines at
+once, with a hop for each ring step if groups of several sizes were measured. Tables price what was measured; links
+price the rest.
 
-Contract: a fit is data; the same samples in any order give the same fit. The device is given: `compute_trace` tells it.
+Contract: a fit is data; the same samples in any order give the same fit. The device is an input: `compute_trace` finds
+it.
 """
 
 from __future__ import annotations
@@ -44,26 +45,26 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """Relative to the measured time."""
         return self.fitted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True)
 class FittedLine:
-    """Latency and bandwidth of one kind among so many ranks at a level."""
+    """Latency and bandwidth of one kind for one number of ranks at a level."""
 
     kind: Kind
     group: Group
     level: str
     table: Table
-    """Medians of repeats, by bytes of the full tensor."""
+    """Medians of repeated sizes, by bytes of the full tensor."""
     num_samples: int
     latency_us: float | None
-    """None where one size only was measured."""
+    """None if only one size was measured."""
     bandwidth_gbps: float | None
-    """Bytes that one rank sends; None where times do not grow with the bytes."""
+    """Bytes that one rank sends per second, in 1e9; None if times do not grow with the bytes."""
     wire_us: float
-    """Of one byte of the full tensor at 1e9 bytes per second."""
+    """Time of one byte of the full tensor at 1e9 bytes per second."""
 
     @property
     def min_bytes(self) -> int:
@@ -74,7 +75,7 @@ class FittedLine:
         return self.table.points[-1][0]
 
     def at(self, num_bytes: int) -> Estimate | None:
-        """What the line says of a size; extrapolated outside of the measured range. None where there is no line."""
+        """The fitted time of a size, marked as extrapolated outside the measured range; None without a line."""
         if self.latency_us is None:
             return None
         moving = num_bytes * self.wire_us / self.bandwidth_gbps if self.bandwidth_gbps is not None else 0.0
@@ -82,13 +83,13 @@ class FittedLine:
 
     @property
     def residuals(self) -> tuple[Residual, ...]:
-        told = ((size, us, self.at(size)) for size, us in self.table.points)
-        return tuple(Residual(size, us, estimate.us) for size, us, estimate in told if estimate is not None)
+        fitted = ((size, us, self.at(size)) for size, us in self.table.points)
+        return tuple(Residual(size, us, estimate.us) for size, us, estimate in fitted if estimate is not None)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was fitted: lines by kind, size and level, and a cluster without its name."""
+    """The fitted lines, and the cluster made of them."""
 
     lines: tuple[FittedLine, ...]
     cluster: Cluster
@@ -96,7 +97,7 @@ class Fit:
 
 
 def read_measurements(paths: Iterable[str | Path], kind: Kind | None = None) -> Measurements:
-    """The samples of traces (of the ranks of one run) and of tables of nccl-tests; all faults of all files at once."""
+    """The samples of traces (of the ranks of one run) and of nccl-tests tables; one error lists all faults."""
     traces: list[ChromeTrace] = []
     tables: list[Measurements] = []
     faults: list[str] = []
@@ -121,7 +122,7 @@ def read_measurements(paths: Iterable[str | Path], kind: Kind | None = None) -> 
 
 
 def _is_trace(path: Path) -> bool:
-    """By the first characters: those of an object, or of an array of them. What cannot be read is told by a reader."""
+    """Whether a file starts like a JSON object or an array of objects. The readers report unreadable files."""
     try:
         with open_measurements(path) as file:
             head = file.read(1 << 12).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -136,7 +137,7 @@ def fit(
     name: str = "calibrated",
     device: Device = UNDESCRIBED,
 ) -> Fit:
-    """Fit lines and links; without `ranks_per_node` all groups are taken to be inside of one node."""
+    """Fit lines and links; without `ranks_per_node`, all groups are taken to be inside one node."""
     if not samples:
         raise MeasurementError(["there are no samples"])
     num_ranks = max(max((sample.num_ranks, *(rank + 1 for rank in sample.ranks))) for sample in samples)
@@ -147,13 +148,13 @@ def fit(
     faults: list[str] = []
     notes = _notes(lines, ranks_per_node)
     for level in blank.levels:
-        own = [line for line in lines if line.level == level.name]
-        if not own and len(blank.levels) > 1:
+        here = [line for line in lines if line.level == level.name]
+        if not here and len(blank.levels) > 1:
             other = NETWORK if level.name == NODE else NODE
             notes.append(f"no {level.name} group was measured: such groups are priced as {other} ones")
             continue
         inner = replace(blank, levels=(*levels, *blank.levels[len(levels) :]))
-        fitted = _level(level, own, inner)
+        fitted = _level(level, here, inner)
         if fitted is None:
             faults.append(f"{level.name}: no kind has two sizes whose times grow with their bytes; measure larger ones")
         else:
@@ -167,7 +168,7 @@ def fit(
 
 
 def _blank(name: str, num_nodes: int, per_node: int) -> Cluster:
-    """A cluster whose links are units: a time on it is a count of what its links are asked for."""
+    """A cluster with unit links: a time on it counts how much of each link a collective uses."""
     levels = [Level(NODE, per_node, UNIT)]
     if num_nodes > 1:
         levels.append(Level(NETWORK, num_nodes * per_node, UNIT))
@@ -199,7 +200,7 @@ def _lines(samples: Iterable[Sample], blank: Cluster) -> Iterable[FittedLine]:
 
 
 def _level(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Level | None:
-    """A level with links fitted to its lines: those of all kinds, and of each where it can be told."""
+    """A level with links fitted to its lines: one for all kinds, and one for each kind with enough points."""
     links = ((kind, _link(level, [line for line in lines if line.kind is kind], inner)) for kind in Kind)
     overrides = tuple((kind, link) for kind, link in links if link is not None)
     link = _link(level, lines, inner) or next((link for _, link in overrides), None)
@@ -207,7 +208,7 @@ def _level(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Level |
 
 
 def _link(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Link | None:
-    """The link that is nearest to all points of the lines, given the levels within it; None where they are too few."""
+    """The link that fits all points of the lines best, given the inner levels; None if there are too few points."""
     lines = [line for line in lines if len(line.table.points) > 1]
     if not lines:
         return None
@@ -230,10 +231,10 @@ def _link(level: Level, lines: Sequence[FittedLine], inner: Cluster) -> Link | N
 
 def _notes(lines: Sequence[FittedLine], ranks_per_node: int | None) -> list[str]:
     notes = [
-        f"{line.kind.value} of {line.group.size} ranks, {line.level}: one size only, so a table without a line"
+        f"{line.kind.value} of {line.group.size} ranks, {line.level}: only one size, so it has a table but no line"
         for line in lines
         if line.latency_us is None
     ]
     if ranks_per_node is None:
-        notes.append("all groups are taken to be inside of one node; --ranks-per-node says otherwise")
+        notes.append("all groups are taken to be inside one node; give --ranks-per-node if they are not")
     return notes

@@ -1,6 +1,6 @@
-"""The events of a Chrome trace, one after the other: a file of any size takes the memory of its largest event.
+"""Stream the events of a Chrome trace: a file of any size takes the memory of its largest event.
 
-Contract: the text is an object with an array `traceEvents`, or that array alone. Nothing in it is executed. What is no
+Contract: the text is an object with an array `traceEvents`, or that array alone. Nothing in it is executed. Malformed
 JSON raises a JsonError with the line.
 """
 
@@ -14,12 +14,12 @@ from typing import IO, Any, NoReturn
 
 CHUNK = 1 << 20
 MAX_VALUE = 1 << 26
-"""Characters of one event, or of one value beside the events."""
+"""Maximum characters of one event, or of one other value."""
 SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class JsonError(ValueError):
-    """What is wrong with a text, and in which line."""
+    """A fault of a text, and its line."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
@@ -27,13 +27,13 @@ class JsonError(ValueError):
 
 
 class EventStream:
-    """Iterate to get (line, event); `beside` fills with the other values of the object on the way."""
+    """Iterate to get (line, event). Meanwhile `other_values` collects the object's other values."""
 
     def __init__(self, file: IO[bytes], keep: tuple[str, ...] = ()) -> None:
         self.file = file
         self.keep = keep
-        self.beside: dict[str, Any] = {}
-        """Those values of the object that were asked for."""
+        self.other_values: dict[str, Any] = {}
+        """Values of the object with the keys in `keep`."""
         self.num_arrays = 0
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         self._scan = json.JSONDecoder().raw_decode
@@ -49,7 +49,7 @@ class EventStream:
         else:
             self._fail("expected { or [")
         if self._peek():
-            self._fail("there is more behind the end")
+            self._fail("there is more text after the end")
         if not self.num_arrays:
             self._fail("there is no array traceEvents")
 
@@ -62,14 +62,14 @@ class EventStream:
             if not isinstance(key, str):
                 self._fail("expected a key in double quotes")
             if self._peek() != ":":
-                self._fail("expected a colon behind a key")
+                self._fail("expected a colon after a key")
             self._at += 1
             if key == "traceEvents" and self._peek() == "[":
                 yield from self._array()
                 continue
             value = self._value()
             if key in self.keep:
-                self.beside[key] = value
+                self.other_values[key] = value
 
     def _array(self) -> Iterator[tuple[int, Any]]:
         self.num_arrays += 1
@@ -90,7 +90,7 @@ class EventStream:
             if found != ",":
                 self._fail(f"expected a comma or {closing}")
             self._at += 1
-            # Profilers that are stopped early leave a comma behind the last event.
+            # Profilers that are stopped early leave a comma after the last event.
             if self._peek() == closing:
                 self._at += 1
                 return False
@@ -108,15 +108,15 @@ class EventStream:
             except ValueError as fault:
                 if self._more():
                     continue
-                # "what: line 1 column 2 (char 1)": the line is that of a part, ours is that of the file.
+                # The error's own line counts from the start of this chunk; report the line of the file.
                 self._at = min(max(getattr(fault, "pos", self._at), self._at), len(self._text))
                 self._fail(getattr(fault, "msg", str(fault)))
-            if end < len(self._text) or not self._more():  # a number may go on behind what was read so far
+            if end < len(self._text) or not self._more():  # a number may continue in the next chunk
                 self._at = end
                 return value
 
     def _peek(self) -> str:
-        """The next character that is no space, to which it moves; empty at the end."""
+        """Skip white space and return the next character; empty at the end."""
         while True:
             found = SPACE.match(self._text, self._at)
             self._at = found.end() if found else self._at
@@ -126,7 +126,7 @@ class EventStream:
                 return ""
 
     def _more(self) -> bool:
-        """Read on, as much again as is left over, so that a large value is not scanned over and over."""
+        """Read at least as much as is left over, so that scanning a large value stays linear."""
         if self._is_end or len(self._text) - self._at > MAX_VALUE:
             return False
         self._line_here()

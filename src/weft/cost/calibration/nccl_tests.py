@@ -1,4 +1,4 @@
-"""Reading the tables that nccl-tests and rccl-tests print, one or several in a file.
+"""Read the tables that nccl-tests and rccl-tests print, one or several in a file.
 
     # Collective test starting: all_gather_perf
     # nThread 1 nGpus 2 minBytes 1048576 maxBytes 2097152 step: 2(factor) ...
@@ -8,11 +8,11 @@
     #     size      count   type  redop  root   time  algbw  busbw #wrong  time  algbw  busbw #wrong
          1048576    131072  float   none    -1  41.20  25.45  12.73      0 40.93  25.62  12.81      0
 
-`size` is that of the full tensor. Times are those out of place, as functional collectives run; those in place stand in
-where there are none. The kind is that of the last line above a table that names a test, else what the caller says,
-else what the file is called.
+`size` is the size of the full tensor. Out-of-place times are used, because functional collectives run out of place; if
+there are none, in-place times. The kind comes from the last line above a table that names a test, else from the caller,
+else from the file name.
 
-Contract: nothing is executed. Every fault is told at once, with its line. Other lines, such as logs, are passed over.
+Contract: nothing is executed. One error lists all faults with their lines. Other lines, such as logs, are skipped.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from weft.cost.calibration.samples import (
     open_measurements,
 )
 from weft.graph.ops import Kind
+from weft.quantities import size_text
 
 MAX_LINE = 1 << 16
 MAX_BYTES = 1 << 26
 PREFIX = re.compile(r"^\s*(?:\([^()]{0,200}\)\s*)?(?:\[\d+,\d+\]<std(?:out|err)>:)?\s*")
-"""What mpirun and launchers put before a line."""
+"""Prefix that mpirun and launchers add to a line."""
 HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 TEST = re.compile(r"\b([a-z_]{4,40})_perf\b")
 DEVICE = re.compile(r"#\s+Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s")
 THREADS = re.compile(r"#\s+nThreads?\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\s")
 ROW = re.compile(r"\d+\s")
 NUM_FIRST = 3
-"""Columns that every row starts with: size, count, type."""
+"""Number of leading columns of every row: size, count, type."""
 
 
 def read_nccl_tests(path: str | Path, kind: Kind | None = None) -> Measurements:
-    """The samples of all tables of a file; `kind` is for those that do not name their test."""
+    """The samples of all tables of a file; `kind` applies to tables that do not name their test."""
     path = Path(path)
     reader = _LogReader(path.name, kind)
     try:
@@ -62,9 +63,9 @@ def read_nccl_tests(path: str | Path, kind: Kind | None = None) -> Measurements:
         raise MeasurementError([f"{path}: it cannot be read: {what}"]) from None
     if not reader.num_tables and not reader.faults:
         do = "give the output of nccl-tests with its header, or a Chrome trace of torch.profiler"
-        reader.faults.append((1, f"it holds no table and no trace; {do}"))
+        reader.faults.append((1, f"it contains neither a table nor a trace; {do}"))
     elif not reader.samples and not reader.faults:
-        reader.faults.append((1, "its tables hold no collective that was measured"))
+        reader.faults.append((1, "its tables contain no measured collective"))
     if reader.faults:
         raise MeasurementError(f"{path}:{line}: {what}" for line, what in reader.faults)
     notes = tuple(f"left out: {count} {what}" for what, count in sorted(reader.skipped.items()))
@@ -78,13 +79,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             number += 1
             num_bytes += len(line)
             if num_bytes > MAX_BYTES:  # a small gzip file may unpack to any size
-                raise ValueError(f"it has more than {MAX_BYTES} bytes, which no table has")
+                raise ValueError(f"it is larger than {size_text(MAX_BYTES)}, too large for a table")
             yield number, PREFIX.sub("", line.decode(errors="replace").rstrip("\r\n"), count=1)
 
 
 @dataclass
 class _LogReader:
-    """The samples of one file, gathered line by line."""
+    """Collects the samples of one file, line by line."""
 
     name: str
     kind: Kind | None
@@ -93,18 +94,18 @@ class _LogReader:
     faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     num_tables: int = 0
     test: str = ""
-    """Of the table that is next, or being read."""
+    """Test of the next table, or of the one being read."""
     is_used: bool = False
-    """Whether a table was of that test already."""
+    """Whether a table of that test has been read."""
     num_threads: int = 0
     devices: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """Group and host by rank."""
     per_host: set[int] = field(default_factory=set[int])
-    """Ranks of a host, of tests on several of them."""
+    """Numbers of ranks on a host, in tests on several hosts."""
     columns: list[str] | None = None
-    """Of the table that is being read."""
+    """Columns of the table being read."""
     table: tuple[Kind, tuple[int, ...], int] | None = None
-    """Its kind, ranks and their number; None where its rows are passed over."""
+    """Its kind, ranks and number of ranks; None if its rows are skipped."""
 
     def add(self, number: int, line: str) -> None:
         if HEADER.match(line):
@@ -123,7 +124,7 @@ class _LogReader:
             self.columns = None
 
     def _end(self) -> None:
-        """What follows belongs to another test."""
+        """The next lines belong to another test."""
         self.columns = None
         self.devices.clear()
         self.num_threads = 0
@@ -148,12 +149,12 @@ class _LogReader:
         num_ranks = len(ranks) or self.num_threads
         if not 1 <= num_ranks <= MAX_RANKS:
             do = "keep the lines '#  Rank  0 ... on HOST device 0' above the table"
-            self.faults.append((number, f"the number of ranks is not told; {do}"))
+            self.faults.append((number, f"the number of ranks is missing; {do}"))
         elif kind is not None:
             self.table = kind, ranks, num_ranks
 
     def _ranks(self) -> tuple[int, ...]:
-        """The ranks of the first group; hosts are counted on the way."""
+        """The ranks of the first group; counts the ranks of each host, too."""
         hosts = Counter(host for _, host in self.devices.values())
         if len(hosts) > 1:
             self.per_host |= set(hosts.values())
@@ -185,7 +186,7 @@ class _LogReader:
             self.samples.append(Sample(kind, num_ranks, size, us, ranks))
 
     def ranks_per_node(self) -> int | None:
-        """Where a test ran on several hosts, and all of them had equally many."""
+        """Ranks per host, if tests ran on several hosts with equal numbers."""
         return next(iter(self.per_host)) if len(self.per_host) == 1 else None
 
 

@@ -1,6 +1,6 @@
-"""Least squares on relative errors, with coefficients of 0 or more, that a few outliers do not pull.
+"""Least squares on relative errors with non-negative coefficients, robust against a few outliers.
 
-Contract: deterministic; a handful of columns; times above 0.
+Contract: deterministic; a handful of columns; all times positive.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 HUBER = 1.345
-"""Residuals beyond so many standard deviations count linearly: 95 % efficient for normal errors (Huber, 1981)."""
+"""Residuals above this many standard deviations count linearly: 95 % efficient for normal errors (Huber, 1981)."""
 MAD = 1.4826
-"""The standard deviation of normal errors over their median absolute value."""
+"""Ratio of the standard deviation of normal errors to their median absolute value."""
 MAX_ROUNDS = 30
 
 
 def fit_times(columns: Array, us: Array) -> Array:
-    """The coefficients c >= 0 for which `columns @ c` is nearest to the times, relative to each of them."""
+    """The coefficients c >= 0 for which `columns @ c` fits the times best, by relative error."""
     relative = columns / us[:, None]
     scale = np.maximum(np.abs(relative).max(axis=0), 1e-300)
     relative = relative / scale
@@ -39,7 +39,10 @@ def fit_times(columns: Array, us: Array) -> Array:
 
 
 def _solve(relative: Array, weights: Array) -> Array:
-    """Weighted least squares over every choice of columns: the best one without a negative coefficient."""
+    """Weighted least squares for every subset of columns; the best one without a negative coefficient.
+
+    Trying all subsets is exact, and cheap for a handful of columns.
+    """
     root = np.sqrt(weights)
     best, least = np.zeros(relative.shape[1]), np.inf
     for count in range(1, relative.shape[1] + 1):

@@ -1,6 +1,6 @@
-"""Samples: how long collectives took somewhere, as the readers of traces and tables give them to `calibrate.py`.
+"""Samples: measured times of collectives, as the readers of traces and tables give them to `fit`.
 
-Contract: readers execute nothing, and tell every fault of a file at once, with its line, as a MeasurementError.
+Contract: readers execute nothing. One MeasurementError lists all faults of a file with their lines.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from weft.errors import ReadError, compose
 from weft.graph.ops import Kind
 
 MAX_FAULTS = 50
-"""That an error shows; the rest is counted."""
+"""Faults that an error shows; the rest is counted."""
 MAX_RANKS = 1_000_000
 MAX_US = 1e12
 MIN_US = 1e-3
-"""Profilers count nanoseconds: what took less took no time that was measured."""
+"""Profilers count in nanoseconds: shorter times were not measured."""
 MAX_MESSAGE_BYTES = 1 << 60
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One collective that was measured."""
+    """One measured collective."""
 
     kind: Kind
     num_ranks: int
     num_bytes: int
-    """Of the full tensor, gathered or not yet scattered."""
+    """Size of the full tensor, gathered or not yet scattered."""
     us: float
     ranks: tuple[int, ...] = ()
-    """Global ranks of the group; empty where they are not known."""
+    """Global ranks of the group; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What files hold: samples, and what their reader wants to be said of them."""
+    """The contents of files: samples, and notes of their reader."""
 
     samples: tuple[Sample, ...]
     notes: tuple[str, ...] = ()
     ranks_per_node: int | None = None
-    """Where the files say it."""
+    """None if the files do not say."""
     compute: ComputeTrace = NO_COMPUTE
-    """What traces say of compute."""
+    """Compute, as measured by traces."""
 
 
 class MeasurementError(ReadError):
-    """Files that hold no measurements, or malformed ones: every fault, each with its place."""
+    """Files without measurements, or with malformed ones; lists every fault with its place."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
@@ -61,14 +61,14 @@ class MeasurementError(ReadError):
 
 
 def open_measurements(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if it is a gzip file. May raise an OSError."""
+    """Open a file, decompressed if it is a gzip file. May raise an OSError."""
     with path.open("rb") as file:
         is_packed = file.read(2) == GZIP
     return cast(IO[bytes], gzip.open(path)) if is_packed else path.open("rb")
 
 
 def kind_named(name: str) -> Kind | None:
-    """The kind that a profiler or a test means by a name; None for those that have no price."""
+    """The kind that a profiler or a test means by a name; None for kinds without a price."""
     plain = name.lower().replace("_", "")
     words = {
         "allgather": Kind.ALL_GATHER,

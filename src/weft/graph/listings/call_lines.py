@@ -1,4 +1,4 @@
-"""Single lines of listings: how a plan writes down a call that is to be made, and how it is read again.
+"""Single lines of listings: the form in which a plan stores the calls that it creates.
 
     write("h_addmm", op_of("addmm"), (bias, x, w), {})          gives   h_addmm = addmm(bias, x, w)
 
@@ -35,7 +35,7 @@ class GroupOf:
 
 @dataclass(frozen=True)
 class Line:
-    """A call that is to be made."""
+    """A planned call."""
 
     name: str
     target: Any
@@ -83,24 +83,24 @@ class LineReader(LiteralReader):
         try:
             (statement,) = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise PlanError(compose("plan", f"{text!r} is no line of a listing")) from None
+            raise PlanError(compose("plan", f"{text!r} is not a line of a listing")) from None
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         call = statement.value if isinstance(statement, ast.Assign) else None
         if not isinstance(target, ast.Name) or not isinstance(call, ast.Call):
-            raise PlanError(compose("plan", f"{text!r} is no call", do="write name = operator(arguments)"))
+            raise PlanError(compose("plan", f"{text!r} is not a call", do="write name = operator(arguments)"))
         called = str(dotted(call.func))
         op = ops.op_of(called)
         if op is None:
             raise PlanError(compose("plan", f"no operator is called {called!r}", do=nearest(called, ops.op_names())))
         if isinstance(op, HigherOrderOperator) or profile(op).opaque or ops.kind_of(op) is ops.Kind.BARRIER:
-            raise PlanError(compose("plan", f"{called} cannot be made by a plan: what it does is not known"))
+            raise PlanError(compose("plan", f"{called} cannot be created by a plan: its effects are unknown"))
         words = {at.id: plain_name(at.id) for at in ast.walk(call) if isinstance(at, ast.Name)}
         names = {
             word: self.nodes[name] for word, name in words.items() if name in self.nodes and listed_name(name) == word
         }
         args = tuple(self.literal(a, names) for a in call.args)
         if not isinstance(op, OpOverload) and not _is_harmless(called, args):
-            raise PlanError(compose("plan", f"{text!r} is no arithmetic on numbers of the graph"))
+            raise PlanError(compose("plan", f"{text!r} is not arithmetic on numbers of the graph"))
         return Line(plain_name(target.id), op, args, self.keywords(call, (), names=names))
 
     def _literal_call(self, at: ast.Call, names: Mapping[str, Node] | None) -> Any:
@@ -110,6 +110,6 @@ class LineReader(LiteralReader):
 
 
 def _is_harmless(called: str, args: Sequence[Any]) -> bool:
-    """Whether a function of Python takes a node and otherwise small numbers: it is called to know its type."""
+    """Whether a Python function takes one node and small numbers only. It is then safe to call for its type."""
     numbers = all(isinstance(a, Node) or (isinstance(a, int | float) and abs(a) <= LARGEST_NUMBER) for a in args)
     return numbers and any(isinstance(a, Node) for a in args) and called != "operator.pow"

@@ -1,4 +1,4 @@
-"""Literals, sizes and types in listings: the leaves that `reader` puts together. Looked up and built, never run."""
+"""Literals, sizes and types in listings: the leaves that `reader` combines. They are looked up and built, never run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BITS = 64
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """A power that is no larger than a size can be."""
+    """A power, bounded so that a size cannot exhaust the memory."""
     if not isinstance(exponent, int) or not 0 <= exponent <= 8:
         raise OverflowError("an exponent is a number from 0 to 8")
     if isinstance(base, int) and base.bit_length() * exponent > MAX_BITS:
@@ -58,7 +58,7 @@ class LiteralReader:
     # Types.
 
     def value_of_type(self, at: ast.expr, names: Mapping[str, Node | Tensor] | None = None) -> Any:
-        """A fake value of a written type; `names` are those whose memory it may share."""
+        """A fake value of a written type; `names` holds the values whose memory it may share."""
         if isinstance(at, ast.List | ast.Tuple):
             items = [self.value_of_type(item) for item in at.elts]
             return items if isinstance(at, ast.List) else tuple(items)
@@ -68,7 +68,7 @@ class LiteralReader:
         extras: dict[str, Any] = {}
         if isinstance(at, ast.Call):
             if at.args:
-                self.fail(at, "what a type adds has a name", "write f32[2, 4](strides=(1, 2))")
+                self.fail(at, "a property of a type needs a name", "write f32[2, 4](strides=(1, 2))")
             extras = self.keywords(at, ("strides", "offset", "base", "constant", "device"), sizes=("strides", "offset"))
             at = at.func
         if isinstance(at, ast.Constant) and at.value is None:
@@ -114,7 +114,7 @@ class LiteralReader:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
 
     def _base(self, at: ast.AST, extras: dict[str, Any], names: Mapping[str, Node | Tensor]) -> Any:
-        """The fake value whose memory a type says it shares; None where it says nothing of that."""
+        """The fake value whose memory a type declares to share; None if it declares none."""
         if "base" not in extras and "constant" not in extras:
             return None
         word = "base" if "base" in extras else "constant"
@@ -125,7 +125,7 @@ class LiteralReader:
         found = known[extras[word]]
         value = ops.value_of(found) if isinstance(found, Node) else found
         if not isinstance(value, Tensor):
-            self.fail(at, f"{extras[word]!r} is no tensor, whose memory could be shared", name=word)
+            self.fail(at, f"{extras[word]!r} is not a tensor, so its memory cannot be shared", name=word)
         return value
 
     def keywords(
@@ -153,11 +153,11 @@ class LiteralReader:
             try:
                 return NUMBERS[type(at.op)](self.dims(at.left), self.dims(at.right))
             except (ZeroDivisionError, OverflowError, TypeError) as error:
-                self.fail(at, f"no size: {error}")
+                self.fail(at, f"not a size: {error}")
         if isinstance(at, ast.Call) and dotted(at.func) in FUNCTIONS and not at.keywords:
             return FUNCTIONS[str(dotted(at.func))](*map(self.dims, at.args))
         symbol = at.id if isinstance(at, ast.Name) else ast.unparse(at)
-        self.fail(at, f"{symbol!r} is no size", f"declare it: symbol({symbol!r}, hint=8)", symbol)
+        self.fail(at, f"{symbol!r} is not a size", f"declare it: symbol({symbol!r}, hint=8)", symbol)
 
     # Literals, which may name nodes.
 
@@ -184,7 +184,7 @@ class LiteralReader:
                 return found
         if isinstance(at, ast.Call):
             return self._literal_call(at, names)
-        self.fail(at, f"{ast.unparse(at)!r} is no argument", "use names, numbers, strings, lists and dtypes")
+        self.fail(at, f"{ast.unparse(at)!r} is not an argument", "use names, numbers, strings, lists and dtypes")
 
     def _name(self, at: ast.Name, names: Mapping[str, Node]) -> Any:
         if at.id in names:
@@ -212,7 +212,7 @@ class LiteralReader:
                 return torch.device(values[0])
             except (RuntimeError, TypeError):
                 pass
-        self.fail(at, f"{ast.unparse(at)!r} is no argument", name=str(kind))
+        self.fail(at, f"{ast.unparse(at)!r} is not an argument", name=str(kind))
 
 
 def dotted(at: ast.expr) -> str | None:

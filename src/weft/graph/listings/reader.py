@@ -45,7 +45,7 @@ EXAMPLES = {
 
 
 def parse(text: str, constants: Mapping[str, Tensor] | None = None) -> GraphModule:
-    """The graph module of a listing. `constants` gives the values of constants too large to stand in it."""
+    """The graph module of a listing. `constants` gives the values of constants too large for the listing."""
     try:
         with collector_paused():
             return _Reader(text, constants or {}).read()
@@ -63,9 +63,9 @@ class _Reader(LiteralReader):
         self.groups: dict[str, Group] = {}
         self.constants: dict[str, Tensor] = {}
         self.declared: dict[str, tuple[ast.Call, Tensor | None]] = {}
-        """Where constants were declared, by path, and their values if they stand there."""
+        """The declarations of constants by path, with their values if the listing has them."""
         self.may_share = False
-        """Whether inputs may share memory that no type of theirs tells of."""
+        """Whether inputs may share memory although their types do not say so."""
 
     def read(self) -> GraphModule:
         function: ast.FunctionDef | None = None
@@ -127,7 +127,7 @@ class _Reader(LiteralReader):
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
         ranks, known = keywords.get("ranks"), keywords.get("id")
         if known is not None and not isinstance(known, str):
-            self.fail(call, f"the id of group {name!r} is no text", "write group('g1', size=8, id='#1')", "id")
+            self.fail(call, f"the id of group {name!r} is not a string", "write group('g1', size=8, id='#1')", "id")
         if ranks is not None:
             try:
                 parts = tuple(tuple(int(rank) for rank in part) for part in ranks)
@@ -147,10 +147,10 @@ class _Reader(LiteralReader):
     def _symbol(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
         hint = keywords.get("hint")
         if hint is not None and not isinstance(hint, int):
-            self.fail(call, f"the hint of {name} is no whole number", name="hint")
+            self.fail(call, f"the hint of {name} is not a whole number", name="hint")
         if hint is not None and not 1 < hint < 1 << 62:
             do = "leave the hint out: torch takes 0 and 1 for constants" if hint in (0, 1) else ""
-            self.fail(call, f"the hint of {name} is no size", do, "hint")
+            self.fail(call, f"the hint of {name} is not a size", do, "hint")
         number = new_symbol(self.mode.shape_env, name, hint)  # type: ignore[arg-type]
         self.numbers[name] = number
         for symbol in symbols_of(number):
@@ -160,7 +160,7 @@ class _Reader(LiteralReader):
         try:
             self.types.device = torch.device(name)
         except RuntimeError:
-            self.fail(call, f"{name!r} is no device", "write device('cuda')", name)
+            self.fail(call, f"{name!r} is not a device", "write device('cuda')", name)
 
     def _inputs(self, call: ast.Call, said: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
         if said != MAY_SHARE:
@@ -172,8 +172,8 @@ class _Reader(LiteralReader):
         if not isinstance(fake, Tensor):
             self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
         if not all(part.isidentifier() or part.isdecimal() for part in path.split(".")):
-            # torch writes the path into the code of the module as it stands, and runs that code
-            self.fail(call, f"{path!r} is no path of names", "write tensor('block.weight', f32[2])")
+            # torch inserts the path verbatim into the code of the module, and runs that code
+            self.fail(call, f"{path!r} is not a path of names", "write tensor('block.weight', f32[2])")
         self.fakes[path] = fake
         wide = torch.float64 if fake.dtype.is_floating_point else fake.dtype
         value: Tensor | None = None
@@ -185,7 +185,7 @@ class _Reader(LiteralReader):
         self.declared[path] = (call, value)
 
     def _make_constants(self, shared: Set[str]) -> None:
-        """Make what was declared: one memory for those that share it; `shared` are those that inputs lie in."""
+        """Create the declared constants, one storage for those that share memory; inputs lie in those of `shared`."""
         together: dict[int, list[str]] = {}
         for path, fake in self.fakes.items():
             together.setdefault(storage_key(fake), []).append(path)
@@ -245,7 +245,7 @@ class _Reader(LiteralReader):
             self.fail(self.declared[path][0], what, name=path)
 
     def _take_together(self, paths: Sequence[str], starts: Mapping[str, int]) -> None:
-        """Take constants that are given, if they share memory as the listing says."""
+        """Use the given constants if they share memory as the listing declares."""
         given = {path: self.given[path] for path in paths}
         found = places(given) if len(paths) > 1 else {paths[0]: place_of(paths[0], given[paths[0]])}
         for path in paths:
@@ -332,7 +332,7 @@ class _Reader(LiteralReader):
         args = tuple(self.literal(a, names) for a in at.args)
         kwargs = self.keywords(at, (), names=names)
         if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
-            # Its type is taken as written: it is not run, not even on fake values.
+            # Its type is taken as written: the call is not run, not even on fake values.
             value = self.value_of_type(annotation) if annotation is not None else None
             return edit.call(target, args, kwargs, name=name, value=value if value is not None else ())
         return self._call(at, target, args, kwargs, name, edit)
@@ -367,7 +367,7 @@ class _Reader(LiteralReader):
 
 
 def _named_by_inputs(at: ast.FunctionDef) -> set[str]:
-    """The constants in whose memory inputs lie."""
+    """The constants that share memory with inputs."""
     words = [
         word for a in at.args.args if isinstance(a.annotation, ast.Call) for word in a.annotation.keywords if word.arg
     ]

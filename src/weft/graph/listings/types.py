@@ -1,4 +1,4 @@
-"""Types in listings: `f32[2, 4]`, `int[s0]`, `[f32[2], f32[2]]`, and strides and devices that are out of the ordinary.
+"""Types in listings: `f32[2, 4]`, `int[s0]`, `[f32[2], f32[2]]`, and strides and devices that differ from the default.
 
 Symbols of sizes are renamed s0, s1, ... (u0, u1, ... where unbacked) by first use, so that the text does not depend on
 the names that a trace happened to give them.
@@ -33,13 +33,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 MAX_SHARED_BYTES = 1 << 20
-"""Constants that share memory stand in a listing with their values if that memory has up to this many bytes."""
+"""Maximum size in bytes of shared memory whose constants a listing shows with their values."""
 MAY_SHARE = "may share memory"
-"""How a listing says that nothing is known of the memory of its inputs: `inputs('may share memory')`."""
+"""The declaration that the memory of the inputs is unknown: `inputs('may share memory')`."""
 
 
 def torch_literal(value: Any) -> str | None:
-    """How a dtype, a device, a layout or a memory format is written; None for what is none of these."""
+    """The text of a dtype, a device, a layout or a memory format; None for other values."""
     if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
         return DTYPE_NAMES[value]
     if isinstance(value, torch.device):
@@ -53,7 +53,7 @@ def torch_literal(value: Any) -> str | None:
 RESERVED = frozenset(
     {*DTYPES, *keyword.kwlist, "inf", "nan", "device", "layout", "memory_format", "attribute", "graph"}
 )
-"""Names that mean something else in a listing: a node of that name is written with a tail."""
+"""Reserved names: a node of such a name is written with a suffix."""
 
 
 @functools.lru_cache(maxsize=65536)
@@ -78,7 +78,7 @@ class TypeText:
         self._cache: dict[Any, str] = {}
 
     def of(self, value: Any) -> str:
-        """The type of a value; the empty string where it has none."""
+        """The type of a value; the empty string if it has none."""
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, list):
@@ -156,7 +156,7 @@ class TypeText:
 
 
 def _is_contiguous(value: Tensor) -> bool:
-    """Whether the strides are those of a contiguous tensor, without a guess at sizes that nobody knows."""
+    """Whether the tensor has contiguous strides, decided without a guard on unknown sizes."""
     if all(type(size) is int for size in (*value.shape, *value.stride())):
         return value.is_contiguous()
     step: Any = 1
@@ -172,7 +172,7 @@ def _expression(number: Any) -> Any:
 
 
 def with_extras(text: str, extras: dict[str, str]) -> str:
-    """`f32[4]` and `{'offset': '2'}` give `f32[4](offset=2)`; extras that are there already are kept."""
+    """`f32[4]` and `{'offset': '2'}` give `f32[4](offset=2)`; existing extras are kept."""
     if not extras:
         return text
     inside = ", ".join(f"{key}={value}" for key, value in extras.items())

@@ -20,7 +20,7 @@ from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, lis
 from weft.graph.ops import attribute
 
 INLINE_NUMEL = 64
-"""Constants of up to this many elements stand in the listing with their values."""
+"""Maximum number of elements of a constant that a listing shows with its values."""
 VALUES = re.compile(
     r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\))?), .*\)$", re.MULTILINE
 )
@@ -36,7 +36,7 @@ def render(module: GraphModule, groups: GroupTable | None = None) -> str:
 
 
 def digest(text: str) -> str:
-    """What identifies a listing in plans and reports. Values of constants do not count: ranks hold different ones."""
+    """The digest of a listing in plans and reports. It leaves out values of constants, which differ between ranks."""
     return hashlib.sha256(VALUES.sub(r"\1)", text).encode()).hexdigest()[:32]
 
 
@@ -65,7 +65,7 @@ def source_of(node: Node) -> str:
 
 
 class _Writer:
-    """Writes one module; holds what its lines share: groups, symbols, the names of nodes."""
+    """Writes one module; holds the groups, symbols and node names that its lines share."""
 
     def __init__(self, module: GraphModule, groups: GroupTable) -> None:
         self.module, self.groups = module, groups
@@ -93,7 +93,7 @@ class _Writer:
             hint = symbol_hint(self.module, symbol)
             if hint is not None:
                 lines.append(f"symbol({name!r}, hint={hint})")
-            elif symbol in self.types.of_inputs:  # the others are made again by the operators that make them
+            elif symbol in self.types.of_inputs:  # operators recreate the others
                 lines.append(f"symbol({name!r})")
         if may_share_inputs(self.module):
             lines.append(f"inputs({MAY_SHARE!r})")
@@ -107,7 +107,7 @@ class _Writer:
         return [*lines, ""] if lines else []
 
     def _is_told(self, path: str, place: Place | None) -> bool:
-        """Whether a constant is small enough to stand in the listing with its values."""
+        """Whether a constant is small enough for the listing to show its values."""
         value = self.constants[path][0]
         if isinstance(value, FakeTensor) or value.device.type == "meta" or value.numel() > INLINE_NUMEL:
             return False
@@ -118,7 +118,7 @@ class _Writer:
             return self.types.of_input(value, {}, "")
         offset, rest = divmod(place.start, value.element_size())
         if rest:
-            what = f"constant {path!r} begins {place.start} bytes behind {place.base!r}, between two of its elements"
+            what = f"constant {path!r} begins {place.start} bytes after {place.base!r}, between two of its elements"
             raise GraphError(compose("listing", what, do="make it a copy, or a graph input"))
         return self.types.placed(value, offset, place.base if place.base != path else None)
 

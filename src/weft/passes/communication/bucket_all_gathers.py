@@ -1,6 +1,6 @@
-"""Merge all-gathers of one group into few large ones.
+"""Merge all-gathers of one group into a few large ones.
 
-Why: every launch pays a fixed latency; one large gather pays it once and uses more of the bandwidth.
+Why: every launch pays a fixed latency. One large gather pays it once and uses more of the bandwidth.
 
 Before::
 
@@ -23,12 +23,13 @@ After::
     ag0_out: f32[4, 4] = reshape(ag0_part, [4, 4])
     ag1_out: f32[6, 4] = reshape(ag1_part, [6, 4])
 
-Members need not be neighbours. One that needs another goes to a later bucket. Two gathers of the same shard, as in
-forward and backward under FSDP, never share a bucket: that would hold the weight in between.
+Members of a bucket need not be adjacent. A gather that depends on a member goes into a later bucket. Two gathers of the
+same shard, as in forward and backward under FSDP, never share a bucket: the weight would stay in memory in between.
 
-Declines: a gather that is returned before it is waited for; sizes without a hint; several dtypes in one launch unless
+Declines: a gather whose launch is returned before its wait; sizes without a hint; a launch of several dtypes, unless
 the strategy is `pack`.
-Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack. Memory: the buffer, and a copy of each result.
+Numerics: exact. Bytes on the wire: unchanged except for padding in a pack. Memory: the buffer, and a copy of each
+result.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class BucketAllGathers(BucketPass):
     kinds = frozenset({Kind.ALL_GATHER})
 
     only: Literal["all", "parameters"] = "all"
-    """`parameters`: only gathers of one graph input each, as FSDP's are; those of activations stay as they are."""
+    """`parameters`: merge only gathers of a single graph input, as FSDP makes them, and leave those of activations."""
     prefetch: int = 0
-    """Launch a bucket as many buckets earlier than its first use needs."""
+    """Number of buckets by which to launch each bucket earlier than its first use requires."""
 
     def policy(self, context: Context) -> Policy:
         role = Role.PARAMETERS if self.only == "parameters" else None

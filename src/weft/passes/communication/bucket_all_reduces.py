@@ -1,6 +1,6 @@
-"""Merge all-reduces of one group into few large ones.
+"""Merge all-reduces of one group into a few large ones.
 
-Why: every launch pays a fixed latency; one large all-reduce pays it once and uses more of the bandwidth.
+Why: every launch pays a fixed latency. One large all-reduce pays it once and uses more of the bandwidth.
 
 Before::
 
@@ -21,12 +21,12 @@ After::
     ar0_view: f32[2, 4] = view(ar0_part, [2, 4])
     ...
 
-Under hybrid sharding the all-reduces over the replicas follow a bucket of reduce-scatters: where they take all of its
-parts in order, its buffer is sent as it is.
+Under hybrid sharding, the all-reduces over the replicas follow a bucket of reduce-scatters. If they reduce all parts of
+that bucket in order, its buffer is reduced without another copy.
 
-Declines: as `bucket-all-gathers`; dtypes never mix, nor do reduce operators.
-Numerics: reassociates: from three ranks on a ring adds in an order that depends on the place in the buffer.
-Bytes on the wire: unchanged. Memory: the buffer; a copy of each result that the graph returns or writes to.
+Declines: the same as `bucket-all-gathers`. Dtypes and reduce operators never mix.
+Numerics: reassociates; with three or more ranks, a ring sums in an order that depends on the offset in the buffer.
+Bytes on the wire: unchanged. Memory: the buffer, and a copy of each result that the graph returns or writes.
 """
 
 from __future__ import annotations

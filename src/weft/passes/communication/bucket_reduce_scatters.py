@@ -1,6 +1,6 @@
-"""Merge reduce-scatters of one group into few large ones.
+"""Merge reduce-scatters of one group into a few large ones.
 
-Why: every launch pays a fixed latency; one large reduce-scatter pays it once and uses more of the bandwidth.
+Why: every launch pays a fixed latency. One large reduce-scatter pays it once and uses more of the bandwidth.
 
 Before::
 
@@ -20,12 +20,12 @@ After::
     columns = split_with_sizes(rs0_done, [8, 12])
     ...
 
-Members are laid side by side in rows, one row for each rank. A bucket is launched where its last member was, and waited
-for before the next but one is launched, or before its first use.
+The buffer has one row per rank, and each row holds that rank's part of every member. A bucket is launched at its last
+member. Its wait comes before its first use, and before the launch of the bucket after the next one.
 
-Declines: as `bucket-all-gathers`; dtypes never mix, nor do reduce operators.
-Numerics: reassociates: from three ranks on a ring adds in an order that depends on the place in the buffer.
-Bytes on the wire: unchanged. Memory: the buffer; a copy of each result that the graph returns or writes to.
+Declines: the same as `bucket-all-gathers`. Dtypes and reduce operators never mix.
+Numerics: reassociates; with three or more ranks, a ring sums in an order that depends on the offset in the buffer.
+Bytes on the wire: unchanged. Memory: the buffer, and a copy of each result that the graph returns or writes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class BucketReduceScatters(BucketPass):
     kinds = frozenset({Kind.REDUCE_SCATTER})
 
     only: Literal["all", "gradients"] = "all"
-    """`gradients`: only those behind which no product of matrices follows, as FSDP's; those of activations stay."""
+    """`gradients`: merge only reduce-scatters whose result feeds no matmul, as FSDP makes them."""
     defer: int = 1
-    """How many other buckets may be launched before a bucket is waited for."""
+    """Number of further buckets that may be launched before the wait for a bucket."""
 
     def policy(self, context: Context) -> Policy:
         role = Role.GRADIENTS if self.only == "gradients" else None

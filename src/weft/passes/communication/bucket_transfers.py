@@ -1,6 +1,6 @@
-"""Merge broadcasts of one root, and all-to-alls of equal splits, into few large ones.
+"""Merge broadcasts from one root, and all-to-alls with equal splits, into a few large ones.
 
-Why: every launch pays a fixed latency; buffers, norms and small expert batches travel in many small ones.
+Why: every launch pays a fixed latency, and buffers, norms and small expert batches are sent in many small launches.
 
 Before::
 
@@ -17,8 +17,8 @@ After::
     b0_done: f32[14] = wait(b0_bucket)
     ...
 
-Declines: as `bucket-all-gathers`; splits that differ or are no numbers.
-Numerics: exact. Bytes on the wire: unchanged, but for padding in a pack.
+Declines: the same as `bucket-all-gathers`, and splits that differ or are unknown.
+Numerics: exact. Bytes on the wire: unchanged except for padding in a pack.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft.passes.bucket_pass import BucketPass
 
 @dataclass(frozen=True)
 class BucketTransfers(BucketPass):
-    """Merge broadcasts that share a root, and all-to-alls of equal splits."""
+    """Merge broadcasts that share a root, and all-to-alls with equal splits."""
 
     numerics = Numerics.EXACT
     kinds = frozenset({Kind.BROADCAST, Kind.ALL_TO_ALL})

@@ -1,6 +1,6 @@
-"""Wait once for each launch, and launch equal collectives once.
+"""Remove repeated waits and repeated collectives.
 
-Why: tracing repeats waits, and the same tensor is often gathered twice for two uses that lie side by side.
+Why: tracing repeats waits, and the same tensor is often gathered twice for two uses close to each other.
 
 Before::
 
@@ -16,12 +16,13 @@ After::
     w0: f32[4, 4] = wait(ag0)
     r: f32[4, 4] = add(w0, w0)
 
-Equal collectives merge only if their results are alive at the same time as it is: then nothing is held longer.
-Merging a weight's gather in forward with its gather in backward would hold the weight in between and undo resharding.
+Equal collectives merge only if their live ranges overlap already; then nothing stays in memory longer than before.
+Merging the gathers of a weight in forward and backward would keep the weight in memory in between, and undo FSDP's
+resharding.
 
-Declines: results that do not overlap in time (with the bytes that would be held); results that are written to; two
-results that are both returned, which must not become one tensor; forms whose results cannot be paired.
-Numerics: exact. Bytes on the wire: less.
+Declines: results whose live ranges do not overlap; results that are written; two results that are both returned, which
+must stay two tensors; collectives whose results cannot be paired.
+Numerics: exact. Bytes on the wire: fewer.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ from torch.fx import Graph, Node
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.memory import ValueNumbers
 from weft.graph.profiles import is_alias
+from weft.graph.value_numbers import ValueNumbers
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Action, Erase, Move, Replace, Step
+from weft.quantities import size_text
 
 
 @dataclass(frozen=True)
 class DedupeCollectives(Pass):
-    """Merge repeated waits, and equal collectives whose results live at the same time."""
+    """Merge repeated waits, and equal collectives whose live ranges overlap."""
 
     numerics = Numerics.EXACT
 
@@ -54,31 +56,33 @@ class DedupeCollectives(Pass):
         dag = Dag(graph)
         actions: list[Action] = []
         decisions: list[Decision] = []
-        heirs = self._merge_collectives(dag, context, actions, decisions)
-        self._merge_waits(dag, heirs, actions, decisions)
+        replacements = self._merge_collectives(dag, context, actions, decisions)
+        self._merge_waits(dag, replacements, actions, decisions)
         return self.step(actions, decisions)
 
-    def _merge_waits(self, dag: Dag, heirs: dict[Node, Node], actions: list[Action], decisions: list[Decision]) -> None:
+    def _merge_waits(
+        self, dag: Dag, replacements: dict[Node, Node], actions: list[Action], decisions: list[Decision]
+    ) -> None:
         first: dict[Node, Node] = {}
         for i, profile in dag.effects.special:
             wait = dag.nodes[i]
-            if not profile.wait or wait in heirs or not isinstance(wait.args[0], Node):
+            if not profile.wait or wait in replacements or not isinstance(wait.args[0], Node):
                 continue
-            waited = heirs.get(wait.args[0], wait.args[0])
+            waited = replacements.get(wait.args[0], wait.args[0])
             source = first.get(waited, waited if _is_behind_a_wait(waited) else None)
             if source is None or dag.effects.completes(i):
                 first[waited] = wait
                 continue
-            heirs[wait] = source
+            replacements[wait] = source
             actions += [Replace(wait.name, source.name), Erase((wait.name,))]
-            sentence = f"{wait.name} waits for what {source.name} has waited for: it is removed"
+            sentence = f"removed {wait.name}: {source.name} has waited for the same launch"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait.name, source.name))
 
     def _merge_collectives(
         self, dag: Dag, context: Context, actions: list[Action], decisions: list[Decision]
     ) -> dict[Node, Node]:
-        """Merge equal collectives; returns each wait that goes with the wait that takes its place."""
-        heirs: dict[Node, Node] = {}
+        """Merge equal collectives; returns each removed wait with its replacement."""
+        replacements: dict[Node, Node] = {}
         kept: dict[Hashable, _Kept] = {}
         numbering = ValueNumbers(dag)
         for again in collectives(dag.nodes[0].graph) if dag.nodes else ():
@@ -89,7 +93,7 @@ class DedupeCollectives(Pass):
             withheld = context.withheld.get(context.groups.canonical(again.group))
             if first is not None and withheld is not None:
                 names = (again.launch.name, first.collective.launch.name)
-                sentence = f"{names[0]} is {names[1]} again and stays: {withheld}"
+                sentence = f"{names[0]} repeats {names[1]} and stays: {withheld}"
                 decisions.append(self.decision(Reason.OTHER_RANKS, sentence, *names))
                 continue
             if first is None or first.why_not(again, dag) is not None:
@@ -98,60 +102,60 @@ class DedupeCollectives(Pass):
                 kept[key] = _Kept(again, _last_use(dag, again), _is_returned(dag, again))
                 continue
             names = (again.launch.name, first.collective.launch.name)
-            decisions.append(self.decision(Reason.APPLIED, f"{names[0]} is {names[1]} again: it is removed", *names))
-            heirs |= first.absorb(again, dag, actions)
-        return heirs
+            decisions.append(self.decision(Reason.APPLIED, f"removed {names[0]}: it repeats {names[1]}", *names))
+            replacements |= first.absorb(again, dag, actions)
+        return replacements
 
     def _declined(self, first: _Kept, again: Collective, dag: Dag) -> Decision:
         reason, why, blocking = first.why_not(again, dag) or (Reason.UNSUPPORTED_FORM, "", None)
         names = (again.launch.name, first.collective.launch.name)
-        return self.decision(reason, f"{names[0]} is {names[1]} again and stays: {why}", *names, blocking=blocking)
+        return self.decision(reason, f"{names[0]} repeats {names[1]} and stays: {why}", *names, blocking=blocking)
 
 
 @dataclass
 class _Kept:
-    """A collective that later ones may be merged into, and how long its result is alive."""
+    """A collective that later ones may be merged into, and the end of its live range."""
 
     collective: Collective
     last_use: int
     is_returned: bool
 
     def why_not(self, again: Collective, dag: Dag) -> tuple[Reason, str, str | None] | None:
-        """What keeps an equal collective from being merged into this one."""
+        """Why an equal collective cannot be merged into this one; None if it can."""
         pairs = _pairs(dag, self.collective, again)
         if pairs is None:
             return Reason.UNSUPPORTED_FORM, "its results cannot be paired with waits one by one", None
         if self.last_use < dag.index[again.launch]:
             last = dag.nodes[self.last_use].name
             size = self.collective.output_bytes
-            held = f"{size} bytes" if size is not None else "its result"
-            return Reason.HOLDS_MEMORY, f"{held} would be held from {last} to {again.launch.name}", last
-        written = dag.effects.written
+            held = size_text(size) if size is not None else "its result"
+            return Reason.HOLDS_MEMORY, f"{held} would stay in memory from {last} to {again.launch.name}", last
+        written = dag.effects.memory.written
         for collective in (self.collective, again):
             if written.intersection(dag.effects.held(dag.index[collective.launch])):
-                return Reason.MUTATED, f"the result of {collective.launch.name} is written to", collective.launch.name
+                return Reason.MUTATED, f"the result of {collective.launch.name} is written", collective.launch.name
         if self.is_returned and _is_returned(dag, again):
-            return Reason.ESCAPES, "both results are returned and must not be one tensor", None
+            return Reason.ESCAPES, "both results are returned and must stay two tensors", None
         return None
 
     def absorb(self, again: Collective, dag: Dag, actions: list[Action]) -> dict[Node, Node]:
-        """Note the merge; returns each wait that goes with its heir."""
-        heirs: dict[Node, Node] = {}
+        """Plan the merge; returns each removed wait with its replacement."""
+        replacements: dict[Node, Node] = {}
         for mine, others in _pairs(dag, self.collective, again) or []:
             for other in others:
                 if dag.index[other] < dag.index[mine]:
                     actions.append(Move((mine.name,), other.name, "before"))
                 actions.append(Replace(other.name, mine.name))
-                heirs[other] = mine
-        gone = [*heirs, *(r for r in again.results if r is not again.launch), again.launch]
+                replacements[other] = mine
+        gone = [*replacements, *(r for r in again.results if r is not again.launch), again.launch]
         actions.append(Erase(tuple(node.name for node in gone)))
         self.last_use = max(self.last_use, _last_use(dag, again))
         self.is_returned |= _is_returned(dag, again)
-        return heirs
+        return replacements
 
 
 def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, list[Node]]] | None:
-    """For each result the first wait of one collective and all waits of the other; None where there is none."""
+    """For each result, the first wait of one collective and all waits of the other; None if they cannot be paired."""
     mine, others = _waits_by_item(dag, first), _waits_by_item(dag, again)
     if mine is None or others is None or mine.keys() != others.keys() or not all(mine.values()):
         return None
@@ -159,7 +163,7 @@ def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, l
 
 
 def _waits_by_item(dag: Dag, collective: Collective) -> dict[Any, list[Node]] | None:
-    """The waits on each result, in order; None if a result has other users or is taken twice."""
+    """The waits for each result, in order; None if a result has other users or is taken twice."""
     found: dict[Any, list[Node]] = {}
     if collective.form.coalesced and any(user.target is not getitem for user in collective.launch.users):
         return None
@@ -172,7 +176,7 @@ def _waits_by_item(dag: Dag, collective: Collective) -> dict[Any, list[Node]] | 
 
 
 def _last_use(dag: Dag, collective: Collective) -> int:
-    """The position of the last node that takes the result or a view of it."""
+    """The position of the last user of the result or of a view of it."""
     seen = {collective.launch}
     stack = [collective.launch]
     last = dag.index[collective.launch]
@@ -190,7 +194,7 @@ def _is_returned(dag: Dag, collective: Collective) -> bool:
 
 
 def _is_behind_a_wait(node: Node) -> bool:
-    """Whether the node is a wait, or a view of what one waited for."""
+    """Whether the node is a wait or a view of one."""
     while not ops.is_wait(node.target):
         if not is_alias(node) or not node.args or not isinstance(node.args[0], Node):
             return False

@@ -1,7 +1,7 @@
-"""Scatter a sum once instead of summing what was scattered.
+"""Reduce a sum once instead of summing two reductions.
 
-Why: a weight that is used twice has two gradients, each scattered by itself and added afterwards. The sum of what is
-sent is the sum of what is received, at half the bytes on the wire.
+Why: a weight that is used twice has two gradients, which are scattered separately and then added. Adding them before
+the reduce-scatter gives the same result with half the bytes on the wire.
 
 Before::
 
@@ -17,11 +17,12 @@ After::
     rs1_sum: f32[2, 4] = reduce_scatter(s_sent, 'sum', 2, 'dp')
     s_done: f32[2, 4] = wait(rs1_sum)
 
-Sums of sums fold in turn. The same holds for all-reduces. Only `sum` and `avg` add up.
+Sums of more than two reductions are folded too, and all-reduces like reduce-scatters. The reduce operator must be `sum`
+or `avg`.
 
-Declines: a result that something else takes too; another group, reduce operator or dtype; an addition with a factor; a
-buffer that is written to; a launch that does not return a new tensor.
-Numerics: reassociates. Bytes on the wire: less. Memory: one sum in place of two buffers.
+Declines: a result with other users; launches that differ in group, reduce operator or dtype; an addition with a factor;
+a buffer that is written; a launch that does not return a new tensor.
+Numerics: reassociates. Bytes on the wire: fewer. Memory: one sum in place of two buffers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ ADD = torch.ops.aten.add.Tensor
 
 @dataclass(frozen=True)
 class DedupeReduceScatters(Pass):
-    """Replace the sum of reductions by the reduction of the sum."""
+    """Replace a sum of reductions with a reduction of the sum."""
 
     numerics = Numerics.REASSOCIATES
     reorders_launches = True
@@ -69,25 +70,25 @@ class DedupeReduceScatters(Pass):
             refusal = Refusal(Reason.OTHER_RANKS, withheld) if withheld is not None else None
             refusal = refusal or _why_not(node, launches[0], launches[1], touches, trees)
             if refusal is not None:
-                sentence = f"{node.name} adds what {names[0]} and {names[1]} reduce: {refusal.sentence}"
+                sentence = f"{node.name} still adds the results of {names[0]} and {names[1]}: {refusal.sentence}"
                 decisions.append(self.decision(refusal.reason, sentence, *names, blocking=refusal.blocking))
                 continue
             first, second = (trees.pop(source, []) for source in _addends(node))
-            first += [*second, node]  # in place: long chains of additions grow by one
+            first += [*second, node]  # in place: copying would make long chains of additions quadratic
             trees[node] = first
-            sentence = f"what {names[0]} and {names[1]} reduce is added before, not by {node.name} behind"
+            sentence = f"moved the addition {node.name} before {names[0]} and {names[1]}, which become one reduction"
             decisions.append(self.decision(Reason.APPLIED, sentence, *names))
         return self.step((Fold(tuple(n.name for n in tree)) for tree in trees.values()), decisions)
 
     def apply(self, edit: Edit, step: Step) -> None:
         nodes = NamedNodes(edit.graph.nodes)
         position = {node: i for i, node in enumerate(edit.graph.nodes)}
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         for action in step.actions:
             if isinstance(action, Fold):
                 tree = [nodes[name] for name in action.additions]
-                heirs[tree[-1]] = _fold(edit, tree, position)
-        edit.replace_each(heirs)
+                replacements[tree[-1]] = _fold(edit, tree, position)
+        edit.replace_each(replacements)
 
 
 def _addends(node: Node) -> list[Node]:
@@ -97,7 +98,7 @@ def _addends(node: Node) -> list[Node]:
 
 
 def _first_launch(node: Node, trees: dict[Node, list[Node]]) -> Node | None:
-    """The launch of a reduction that a node waits for; of a sum of such, its first one."""
+    """The launch of the reduction that a node waits for, or the first one of a folded sum."""
     if node in trees:
         return _first_launch(_addends(trees[node][0])[0], {})
     launch = node.args[0] if ops.is_wait(node.target) else None
@@ -110,13 +111,13 @@ def _why_not(node: Node, first: Node, second: Node, touches: Touches, trees: dic
     keys = [_key(first), _key(second)]
     exact_sums = keys[0][1] == "sum" or (isinstance(values[0], Tensor) and values[0].dtype.is_floating_point)
     if keys[0] != keys[1] or keys[0][1] not in ADDITIVE or not exact_sums:
-        return Refusal(Reason.UNSUPPORTED_FORM, "they are not reduced alike by sums or averages")
+        return Refusal(Reason.UNSUPPORTED_FORM, "they differ in group or reduce operator, or do not sum or average")
     if node.kwargs or not metadata.same(values[0], values[1]) or not metadata.same(values[0], values[2]):
-        return Refusal(Reason.UNSUPPORTED_FORM, "it is more than an addition of equal shapes and dtypes")
+        return Refusal(Reason.UNSUPPORTED_FORM, "the addition scales, broadcasts or casts")
     for addend in _addends(node):
         other = next((user for user in addend.users if user is not node), None)
         if other is not None or addend is _addends(node)[0] is _addends(node)[1]:
-            return Refusal(Reason.UNSUPPORTED_FORM, "something else takes one of them too", other and other.name)
+            return Refusal(Reason.UNSUPPORTED_FORM, "one of them has other users", other and other.name)
         if addend in trees:
             continue
         launch: Any = addend.args[0]
@@ -124,7 +125,7 @@ def _why_not(node: Node, first: Node, second: Node, touches: Touches, trees: dic
         if len(launch.users) > 1 or collective.form.coalesced or not collective.is_functional:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{launch.name} does not return one new tensor to one wait")
         if touches.is_written(collective.inputs[0]):
-            return Refusal(Reason.MUTATED, f"what {launch.name} sends is written to", collective.inputs[0].name)
+            return Refusal(Reason.MUTATED, f"the tensor that {launch.name} sends is written", collective.inputs[0].name)
     return None
 
 
@@ -134,7 +135,7 @@ def _key(launch: Node) -> tuple[Any, ...]:
 
 
 def _leaves(node: Node, tree: set[Node]) -> Iterator[Node]:
-    """The launches that a tree of additions adds, in order."""
+    """The launches whose results a tree of additions sums, in order."""
     stack = [node]
     while stack:
         top = stack.pop()
@@ -145,7 +146,7 @@ def _leaves(node: Node, tree: set[Node]) -> Iterator[Node]:
 
 
 def _fold(edit: Edit, tree: list[Node], position: dict[Node, int]) -> Node:
-    """Create the addition, the launch and the wait; erase what they replace. Returns the wait."""
+    """Create the additions, the launch and the wait; erase the nodes that they replace. Returns the wait."""
     inner, root = set(tree), tree[-1]
     launches = list(_leaves(root, inner))
     last = max(launches, key=position.__getitem__)

@@ -1,6 +1,6 @@
-"""Stream all-gathers through the products that take what they gather.
+"""Stream all-gathers into the matmuls that use them.
 
-Why: a product that waits for all of a gather leaves the device idle; its rows can be multiplied as they arrive.
+Why: a matmul that waits for the whole gather leaves the device idle; it can multiply rows as they arrive.
 
 Before::
 
@@ -20,13 +20,14 @@ After::
     y_1: f32[4, 6] = mm(ag_1_done, b)
     ...
 
-The dim that is gathered, and where each element goes, are computed from all views between the wait and the product.
-Several products of one gather run chunk by chunk side by side; whoever else takes what was gathered gets it joined.
+The pass follows all views between the wait and the matmul to find the gathered dim and the position of each element.
+Several matmuls of one gather run chunk by chunk together. Other users of the gathered tensor get the joined chunks.
 
-Declines: a chain that takes the parts of ranks in another order or twice; a product whose other operand, bias or scale
-needs what is gathered; one that sums over the rows or has them as columns; sizes that do not split; what would not pay.
-Numerics: reassociates: a product of fewer rows may run another kernel. Bytes on the wire: unchanged. Memory: results of
-products, and what is gathered if somebody else takes it, are there twice while they are joined.
+Declines: views that reorder or repeat the parts of the ranks; a matmul whose other operand, bias or scale depends on
+the gathered tensor; one that sums over the gathered rows, or has them as columns; sizes that do not split evenly;
+streaming that would not save time.
+Numerics: reassociates; a matmul of fewer rows may run another kernel. Bytes on the wire: unchanged. Memory: while
+chunks are joined, two copies of the matmul results, and of the gathered tensor if it has other users.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from weft.streaming.gather_sites import read_gather
 
 @dataclass(frozen=True)
 class FuseAllGatherMatmuls(StreamPass):
-    """Multiply the rows of gathered tensors chunk by chunk, as they arrive."""
+    """Multiply the rows of gathered tensors chunk by chunk as they arrive."""
 
     numerics = Numerics.REASSOCIATES
     kinds = (Kind.ALL_GATHER,)

@@ -1,6 +1,6 @@
-"""Merge the all-reduces of gradients, as data parallelism makes one for each parameter, into few large ones.
+"""Merge the all-reduces of gradients, one per parameter under data parallelism, into a few large ones.
 
-Why: every launch pays a fixed latency. A small first bucket starts the communication early in backward.
+Why: every launch pays a fixed latency. A small first bucket starts communication early in the backward pass.
 
 Before::
 
@@ -19,13 +19,14 @@ After::
     ar0_bucket: f32[14] = all_reduce(d0_packed, 'sum', 'dp')
     ...
 
-A gradient is told by where it goes: no product of matrices follows. It does not matter whether it is divided, by what,
-cast for the journey, accumulated, clipped or taken by an optimizer in the graph. Equal divisions and casts happen once
-for a bucket; different ones stay in front of it.
+The pass recognises a gradient by its uses: its result feeds no matmul. The gradient may be divided, cast for
+communication, accumulated, clipped or used by an optimizer in the graph. Equal divisions and casts are applied once to
+the bucket; different ones stay before it.
 
-Declines: all-reduces of activations; otherwise as `bucket-all-reduces`. Groups, dtypes and reduce operators never mix.
-Numerics: reassociates: from three ranks on a ring adds in an order that depends on the place in the buffer.
-Bytes on the wire: unchanged. Memory: the buffer; a copy of each gradient that the graph returns or writes to.
+Declines: all-reduces of activations, and the same as `bucket-all-reduces`. Groups, dtypes and reduce operators never
+mix.
+Numerics: reassociates; with three or more ranks, a ring sums in an order that depends on the offset in the buffer.
+Bytes on the wire: unchanged. Memory: the buffer, and a copy of each gradient that the graph returns or writes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from weft.plan.context import Context
 
 @dataclass(frozen=True)
 class FuseDdpAllReduces(BucketPass):
-    """Merge all-reduces of gradients. A bucket closes once it holds its cap; the first one by default at 1 MiB."""
+    """Merge all-reduces of gradients. A bucket closes once it reaches its cap, by default 1 MiB for the first."""
 
     numerics = Numerics.REASSOCIATES
     kinds = frozenset({Kind.ALL_REDUCE})

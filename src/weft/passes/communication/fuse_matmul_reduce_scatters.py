@@ -1,6 +1,6 @@
-"""Stream the results of products into the reduce-scatters that take them.
+"""Stream the results of matmuls into the reduce-scatters that use them.
 
-Why: a reduce-scatter that waits for the whole product leaves the wires idle; rows can be sent as they are computed.
+Why: a reduce-scatter that waits for the whole matmul leaves the network idle; rows can be sent as they are computed.
 
 Before::
 
@@ -20,14 +20,14 @@ After::
     rs_1_done: f32[2, 6] = wait(rs_1)
     rs_joined: f32[4, 6] = cat([rs_0_done, rs_1_done])
 
-Each chunk holds the rows that a chunk of every rank's result needs. Casts, sums of several products and other calls
-that work element by element run chunk by chunk too. An all-reduce of a product is cut by rows; where a scatter and a
-gather of a chunk take less than its sum, each chunk is scattered and gathered.
+Each chunk holds the rows for one chunk of every rank's result. Casts, sums of several matmuls and other pointwise calls
+in between run chunk by chunk too. The all-reduce of a matmul is split by rows; a chunk becomes a reduce-scatter and an
+all-gather where these are faster than its all-reduce.
 
-Declines: a chain that scatters along no one dim; chunks that would be columns of the right operand; sizes that do not
-split; sums of gradients, which buckets are for; what would not pay.
-Numerics: reassociates: a product of fewer rows may run another kernel, and a ring adds in an order that depends on the
-place in the buffer. Bytes on the wire: unchanged. Memory: a copy of the left operands by chunks.
+Declines: views that leave no single scattered dim; chunks that would be columns of the right operand; sizes that do not
+split evenly; all-reduces of gradients, which bucketing serves better; streaming that would not save time.
+Numerics: reassociates; a matmul of fewer rows may run another kernel, and a ring sums in an order that depends on the
+offset in the buffer. Bytes on the wire: unchanged. Memory: a copy of the left operands, by chunks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from weft.streaming.scatter_sites import read_scatter
 
 @dataclass(frozen=True)
 class FuseMatmulReduceScatters(StreamPass):
-    """Scatter the rows of products chunk by chunk, as they are computed."""
+    """Scatter the rows of matmul results chunk by chunk as they are computed."""
 
     numerics = Numerics.REASSOCIATES
     kinds = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)

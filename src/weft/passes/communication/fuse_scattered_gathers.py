@@ -1,7 +1,7 @@
-"""Reduce at once what is scattered only to be gathered again.
+"""Fuse a reduce-scatter and the all-gather of its result into one all-reduce.
 
-Why: a reduce-scatter whose result goes straight into an all-gather of the same group is an all-reduce; one launch has
-one latency, and may be sent by a shorter algorithm.
+Why: a reduce-scatter followed by an all-gather of the same group is an all-reduce. One launch pays the latency once,
+and may use a faster algorithm.
 
 Before::
 
@@ -15,10 +15,10 @@ After::
     full_all_reduce: f32[4, 4] = all_reduce(g, 'sum', 'dp')
     full_wait: f32[4, 4] = wait(full_all_reduce)
 
-The way back, where a cluster says that two launches are faster, is decompose-all-reduces.
+decompose-all-reduces is the inverse, for clusters on which two launches are faster.
 
-Declines: two groups; a part that somebody else needs; a cluster on which the all-reduce takes longer.
-Numerics: reassociates; an all-reduce may add in another order. Bytes on the wire: unchanged.
+Declines: launches of different groups; a scattered part with other users; a cluster on which the all-reduce is slower.
+Numerics: reassociates; an all-reduce may sum in another order. Bytes on the wire: unchanged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.graph.collective import num_bytes
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.rewrite_pass import RewritePass
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import Draft
-from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, price
 from weft.rewriting.pattern import ANY, Match, Var, op
 from weft.rewriting.rules import Replacement, Rule
 
@@ -43,7 +44,7 @@ PATTERN = op("wait", op("all_gather", PART, ANY, ANY).named("gather"))
 
 @dataclass(frozen=True)
 class FuseScatteredGathers(RewritePass):
-    """Make one all-reduce of a reduce-scatter and the all-gather behind it."""
+    """Fuse a reduce-scatter and the all-gather of its result into one all-reduce."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -59,15 +60,15 @@ class FuseScatteredGathers(RewritePass):
 def _why_not(draft: Draft, match: Match, context: Context) -> Refusal | None:
     name, scatter, gather, part = match.root.name, match["scatter"], match["gather"], match["part"]
     if not is_same_group(draft, scatter, gather):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {scatter.name} and {gather.name} are of two groups")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {scatter.name} and {gather.name} use different groups")
     other = next((n for node in (scatter, part) for n in draft.users(node) if n not in (part, gather)), None)
     if other is not None:
-        return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} needs the part too", other.name)
+        return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} also uses the scattered part", other.name)
     full = num_bytes(draft.value(match["sent"]))
     if context.cluster is None or full is None:
         return None
     group = group_of(draft, gather, context)
-    apart = sum(price(context, kind, group, full) for kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER))
-    if price(context, Kind.ALL_REDUCE, group, full) > apart:
-        return Refusal(Reason.NO_GAIN, f"{name} stays: the cluster is faster with two launches")
+    two_launches = sum(price(context, kind, group, full) for kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER))
+    if price(context, Kind.ALL_REDUCE, group, full) > two_launches:
+        return Refusal(Reason.NO_GAIN, f"{name} stays: on this cluster two launches are faster")
     return None

@@ -1,6 +1,6 @@
 """Launch collectives as early as their inputs allow.
 
-Why: a collective that starts earlier runs beside more compute before anybody waits for it.
+Why: a collective that starts earlier overlaps with more compute before its wait.
 
 Before::
 
@@ -16,12 +16,12 @@ After::
     a: f32[4, 4] = mm(x, x)
     w: bf16[4, 4] = wait(ag)
 
-The cheap nodes that only prepare the launch (views, casts, scalings; never a matmul) go with it. Launches of one
-group keep their order. A launch goes no higher than the wait before which more than `max_in_flight_bytes` of its
-group would be under way, so gathered weights are not all held at once.
+Cheap nodes that only prepare the launch (views, casts, scalings; never a matmul) move with it. Launches of one group
+keep their order. A launch does not move above a wait if more than `max-in-flight-bytes` of its group would then be in
+flight, so that not all gathered weights are in memory at once.
 
-Declines: a launch that stands behind a dependency already; one whose size is unknown while there is a limit.
-Numerics: exact. Memory: results are held from an earlier launch on, up to the limit per group.
+Declines: a launch that already follows its last dependency; one of unknown size, if there is a limit.
+Numerics: exact. Memory: results are allocated earlier, up to the limit per group.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Action, Move, Step
+from weft.quantities import exact_size_text
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class HoistLaunches(Pass):
     numerics = Numerics.EXACT
 
     max_in_flight_bytes: int | None = 256 * 1024 * 1024
-    """Bytes of results of one group that may be under way because of hoisting. none: no limit."""
+    """Maximum bytes of results in flight per group. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         return self.plan_on(Dag(graph))
 
     def plan_on(self, dag: Dag) -> Step:
-        """The same for nodes that need not stand in a graph in this order."""
+        """The same for a Dag whose order may differ from that of the graph."""
         windows = _Windows(dag, self.max_in_flight_bytes)
         queue = {later: earlier for earlier, later in dag.queue}
         place = _Places(dag)
@@ -67,7 +68,7 @@ class HoistLaunches(Pass):
             node = dag.nodes[i]
             limit = windows.add(i)
             if limit is None:
-                sentence = f"{node.name} stays: the size of its result is unknown and the bytes in flight are limited"
+                sentence = f"{node.name} stays: its size is unknown, and the bytes in flight are limited"
                 decisions.append(self.decision(Reason.UNKNOWN_SIZE, sentence, node.name))
                 continue
             unit = _unit(dag, i)
@@ -85,19 +86,19 @@ class HoistLaunches(Pass):
 
     def _decide(self, dag: Dag, node: Node, anchor: int, limited: bool, moved: list[int]) -> Decision:
         blocking = dag.nodes[anchor].name if anchor >= 0 else None
-        behind = f"behind {blocking}" if blocking else "at the top"
+        where = f"to just after {blocking}" if blocking else "to the top"
         if moved:
-            return self.decision(Reason.APPLIED, f"{node.name} is launched {behind}", node.name, blocking=blocking)
+            return self.decision(Reason.APPLIED, f"moved {node.name} up {where}", node.name, blocking=blocking)
         if limited and anchor >= 0:
-            sentence = (
-                f"{node.name} stays: above {blocking} more than {self.max_in_flight_bytes} bytes would be in flight"
-            )
+            limit = exact_size_text(self.max_in_flight_bytes or 0)
+            sentence = f"{node.name} stays: above {blocking} more than {limit} would be in flight"
             return self.decision(Reason.IN_FLIGHT_LIMIT, sentence, node.name, blocking=blocking)
-        return self.decision(Reason.ALREADY_DONE, f"{node.name} is {behind} already", node.name, blocking=blocking)
+        where = f"just after {blocking}" if blocking else "at the top"
+        return self.decision(Reason.ALREADY_DONE, f"{node.name} is already {where}", node.name, blocking=blocking)
 
 
 class _Windows:
-    """Which wait each launch must stay behind for the bytes in flight of its group to stay under the limit."""
+    """The wait that each launch must stay after to keep its group's bytes in flight within the limit."""
 
     def __init__(self, dag: Dag, limit: int | None) -> None:
         self.dag, self.limit = dag, limit
@@ -110,7 +111,7 @@ class _Windows:
         self.landed: dict[str, int] = {}
 
     def add(self, i: int) -> int | None:
-        """The latest wait that launch i must stay behind, -1 for none, None where its size is unknown."""
+        """The last wait that launch i must stay after; -1 if there is none, None if the size of i is unknown."""
         if self.limit is None:
             return -1
         size = Collective(self.dag.nodes[i]).output_bytes
@@ -128,7 +129,7 @@ class _Windows:
 
 
 class _Places:
-    """Where nodes will stand: at their own position, or in the block of launches behind a node that is none of them."""
+    """Positions of nodes in the new order: their old one, or within the block of launches moved to after a node."""
 
     def __init__(self, dag: Dag) -> None:
         self.top = max((i for i, node in enumerate(dag.nodes) if node.op == "placeholder"), default=-1)
@@ -136,7 +137,7 @@ class _Places:
         self.ends: dict[int, int] = {}
 
     def of(self, i: int) -> tuple[int, int]:
-        """The node a node stands behind, and its number in that block: comparable between nodes."""
+        """The node whose block a node belongs to, and its index in that block; comparable between nodes."""
         return self.blocks.get(i, (max(i, self.top), 0))
 
     def end(self, anchor: int) -> int:
@@ -145,7 +146,7 @@ class _Places:
         return self.ends.get(root, root)
 
     def put(self, anchor: int, unit: list[int]) -> list[int]:
-        """Put a unit at the end of the anchor's block; returns its nodes that have to move for that."""
+        """Append a unit to the anchor's block; returns those of its nodes that have to move."""
         root, end = self.of(anchor)[0], self.end(anchor)
         late = [j for j in unit if j > root]
         for j in late:
@@ -157,7 +158,7 @@ class _Places:
 
 
 def _unit(dag: Dag, launch: int) -> list[int]:
-    """A launch and the cheap nodes that nothing else needs, in order."""
+    """A launch and the cheap nodes that only it needs, in order."""
     unit = {launch}
     stack = list(dag.preds[launch])
     while stack:

@@ -1,6 +1,6 @@
 """Remove collectives over groups of one rank.
 
-Why: a mesh axis of size one leaves its gathers and reductions in the graph; each is a launch and a copy for nothing.
+Why: a mesh axis of size one leaves its gathers and reductions in the graph. Each is a useless launch and copy.
 
 Before::
 
@@ -12,12 +12,12 @@ After::
 
     r: f32[4, 4] = relu(h)
 
-What one rank gathers, scatters, reduces, exchanges or broadcasts is what it sent. Where the result must be a tensor of
-its own, since it or what was sent is written or returned, it is a copy. A launch into memory becomes a copy into it;
-one in place leaves what it was given.
+With one rank the result of every collective is its input. It becomes a copy if it needs memory of its own, because the
+result or the input is written or returned. A launch into a given buffer becomes a copy into that buffer; an in-place
+launch is simply removed.
 
-Declines: nothing. Sends and receives need a peer, which a group of one rank has not.
-Numerics: exact. Bytes on the wire: none were sent.
+Declines: nothing. Sends and receives are not touched: they need a peer, which a group of one rank does not have.
+Numerics: exact. Bytes on the wire: none before or after.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class RemoveSingleRankCollectives(GraphwisePass):
         decisions: list[Decision] = []
         for collective in found:
             _remove(draft, collective)
-            sentence = f"{collective.launch.name} is removed: its group has one rank"
+            sentence = f"removed {collective.launch.name}: its group has one rank"
             decisions.append(self.decision(Reason.APPLIED, sentence, collective.launch.name))
         return self.step(draft.actions, decisions)
 
 
 def _remove(draft: Draft, collective: Collective) -> None:
-    """Let what was sent, or a copy of it, stand for each result; then for each wait for it."""
+    """Replace each result, and then each wait for it, with the tensor that was sent or a copy of it."""
     launch = collective.launch
     waits = sorted(collective.waits, key=draft.position)
     results: list[Node] = collective.results
@@ -80,8 +80,8 @@ def _replace(draft: Draft, collective: Collective, result: Node, source: AnyNode
     if written is not None:
         target = draft.bind(collective.launch)[written]
         target = target[result.args[1]] if collective.form.coalesced else target
-        heir = target if target is source else draft.call("copy_", target, source, before=result)
-        draft.replace({result: heir}, [result, collective.launch])
+        replacement = target if target is source else draft.call("copy_", target, source, before=result)
+        draft.replace({result: replacement}, [result, collective.launch])
         return
     mine = [result, *(wait for wait in waits if wait.args[0] is result)]
     if all(draft.why_not_replace(node, source) is None for node in mine):

@@ -1,7 +1,7 @@
-"""Choose the order of everything: launches, waits, compute, and which collectives are one, for the shortest step.
+"""Choose the order of all nodes, and the collectives to merge, for the shortest step.
 
 Why: launching early and waiting late is not enough. A weight gradient that nothing waits for can run while a collective
-is on the wire, a queue takes one collective at a time, and whatever is in flight holds memory.
+is in flight, a queue runs one collective at a time, and buffers in flight occupy memory.
 
 Before::
 
@@ -17,22 +17,22 @@ After::
     g = wait(ag)
     y = mm(g, w)
 
-The order comes from a search (`scheduling/search.py`) that is judged by the simulator on the cluster that is described:
-it is never longer than the order of the graph, and never uses more than the limit of memory; without a limit, than a
-twentieth more than the graph uses. A limit that no order keeps is refused with the least that was found.
-Collectives that wait beside each other in one queue are launched as one, by the operator that takes lists: no copies.
-Reductions may be held back for that until a bucket is full.
+A search (`scheduling/search.py`) finds the order; the simulator on the given cluster judges it. By that judgement the
+step is never longer than in the order of the graph. The peak memory never exceeds the limit or, without one, the
+graph's own peak by more than 5 %. If no order keeps the limit, the pass raises an error with the smallest peak found.
+Collectives that queue up at the same time are merged by the operator that takes lists, without copies. Reductions may
+be delayed until their bucket is full.
 
-It is also never longer than launches hoisted and waits sunk (`hoist-launches,sink-waits`). In graphs of up to 300 nodes
-the same holds for simple pipelines that merge launches before that: each pass in each of its strategies, DDP's buckets
-and FSDP2's layers; and up to 1000 nodes (500 with effort `fast`, 20 000 with `best`) where a plain order comes within
-5 % of the best. Only pipelines that need no more memory than the planner may use count. Their graphs are candidates,
-and the search goes on from the best of them: so gathers of several dtypes, which no list takes, are packed. In larger
-graphs the search has plain orders with buckets of its own (`scheduling/recipes.py`).
+The step is also never longer than that of `hoist-launches,sink-waits`. In graphs of up to 300 nodes the same holds for
+simple pipelines that merge launches first: each bucketing pass in each strategy, DDP's buckets and FSDP2's layers. In
+graphs of up to 1000 nodes (500 with effort `fast`, 20 000 with `best`) it holds if a plain order comes within 5 % of
+the best. Pipelines that exceed the planner's memory limit do not count. The search continues from the best of these
+graphs, so gathers of several dtypes, which no list operator takes, can be packed. In larger graphs the search uses
+plain orders with its own buckets (`scheduling/recipes.py`).
 
-Declines: what stays exposed, with what holds it back: a dependency, its queue, its link or memory.
-Numerics: reassociates: merged reductions may round otherwise on some backends. With `merge=gathers` or `merge=none` it
-is exact. Memory: the limit is a promise.
+Declines: collectives that stay exposed, each with the cause: a dependency, its queue, its link or memory.
+Numerics: reassociates; merged reductions may round differently on some backends. With `merge=gathers` or `merge=none`
+the pass is exact. Memory: within the limit.
 """
 
 from __future__ import annotations
@@ -63,17 +63,18 @@ from weft.simulation.program import OpKind, Program
 from weft.simulation.simulator import run
 
 OTHERS = frozenset({Kind.ALL_TO_ALL, Kind.BROADCAST})
-"""Kinds that are merged only by copies: no operator takes lists of them."""
+"""Kinds that are merged only by copying: no operator takes lists of them."""
 KINDS = {
     "all": COALESCED | OTHERS,
     "gathers": frozenset({Kind.ALL_GATHER}),
     "none": frozenset[Kind](),
 }
 FEW_NODES = 300
-"""Up to so many all simple pipelines are tried; above that, where a plain order comes near to what the search found."""
+"""Number of nodes up to which all simple pipelines are tried. In larger graphs they are tried only if a plain order
+comes close to the best one found."""
 MOST_NODES = {"fast": 500, "default": 1000, "best": 20_000}
-"""In larger graphs pipelines that merge launches are not tried: each takes at least half as long as a default search.
-Hoisting and sinking alone, which needs no edit of the graph, takes an eighth of that and is tried in all."""
+"""Number of nodes, by effort, above which pipelines that merge launches are not tried: each takes at least half as long
+as a default search. Hoisting and sinking alone edits no graph, takes an eighth of that, and is always tried."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class ScheduleOverlap(Pass):
     keeps_memory_limit = True
 
     merge: Literal["all", "gathers", "none"] = "all"
-    """Which collectives may be launched as one."""
+    """The collectives that may be merged."""
     max_bucket_bytes: int | None = None
-    """Of the full tensors that are launched as one, at most. None: whatever makes the step shortest."""
+    """Maximum bytes of the full tensors of one bucket. None: the size that gives the shortest step."""
 
     def __post_init__(self) -> None:
         if self.merge != "all":
@@ -106,7 +107,7 @@ class ScheduleOverlap(Pass):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant of the graph, and the best order of it that is known."""
+    """A variant of the graph, and the best order found for it."""
 
     variant: Variant
     program: Program
@@ -120,23 +121,23 @@ class Candidate:
         return [*actions, *([] if is_settled else [Settle()]), *merges]
 
     def decisions(self, name: str, exposed_ns: Mapping[str, int]) -> list[Decision]:
-        """About the merges of the variant, and about every launch that it has."""
+        """The decisions about the variant's merges, and about each of its launches."""
         members, names = self.variant.members(), self.program.names
         before = {op: sum(exposed_ns.get(m, 0) for m in members[names[op]]) for op in _launches(self.program)}
-        told = replace(self.outcome, given_exposed_ns=before)
+        outcome = replace(self.outcome, given_exposed_ns=before)
         merged = [replace(decision, pass_name=name) for decision in self.variant.decisions]
-        return [*merged, *explain_exposed(name, self.program, told)]
+        return [*merged, *explain_exposed(name, self.program, outcome)]
 
 
 class Planner:
-    """The search on the graph as it is, and again on those that simple pipelines leave where these are better."""
+    """Searches on the original graph, and again on the result of a simple pipeline if that is better."""
 
     def __init__(self, rewrite: ScheduleOverlap, graph: Graph, context: Context) -> None:
         self.rewrite, self.graph, self.context = rewrite, graph, context
         self.cluster = context.target_cluster
         self.kinds = KINDS[rewrite.merge]
         self.exposed_ns: dict[str, int] = {}
-        """How long each launch was exposed in the graph as it is."""
+        """Exposed time of each launch in the original graph."""
 
     def best(self) -> Candidate:
         dag = Dag(self.graph)
@@ -146,7 +147,7 @@ class Planner:
         return self._better(Candidate(Variant((), program.names, dag.nodes), program, outcome), dag)
 
     def _better(self, best: Candidate, dag: Dag) -> Candidate:
-        """The best of a candidate and of the variants of its graph."""
+        """The better of a candidate and the best variant of its graph."""
         if not best.program.queues:
             return best
         limit = best.outcome.limit_bytes
@@ -163,13 +164,13 @@ class Planner:
             return best
         rank, _, variant = min(quick)
         known = _rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
-        if rank[:2] >= known[:2]:  # as short with less memory is no reason to copy
+        if rank[:2] >= known[:2]:  # an equal step with less memory does not justify the copies
             return best
         program = program_of(variant.dag, self.context.groups, self.cluster)
         return Candidate(variant, program, self._search(variant.dag, program, limit))
 
     def _choices(self, best: Candidate) -> Iterable[Sequence[BucketPass]]:
-        """The passes whose graphs are tried: none, so that launches are hoisted and waits sunk, or all of them too."""
+        """The merging passes to try; the empty choice only hoists launches and sinks waits."""
         num_nodes, outcome = len(best.program.names), best.outcome
         is_near = num_nodes <= FEW_NODES or outcome.is_near_plain or outcome.peak_bytes > outcome.limit_bytes
         if is_near and num_nodes <= MOST_NODES[self.context.effort]:
@@ -187,7 +188,7 @@ class Planner:
 
 
 def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, int]:
-    """The least is the best: what fits by its step, what does not by its memory."""
+    """A sort key, smallest first: orders within the limit by their step, others by their memory."""
     is_over = peak_bytes > limit_bytes
     return (True, peak_bytes, step_ns) if is_over else (False, step_ns, peak_bytes)
 

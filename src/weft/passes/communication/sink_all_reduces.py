@@ -1,4 +1,4 @@
-"""Reduce over one group after scattering over another, so that only a part is reduced.
+"""Move an all-reduce after a reduce-scatter over another group, so that it reduces only one part.
 
 Why: hybrid sharding averages each gradient between replicas and scatters it among shards. DTensor writes the all-reduce
 first, so every rank sends the whole gradient over the slow links between nodes. The reduce-scatter first leaves each
@@ -20,8 +20,9 @@ After::
 
 Operators between the two that only move elements, or pad with zeros, are applied to the tensor before it is reduced.
 
-Declines: groups that are not axes of one mesh, since the parts would then get mixed up; reduce operators that do not
-commute; a sum that something else reads; ranks whose graphs differ; a cluster on which the part takes as long.
+Declines: groups that are not axes of one mesh, for which the parts of different ranks would be mixed up; reduce
+operators that do not commute; an all-reduce result with other users; ranks whose graphs differ; a cluster on which
+reducing the part takes as long.
 Numerics: reassociates. Bytes on the wire: the all-reduce sends one part instead of the whole.
 """
 
@@ -35,6 +36,7 @@ import torch
 from torch.fx import Graph
 
 from weft.graph import ops
+from weft.graph.collective import num_bytes
 from weft.graph.groups import are_axes_of_one_mesh
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
@@ -43,7 +45,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft, New
-from weft.rewriting.launches import all_reduced, group_of, is_same_group, num_bytes, price, scattered
+from weft.rewriting.launches import all_reduced, group_of, is_same_group, price, scattered
 from weft.rewriting.new_nodes import sources
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply
@@ -82,11 +84,11 @@ class _Site:
 
 @dataclass(frozen=True)
 class SinkAllReduces(GraphwisePass):
-    """All-reduce the part that a reduce-scatter leaves, instead of the whole before it."""
+    """All-reduce the part that a reduce-scatter leaves instead of the whole tensor before it."""
 
     numerics = Numerics.REASSOCIATES
     reorders_launches = True
-    why_not_nested = "it is not known whether and how often its collectives run"
+    why_not_nested = "whether and how often its collectives run is not known"
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         wanted = {ops.op_of("all_reduce"), ops.op_of("reduce_scatter")}
@@ -104,7 +106,7 @@ class SinkAllReduces(GraphwisePass):
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking))
                 continue
-            sentence = f"{node.name} is reduced over {_axis(draft, site, context)!r} after {names[-1]}, as a part"
+            sentence = f"moved the all-reduce over {_axis(draft, site, context)!r} after {names[-1]}, to one part"
             decisions.append(self.decision(Reason.APPLIED, sentence, *names))
         return self.step(draft.actions, decisions)
 
@@ -114,7 +116,7 @@ def _axis(draft: Draft, site: _Site, context: Context) -> str:
 
 
 def _site(draft: Draft, node: AnyNode) -> _Site | None:
-    """The site of which a node is the wait; None where something else than all-reduces reaches the scatter."""
+    """The site whose wait a node is; None if the scatter uses anything but results of all-reduces."""
     match = match_at(draft, PATTERN, node)
     if match is None:
         return None
@@ -141,7 +143,7 @@ def _site(draft: Draft, node: AnyNode) -> _Site | None:
 
 
 def _moves(draft: Draft, node: AnyNode) -> bool:
-    """Whether an operator gives each element of its result from one element of a tensor that it takes, or zero."""
+    """Whether each element of an operator's result is one element of an input, or zero."""
     if node.op != "call_function":
         return False
     return node.target in MOVES or (node.target is PAD and draft.bind(node)["value"] == 0)
@@ -153,7 +155,7 @@ def _why_not(draft: Draft, site: _Site, context: Context) -> Refusal | None:
     scatter, launch = match["scatter"], launches[0]
     replicas, shards = group_of(draft, launch, context), group_of(draft, scatter, context)
     if any(not is_same_group(draft, launch, other) for other in launches[1:]):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its sums are of several groups", launch.name)
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its all-reduces use several groups", launch.name)
     if not are_axes_of_one_mesh(replicas, shards):
         what = f"{name} stays: {replicas.name!r} and {shards.name!r} are not two axes of one mesh"
         return Refusal(Reason.UNSUPPORTED_FORM, what, launch.name)
@@ -165,7 +167,7 @@ def _why_not(draft: Draft, site: _Site, context: Context) -> Refusal | None:
     if len(set(used)) > 1 and not (set(used[1:]) == {used[1]} and set(used) <= set(LINEAR) and is_float):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: reductions by {', '.join(used)} do not commute")
     if not is_float and "avg" in used:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: averages of integers are rounded at each step")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: each average of integers is rounded")
     refusal = _why_not_alone(draft, site) or why_not_apply(draft, _everything(site))
     if refusal is not None:
         return refusal
@@ -174,28 +176,28 @@ def _why_not(draft: Draft, site: _Site, context: Context) -> Refusal | None:
     if context.cluster is None or part is None or not whole:
         return None
     if price(context, Kind.ALL_REDUCE, replicas, part) >= price(context, Kind.ALL_REDUCE, replicas, whole):
-        return Refusal(Reason.NO_GAIN, f"{name} stays: an all-reduce of the part takes as long")
+        return Refusal(Reason.NO_GAIN, f"{name} stays: reducing one part takes as long as reducing the whole")
     return None
 
 
 def _everything(site: _Site) -> Match:
-    """All that is computed anew."""
+    """All nodes that are computed anew, as a match."""
     nodes = [*site.match.nodes, *site.moves, *(node for found in site.sums.values() for node in found.nodes)]
     return Match(site.match.bound, nodes, site.match.roots)
 
 
 def _why_not_alone(draft: Draft, site: _Site) -> Refusal | None:
-    """Nothing but this site may read a sum, or an operator between the sum and the scatter."""
+    """Why the site has other users: nothing else may read an all-reduce, or an operator between it and the scatter."""
     inside = {*_everything(site).nodes}
     for node in inside - {site.match.root}:
         other = next((user for user in draft.users(node) if user not in inside), None)
         if other is not None:
-            return Refusal(Reason.NO_GAIN, f"{site.match.root.name} stays: {other.name} reads {node.name}", other.name)
+            return Refusal(Reason.NO_GAIN, f"{site.match.root.name} stays: {other.name} uses {node.name}", other.name)
     return None
 
 
 def _swap(draft: Draft, site: _Site) -> Refusal | None:
-    """Plan the scatter before the sum; returns why it cannot stand for what was there."""
+    """Plan the reduce-scatter before the all-reduce; returns why it cannot replace the original."""
     match, root = site.match, site.match.root
     made: dict[AnyNode, AnyNode] = {wait: _contiguous(draft, found["sent"], root) for wait, found in site.sums.items()}
     for node in site.moves:
@@ -209,14 +211,14 @@ def _swap(draft: Draft, site: _Site) -> Refusal | None:
 
 
 def _contiguous(draft: Draft, node: AnyNode, before: AnyNode) -> AnyNode | New:
-    """The tensor as a reduce-scatter takes it."""
+    """The tensor, or a contiguous copy: a reduce-scatter needs one."""
     if draft.value(node).is_contiguous():
         return node
     return draft.call("clone", node, memory_format=torch.contiguous_format, before=before)
 
 
 def _mapped(item: Any, made: Mapping[AnyNode, AnyNode]) -> Any:
-    """Arguments with planned calls in place of the nodes that they stand for."""
+    """Arguments with nodes replaced by planned calls."""
     if isinstance(item, AnyNode):
         return made.get(item, item)
     if isinstance(item, Mapping):

@@ -1,6 +1,6 @@
-"""Wait for collectives as late as their first use allows.
+"""Move waits down to the first use of their result.
 
-Why: whatever stands between a launch and its wait runs while the collective is on the wire.
+Why: nodes between a launch and its wait run while the collective is in flight.
 
 Before::
 
@@ -16,14 +16,14 @@ After::
     v: f32[16] = view(w, [16])
     r: f32[16] = relu(v)
 
-Views of the result, found by what they do and not by their names, go down with the wait. A wait never passes a write
-to a buffer that its launch still sends or has not received.
+Views of the result move down with the wait. A wait never passes a write to a buffer that its launch sends or receives.
 
-A gradient is often used only at the end of a graph; if its wait went there, all that was ever sent would be held until
-then. So a wait stays before the launch with which too many bytes of its group would be in flight.
+Many gradients are used only at the end of the graph. If all their waits moved there, every buffer would stay alive
+until then. So a wait does not pass the launch with which more than `max-in-flight-bytes` of its group would be in
+flight.
 
-Declines: a wait that stands before its first use already; one that the bytes in flight hold back.
-Numerics: exact. Memory: what a launch sends and receives is held until the later wait.
+Declines: a wait that is already just before its first use; one that the limit on bytes in flight holds back.
+Numerics: exact. Memory: send and receive buffers stay alive until the later wait.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class SinkWaits(Pass):
     numerics = Numerics.EXACT
 
     max_in_flight_bytes: int | None = 1 << 28
-    """A wait does not sink past a launch of its group with which more bytes would be in flight. None: no limit."""
+    """Maximum bytes in flight per group; a wait does not sink past a launch that would exceed it. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         return self.plan_on(Dag(graph))
 
     def plan_on(self, dag: Dag) -> Step:
-        """The same for nodes that need not stand in a graph in this order."""
+        """The same for a Dag whose order may differ from that of the graph."""
         limits = _limits(dag, self.max_in_flight_bytes) if self.max_in_flight_bytes is not None else {}
         units = _units(dag, limits)
         beside: dict[int, list[list[int]]] = {}
@@ -68,22 +68,22 @@ class SinkWaits(Pass):
             wait, first_use = dag.nodes[i].name, dag.nodes[anchor].name
             limited = limits.get(i) == anchor
             if unit[0] >= settled[anchor] and limited:
-                sentence = f"{wait} stays before {first_use}: behind it too many bytes would be in flight"
+                sentence = f"{wait} stays before {first_use}: after it too many bytes would be in flight"
                 decisions.append(self.decision(Reason.IN_FLIGHT_LIMIT, sentence, wait, blocking=first_use))
                 continue
             if unit[0] >= settled[anchor]:
-                sentence = f"{wait} stands before its first use, {first_use}, already"
+                sentence = f"{wait} is already just before its first use, {first_use}"
                 decisions.append(self.decision(Reason.ALREADY_DONE, sentence, wait, blocking=first_use))
                 continue
             actions.append(Move(tuple(dag.nodes[j].name for j in unit), dag.nodes[settled[anchor]].name, "before"))
-            where = "the launch that would be one too many" if limited else "its first use"
-            sentence = f"{wait} sinks to {where}, {first_use}"
+            where = "the launch that would exceed the bytes in flight" if limited else "its first use"
+            sentence = f"moved {wait} down to {where}, {first_use}"
             decisions.append(self.decision(Reason.APPLIED, sentence, wait, blocking=first_use))
         return self.step(actions, decisions)
 
 
 def _limits(dag: Dag, limit: int) -> dict[int, int]:
-    """For each wait the first launch, behind its own, of the group with which more bytes would be in flight."""
+    """For each wait, the first later launch of its group with which the bytes in flight would exceed the limit."""
     queues: dict[str, list[tuple[int, int]]] = {}
     for i, profile in dag.effects.special:
         if profile.launch and ops.launch_form(dag.nodes[i].target) is not None:
@@ -103,15 +103,15 @@ def _limits(dag: Dag, limit: int) -> dict[int, int]:
     found: dict[int, int] = {}
     for flight in dag.effects.flights:
         if flight.wait is not None and flight.launch in last:
-            bound = max(last[flight.launch], flight.wait + 1)  # what is too late already stays where it is
+            bound = max(last[flight.launch], flight.wait + 1)  # a wait that is past its limit already does not move up
             found[flight.wait] = min(found.get(flight.wait, bound), bound)
     return found
 
 
 def _units(dag: Dag, limits: dict[int, int]) -> dict[int, tuple[list[int], int]]:
-    """For each wait: itself with the views that follow it, in order, and the first node that cannot go down with them.
+    """For each wait: the wait and the views that move with it, in order, and the first node that they must stay before.
 
-    From the last wait to the first, so that a wait which another one must not pass is known by where it will stand.
+    Waits are visited from last to first: a wait that must not pass a later one is limited by that one's new position.
     """
     units: dict[int, tuple[list[int], int]] = {}
     for i, profile in reversed(dag.effects.special):
@@ -126,7 +126,7 @@ def _units(dag: Dag, limits: dict[int, int]) -> dict[int, tuple[list[int], int]]
 
 
 def _views(dag: Dag, wait: int) -> tuple[set[int], list[int]]:
-    """The wait with the views of its result, and the other nodes that must come behind one of these."""
+    """The wait and the views of its result, and the other nodes that must come after one of them."""
     closure, others = {wait}, []
     stack = [wait]
     while stack:
@@ -142,7 +142,7 @@ def _views(dag: Dag, wait: int) -> tuple[set[int], list[int]]:
 
 
 def _first_settled(anchor: int, units: list[list[int]]) -> int:
-    """Where the unbroken run of whole units right before their anchor begins: these need not move."""
+    """The start of the contiguous run of whole units just before their anchor; these need not move."""
     members = {j for unit in units for j in unit}
     first = anchor
     while first - 1 in members:

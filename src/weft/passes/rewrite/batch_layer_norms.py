@@ -1,6 +1,6 @@
-"""Compute layer norms of one shape as one, on tensors that are stacked.
+"""Compute layer norms of equal shape as one layer norm of the stacked inputs.
 
-Why: towers and experts normalise many small activations one by one, and each pays a gap in which the device waits.
+Why: towers and experts normalise many small activations one at a time, and the device idles between the kernels.
 
 Before::
 
@@ -17,13 +17,14 @@ After::
     ...
     n1_select: f32[8, 4] = select.int(n1_add, 0, 0)
 
-Weights and biases that all of them share are given to the one norm; others are multiplied and added after it, which
-16-bit floats would round once more: there only norms with the same weights and biases are batched. Both forms are
-known, `layer_norm` and `native_layer_norm`, whose means and deviations are parts of those of the batch.
+Weights and biases that all members share are passed to the batched norm; different ones are stacked, and multiplied and
+added after it. For 16-bit floats that would round once more, so only norms with the same weights and biases are
+batched. The pass knows `layer_norm` and `native_layer_norm`, whose means and deviations are slices of those of the
+batch.
 
-Declines: norms that need each other; inputs or results that are written; too few of them; results that are taken other
-than one by one; where stacking costs more than is saved, and without a cluster to say so.
-Numerics: reassociates; another kernel may add in another order. Memory: a copy of the inputs.
+Declines: norms that depend on each other; inputs or results that are written; fewer norms than `min-size`; results used
+other than item by item; batches that would not save time, and any batch without a cluster to predict times on.
+Numerics: reassociates; another kernel may sum in another order. Memory: one copy of the inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -50,7 +51,7 @@ AFFINE = ("weight", "bias")
 
 @dataclass(frozen=True)
 class BatchLayerNorms(BatchPass):
-    """Compute layer norms of one shape as one."""
+    """Compute layer norms of equal shape as one."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -60,12 +61,12 @@ class BatchLayerNorms(BatchPass):
         given = ops.bind(node)
         values = {name: ops.value_of(given[name]) for name in ("input", *AFFINE) if isinstance(given[name], Node)}
         if not is_sized(*values.values()) or not all(type(n) is int for n in given["normalized_shape"]):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are not known")
         if given["input"].target is STACK:
-            return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is a batch")
+            return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is already a batch")
         taker = next((user for user in node.users if _number_of(user) is None), None)
         if node.target is NATIVE_NORM and taker is not None:
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {taker.name} takes all results", taker.name)
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {taker.name} uses all its results", taker.name)
         value: Tensor = values["input"]
         dtypes = {v.dtype for v in values.values()}
         may_differ = dtypes in ({torch.float32}, {torch.float64})
@@ -76,7 +77,7 @@ class BatchLayerNorms(BatchPass):
     def results(self, member: Node) -> list[Node]:
         return [member] if member.target is NORM else list(member.users)
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         stacked = draft.call("stack", [g["input"] for g in given], before=last)
@@ -99,20 +100,20 @@ class BatchLayerNorms(BatchPass):
         for k, member in enumerate(members):
             for result in self.results(member):
                 part = draft.call("select.int", outputs[_number_of(result) or 0], 0, k, before=last)
-                parts.append(own(draft, part, result))
+                parts.append(with_own_memory(draft, part, result))
         return parts
 
     def num_kernels(self, members: Sequence[Node]) -> int:
         given = [ops.bind(node) for node in members]
-        apart = [name for name in AFFINE if given[0][name] is not None and not _is_shared(given, name)]
-        return 2 + 2 * len(apart)
+        stacked = [name for name in AFFINE if given[0][name] is not None and not _is_shared(given, name)]
+        return 2 + 2 * len(stacked)
 
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         given = [ops.bind(node) for node in members]
         value = bytes_of(ops.value_of(given[0]["input"]))
-        alone = device.traffic_ns(2 * value)
-        together = device.traffic_ns(2 * value * len(members) * self.num_kernels(members) // 2 + 2 * value)
-        return (None if alone is None else alone * len(members)), together
+        single = device.traffic_ns(2 * value)
+        batched = device.traffic_ns(2 * value * len(members) * self.num_kernels(members) // 2 + 2 * value)
+        return (None if single is None else single * len(members)), batched
 
 
 def _is_shared(given: Sequence[dict[str, Any]], name: str) -> bool:
@@ -120,6 +121,6 @@ def _is_shared(given: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _number_of(node: Node) -> int | None:
-    """Which result of a call an item is; None where it is none."""
+    """The index of the result that an item takes; None where the node is not an item."""
     number: Any = node.args[1] if node.target is ITEM else None
     return number % 3 if isinstance(number, int) else None

@@ -1,6 +1,7 @@
-"""Compute pointwise operators that are alike as one, on tensors that are stacked.
+"""Compute equal pointwise operators as one, on stacked inputs.
 
-Why: where nothing below fuses kernels, hundreds of small activations pay a gap each.
+Why: where no compiler fuses kernels, hundreds of small activations are one kernel each, and the device idles between
+them.
 
 Before::
 
@@ -14,12 +15,13 @@ After::
     t1_select: f32[8, 4] = select.int(t1_tanh, 0, 0)
     t1_select_1: f32[8, 4] = select.int(t1_tanh, 0, 1)
 
-Operators are those of `BATCHED`, on tensors of one shape and dtype with results of one layout; numbers among their
-arguments are the same. Results that are not contiguous are stacked in the order in which they lie.
+`BATCHED` lists the operators. Members of a batch have inputs of the same shape and dtype, results of the same layout,
+and equal numbers among their arguments. Tensors that are not contiguous are stacked in their order in memory.
 
-Declines: operators that need each other; inputs or results that are written; too few of them; where stacking costs more
-than is saved, and without a cluster to say so.
-Numerics: reassociates; the last digit of a tanh may depend on its place in memory. Memory: a copy of the inputs.
+Declines: operators that depend on each other; inputs or results that are written; fewer calls than `min-size`; batches
+that would not save time, and any batch without a cluster to predict times on.
+Numerics: reassociates; the last bit of a tanh may depend on the element's position in memory. Memory: one copy of the
+inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -60,7 +62,7 @@ STACK = ops.op_of("stack")
 
 @dataclass(frozen=True)
 class BatchPointwiseOps(BatchPass):
-    """Compute pointwise operators that are alike as one."""
+    """Compute equal pointwise operators as one."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -71,18 +73,18 @@ class BatchPointwiseOps(BatchPass):
         sources = [value for value in given.values() if isinstance(value, Node)]
         values = [ops.value_of(source) for source in sources]
         if not is_sized(result, *values):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are not known")
         if any(source.target is STACK for source in sources):
-            return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is a batch")
+            return Refusal(Reason.ALREADY_DONE, f"{node.name} stays: it is already a batch")
         if not all(v.shape == result.shape for v in values):
-            return Refusal(Reason.ALONE, f"{node.name} stays: what it takes is not of its shape")
+            return Refusal(Reason.ALONE, f"{node.name} stays: an input has another shape than the result")
         order = _order(result)
         if order is None:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: its result has gaps in memory")
         numbers = tuple((name, str(value)) for name, value in given.items() if not isinstance(value, Node))
         return node.target, numbers, tuple(result.shape), order, tuple((v.dtype, v.device) for v in values)
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         order = _order(draft.value(last)) or ()
@@ -99,7 +101,7 @@ class BatchPointwiseOps(BatchPass):
         }
         result = draft.call(last.target, *_ordered(last, stacked), before=last, **_named(last, stacked))
         parts = [turned(draft.call("select.int", result, 0, k, before=last), back) for k in range(len(members))]
-        return [own(draft, part, member) for part, member in zip(parts, members, strict=True)]
+        return [with_own_memory(draft, part, member) for part, member in zip(parts, members, strict=True)]
 
     def num_kernels(self, members: Sequence[Node]) -> int:
         return len(members[0].all_input_nodes) + 1
@@ -107,13 +109,13 @@ class BatchPointwiseOps(BatchPass):
     def times_ns(self, device: Device, members: Sequence[Node]) -> tuple[int | None, int | None]:
         values = [v for n in members[0].all_input_nodes if isinstance(v := ops.value_of(n), Tensor)]
         moved = bytes_of(*values, ops.value_of(members[0]))
-        alone = device.traffic_ns(moved)
-        together = device.traffic_ns((moved + 2 * bytes_of(*values)) * len(members))
-        return (None if alone is None else alone * len(members)), together
+        single = device.traffic_ns(moved)
+        batched = device.traffic_ns((moved + 2 * bytes_of(*values)) * len(members))
+        return (None if single is None else single * len(members)), batched
 
 
 def _order(result: Tensor) -> tuple[int, ...] | None:
-    """The order of dims in which a result is contiguous; None where it is in none."""
+    """The order of dims in which a result is contiguous; None if there is none."""
     order = tuple(sorted(range(result.dim()), key=lambda dim: (-result.stride(dim), dim)))
     return order if result.permute(order).is_contiguous() else None
 
@@ -123,6 +125,6 @@ def _ordered(node: Node, given: Mapping[str, Any]) -> list[Any]:
 
 
 def _named(node: Node, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by keyword that are not at their defaults."""
+    """Keyword arguments that differ from their defaults."""
     parameters = ops.parameters(node.target)
     return {name: given[name] for name, only, _, default in parameters if only and given[name] != default}

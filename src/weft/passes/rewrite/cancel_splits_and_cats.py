@@ -1,7 +1,7 @@
-"""Cancel splits against the concatenations that put their pieces together again, and the other way round.
+"""Cancel splits against concatenations that rejoin their pieces, and slices against concatenations they undo.
 
-Why: heads, experts and gates are cut apart and laid side by side by code that does not see the whole; each
-concatenation copies all of it.
+Why: separate parts of a model split and concatenate heads, experts and gates without seeing each other. Each
+concatenation copies all of its inputs.
 
 Before::
 
@@ -14,14 +14,20 @@ After::
 
     (h itself)
 
-A concatenation of neighbouring pieces of one tensor along the dim that they were cut from is that tensor, or one piece
-of it; a stack of them is a permutation of it. A piece of a piece is a piece of the whole. A piece of a concatenation
-that lies in one of its parts is a piece of that part. A concatenation inside another along the same dim, or a piece of
-one, is part of it. Pieces are those of split, chunk, slice, narrow, unbind and select, with a dim of
-one element taken away or put back, and before a stack or a concatenation viewed, all in the same way.
+The pass knows five simplifications:
 
-Declines: pieces of one tensor that are missing, out of order or of unequal sizes; results that would share memory with
-an input or with each other where the graph returns or writes them; what would be copied twice, or saves no copy.
+- a concatenation of adjacent slices of one tensor, along the dim they were cut from, is one slice of that tensor, or
+  the tensor itself; a stack of adjacent slices is a permutation of it;
+- a slice of a slice is a slice of the original tensor;
+- a slice of a concatenation that lies within one input is a slice of that input;
+- a concatenation within a concatenation along the same dim is flattened;
+- so is a slice of a concatenation within another.
+
+Slices come from split, chunk, slice, narrow, unbind and select. A dim of size 1 may be squeezed or unsqueezed, and the
+inputs of a stack or a concatenation may be views, all of the same shape.
+
+Declines: slices that are missing, out of order or of unequal sizes; a result that the graph returns or writes and that
+would share memory with an input or another result; rewrites that would copy twice or save no copy.
 Numerics: exact.
 """
 
@@ -45,13 +51,12 @@ from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 from weft.rewriting.pattern import ANY, Match, Var, op
 from weft.rewriting.rules import Replacement, Rule, why_not_apply
-from weft.rewriting.slices import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Piece, cut_dim, joined, piece_of
+from weft.rewriting.slices import ITEM, NARROW, PARTS, RESHAPES, SELECT, SLICE, SPLITS, Slice, cut_dim, joined, slice_of
 
 CAT, STACK = ops.op_of("cat"), ops.op_of("stack")
 CUTS = SPLITS | {SLICE, NARROW}
 MAX_PARTS = 64
-"""Pieces of concatenations that others are made of are taken in up to so many parts: their number may double each time.
-"""
+"""Maximum number of inputs of a flattened concatenation; each level of slicing and concatenating may double them."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,13 @@ class CancelSplitsAndCats(RewritePass):
             Rule(cat, _viewed, keeps_strides=False),
             Rule(stack, _unbound, keeps_strides=False),
             Rule(stack, _viewed, keeps_strides=False),
-            Rule(item, _of_part, keeps_strides=False),
-            Rule(op(("slice", "narrow", "select.int")).ignoring(), _of_part, keeps_strides=False),
+            Rule(item, _slice_of_part, keeps_strides=False),
+            Rule(op(("slice", "narrow", "select.int")).ignoring(), _slice_of_part, keeps_strides=False),
         ]
 
 
 def _whole(draft: Draft, match: Match) -> Replacement:
-    """A concatenation with fewer parts: neighbouring pieces of one tensor are one piece."""
+    """A concatenation with fewer inputs: adjacent slices of one tensor become one slice."""
     root, nodes = match.root, match["pieces"]
     value = draft.value(root)
     if not isinstance(value, Tensor) or not value.dim() or len(nodes) < 2:
@@ -91,32 +96,33 @@ def _whole(draft: Draft, match: Match) -> Replacement:
     return made[0] if len(made) == 1 else draft.call("cat", made, dim, before=root)
 
 
-def _why_not_joined(root: AnyNode, parts: Sequence[Piece]) -> Refusal | None:
-    """Why pieces of one tensor are not one piece; None where they are pieces of several, or of none."""
+def _why_not_joined(root: AnyNode, parts: Sequence[Slice]) -> Refusal | None:
+    """Why the slices are not one slice; None unless all of them are slices of one tensor."""
     sources = {id(part.source) if part.size else None for part in parts}
     if len(parts) < 2 or len(sources) > 1 or None in sources:
         return None
-    sentence = f"{root.name} stays: its pieces of {parts[0].source.name} are not neighbours in this order"
+    sentence = f"{root.name} stays: its slices of {parts[0].source.name} are not adjacent in this order"
     return Refusal(Reason.UNSUPPORTED_FORM, sentence)
 
 
-def _made(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
+def _made(draft: Draft, part: Slice, root: AnyNode) -> AnyNode:
     if part.is_whole or part.node is not None:
         return part.source if part.node is None else part.node
     return _cut(draft, part, root)
 
 
-def _cut(draft: Draft, part: Piece, root: AnyNode) -> AnyNode:
-    """A piece of its source with the dim that it was cut along."""
+def _cut(draft: Draft, part: Slice, root: AnyNode) -> AnyNode:
+    """A slice of its source that keeps the dim it was cut along."""
     if part.is_whole:
         return part.source
     return draft.call("slice", part.source, part.dim, part.start, part.end, before=root)
 
 
 def _flat(draft: Draft, match: Match) -> Replacement:
-    """A concatenation of the parts of the concatenations in it, and in those, if nobody else needs them.
+    """A concatenation with all nested concatenations flattened, if they have no other users.
 
-    One that becomes part of another itself is left to that one: each part is written down once however deep it lies.
+    A concatenation that an outer one will absorb is skipped: the outermost one flattens all levels at once, so the cost
+    is linear in the number of inputs however deep the nesting.
     """
     root, nodes = match.root, match["pieces"]
     cat = _cat(draft, root)
@@ -136,12 +142,12 @@ def _flat(draft: Draft, match: Match) -> Replacement:
             stack += [(part, node) for part in reversed(_parts_of_cat(draft, node, dim) or ())]
         else:
             flat.append(node)
-    match.nodes += inner  # what they read is read here then
+    match.nodes += inner  # their inputs are now read here
     return draft.call("cat", flat, dim, before=root) if inner else None
 
 
 def _is_inner(draft: Draft, node: AnyNode, dim: int, outer: AnyNode, root: AnyNode) -> bool:
-    """Whether a node is a concatenation that only another one takes, once, and that can be part of it at a root."""
+    """Whether a node is a concatenation that only `outer` uses, once, and that can be computed at `root` instead."""
     if draft.num_users(node) != 1 or _parts_of_cat(draft, node, dim) is None:
         return False
     taker = _cat(draft, outer)
@@ -156,13 +162,13 @@ class Cat:
     dim: int
     parts: Sequence[AnyNode]
     begins: Sequence[int] | None
-    """Where each part begins along the dim; None where that is not known, or a part has another type."""
+    """The offset of each part along the dim; None if a size is unknown or a part has another type."""
     once: frozenset[AnyNode]
-    """The parts that occur once."""
+    """The parts that occur exactly once."""
 
 
 def _cat(draft: Draft, node: Any) -> Cat | None:
-    """What a node concatenates; kept, since each part and each piece of it asks. None for anything else."""
+    """The concatenation that a node is, or None; cached, since every part and slice of it asks."""
     if not isinstance(node, AnyNode) or node.target is not CAT:
         return None
     arguments = draft.arguments(node)
@@ -178,7 +184,7 @@ def _read_cat(draft: Draft, node: AnyNode) -> Cat | None:
         return None
     dim, parts = given["dim"] % value.dim(), given["tensors"]
     values = [draft.value(part) for part in parts]
-    ranks_differ = any(v.dim() != value.dim() or v.dtype != value.dtype for v in values)  # old-style empty tensors
+    ranks_differ = any(v.dim() != value.dim() or v.dtype != value.dtype for v in values)  # cat skips 1-d empty tensors
     sizes: list[Any] = [] if ranks_differ else [v.shape[dim] for v in values]
     is_known = not ranks_differ and all(type(size) is int for size in sizes)
     begins = list(itertools.accumulate(sizes[:-1], initial=0)) if is_known else None
@@ -187,11 +193,14 @@ def _read_cat(draft: Draft, node: AnyNode) -> Cat | None:
 
 
 def _spanned(draft: Draft, match: Match) -> Replacement:
-    """A concatenation of the parts of others of which it takes pieces that span several, if nobody else needs them."""
+    """A concatenation that takes parts of other concatenations directly, where it took slices across several of them.
+
+    Only if those concatenations have no other users.
+    """
     root, cat = match.root, _cat(draft, match.root)
     if cat is None or cat.begins is None:
         return None
-    pieces = [piece_of(draft, node, cat.dim) for node in cat.parts]
+    pieces = [slice_of(draft, node, cat.dim) for node in cat.parts]
     sources = dict.fromkeys(p.source for p in pieces if p and _parts_of_cat(draft, p.source, cat.dim) is not None)
     inner = {source: None for source in sources if _is_only_for(draft, source, root)}
     flat: list[AnyNode] = []
@@ -205,16 +214,16 @@ def _spanned(draft: Draft, match: Match) -> Replacement:
         else:
             flat += [_cut(draft, part, root) for part in _within(draft, piece, found)]
     if len(flat) > len(cat.parts):
-        match.nodes += inner  # what they read is read here then
+        match.nodes += inner  # their inputs are now read here
         return draft.call("cat", flat, cat.dim, before=root)
     needed = next((source for source in sources if source not in inner), None)
     if needed is None:
         return None
-    return Refusal(Reason.NO_GAIN, f"{root.name} stays: others need {needed.name} too", needed.name)
+    return Refusal(Reason.NO_GAIN, f"{root.name} stays: {needed.name} has other users", needed.name)
 
 
 def _is_only_for(draft: Draft, node: AnyNode, root: AnyNode) -> bool:
-    """Whether nothing but the root takes a node, directly or as pieces."""
+    """Whether only the root uses a node, directly or through slices."""
     return all(
         user is root or (user.target in CUTS and all(_is_taken_by(draft, u, root) for u in draft.users(user)))
         for user in draft.users(node)
@@ -225,8 +234,8 @@ def _is_taken_by(draft: Draft, user: AnyNode, root: AnyNode) -> bool:
     return user is root or (user.target is ITEM and all(u is root for u in draft.users(user)))
 
 
-def _within(draft: Draft, piece: Piece, cat: Cat) -> Iterator[Piece]:
-    """A piece of a concatenation as pieces of its parts."""
+def _within(draft: Draft, piece: Slice, cat: Cat) -> Iterator[Slice]:
+    """A slice of a concatenation as slices of its parts."""
     begins = cat.begins
     if begins is None:
         return
@@ -236,23 +245,23 @@ def _within(draft: Draft, piece: Piece, cat: Cat) -> Iterator[Piece]:
         size = draft.value(cat.parts[k]).shape[piece.dim]
         start, end = max(piece.start - begins[k], 0), min(piece.end - begins[k], size)
         if start < end:
-            yield Piece(cat.parts[k], piece.dim, start, end, size)
+            yield Slice(cat.parts[k], piece.dim, start, end, size)
 
 
 def _parts_of_cat(draft: Draft, node: Any, dim: int) -> Sequence[AnyNode] | None:
-    """The parts of a concatenation along a dim, each with a size along it that is known; None for anything else."""
+    """The parts of a concatenation along a dim, if all their sizes along it are known; None otherwise."""
     cat = _cat(draft, node)
     return cat.parts if cat is not None and cat.dim == dim and cat.begins is not None else None
 
 
 def _selected(draft: Draft, match: Match) -> Replacement:
-    """A concatenation of neighbours that were selected along one dim: that dim and the one it joins become one."""
+    """A concatenation of adjacent selected elements: the dim they were selected along merges into the joined dim."""
     root, nodes = match.root, match["pieces"]
     value = draft.value(root)
     if not isinstance(value, Tensor) or not value.dim() or len(nodes) < 2:
         return None
     found = _neighbours(draft, root, nodes, value.dim() + 1)
-    if not isinstance(found, Piece):
+    if not isinstance(found, Slice):
         return found
     to = match["dim"] % value.dim()
     if found.dim != to and not _are_only_for(draft, nodes, root):
@@ -262,20 +271,20 @@ def _selected(draft: Draft, match: Match) -> Replacement:
 
 
 def _unbound(draft: Draft, match: Match) -> Replacement:
-    """A stack of neighbours that were selected along one dim."""
+    """A stack of adjacent elements that were selected along one dim."""
     root, nodes = match.root, match["pieces"]
     value = draft.value(root)
     if not isinstance(value, Tensor):
         return None
     found = _neighbours(draft, root, nodes, value.dim())
-    if not isinstance(found, Piece):
+    if not isinstance(found, Slice):
         return found
     turned = _turned(draft, _cut(draft, found, root), found.dim, match["dim"] % value.dim(), root)
     return _fitting(draft, turned, root, nodes) if found.dim != match["dim"] % value.dim() else turned
 
 
 def _fitting(draft: Draft, node: AnyNode, root: AnyNode, nodes: Sequence[AnyNode]) -> Replacement:
-    """A view for the root, copied where somebody minds; not if that saves neither a copy nor what it was made of."""
+    """The view, or a copy of it where a user depends on the layout; refused if the copy saves nothing."""
     if draft.why_not_replace(root, node, keeps_strides=False) is None:
         return node
     if not _are_only_for(draft, nodes, root):
@@ -288,12 +297,12 @@ def _are_only_for(draft: Draft, nodes: Sequence[AnyNode], root: AnyNode) -> bool
 
 
 def _no_copy_saved(root: AnyNode, node: AnyNode) -> Refusal:
-    sentence = f"{root.name} stays: others need {node.name} too, and a view of all would be copied all the same"
+    sentence = f"{root.name} stays: {node.name} has other users, so the rewrite would save no copy"
     return Refusal(Reason.NO_GAIN, sentence, node.name)
 
 
-def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims: int) -> Piece | Refusal | None:
-    """The piece of a tensor that elements which were selected from it are, in their order."""
+def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims: int) -> Slice | Refusal | None:
+    """The one slice that the selected elements form in their order, or why they form none."""
     dim = cut_dim(draft, nodes[0], num_dims, is_single=True)
     if dim is None:
         return None
@@ -302,7 +311,7 @@ def _neighbours(draft: Draft, root: AnyNode, nodes: Sequence[AnyNode], num_dims:
 
 
 def _turned(draft: Draft, node: AnyNode, dim: int, to: int, root: AnyNode) -> AnyNode:
-    """A tensor with one dim at another place."""
+    """The tensor with one dim moved to another position."""
     if dim == to:
         return node
     order = list(range(draft.value(node).dim()))
@@ -311,7 +320,7 @@ def _turned(draft: Draft, node: AnyNode, dim: int, to: int, root: AnyNode) -> An
 
 
 def _viewed(draft: Draft, match: Match) -> Replacement:
-    """A stack or a concatenation of views of all neighbouring pieces of a tensor, all of one shape: a view of it."""
+    """A view of the source, in place of a stack or concatenation of equally shaped views of its adjacent slices."""
     root, nodes = match.root, match["pieces"]
     value = draft.value(root)
     if len(nodes) < 2 or not all(isinstance(node, AnyNode) and node.target in RESHAPES for node in nodes):
@@ -333,7 +342,7 @@ def _viewed(draft: Draft, match: Match) -> Replacement:
             Reason.UNSUPPORTED_FORM, f"{root.name} stays: its views of {parts[0].source.name} differ in size"
         )
     if dim and to:
-        return Refusal(Reason.NO_GAIN, f"{root.name} stays: a view of {parts[0].source.name} would be copied twice")
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: the rewrite would copy {parts[0].source.name} twice")
     ((shape, cut),) = shapes
     found = _cut(draft, parts[0], root)
     if dim:
@@ -346,29 +355,29 @@ def _viewed(draft: Draft, match: Match) -> Replacement:
     return _fitting(draft, found, root, nodes)
 
 
-def _of_part(draft: Draft, match: Match) -> Replacement:
-    """A piece of a piece as one of the whole, and a piece of a concatenation as one of the part that it lies in."""
+def _slice_of_part(draft: Draft, match: Match) -> Replacement:
+    """A slice of a slice as a slice of the original; a slice of a concatenation as a slice of the part it lies in."""
     root = match.root
     value = draft.value(root)
     if not isinstance(value, Tensor):
         return None
     is_single = root.target is SELECT
     dim = cut_dim(draft, root, value.dim() + is_single, is_single=is_single)
-    piece = None if dim is None else piece_of(draft, root, dim, is_single=is_single)
+    piece = None if dim is None else slice_of(draft, root, dim, is_single=is_single)
     if dim is None or piece is None:
         return None
     if not is_single and draft.num_users(root) == 1 and _cuts_along(draft, draft.users(root)[0], dim):
-        return None  # a link of a chain: the last one is made at once
+        return None  # within a chain of slices only the last one is rewritten, straight to the original
     whole = piece
-    while (outer := piece_of(draft, whole.source, dim)) is not None:
-        whole = Piece(outer.source, dim, outer.start + whole.start, outer.start + whole.end, outer.size)
+    while (outer := slice_of(draft, whole.source, dim)) is not None:
+        whole = Slice(outer.source, dim, outer.start + whole.start, outer.start + whole.end, outer.size)
     if whole is not piece:
         return _piece_or_element(draft, whole, is_single, root)
     cat = _cat(draft, piece.source)
     found = next(_within(draft, piece, cat), None) if cat is not None and cat.dim == dim else None
     if found is None or found.end - found.start < piece.end - piece.start:
         return None
-    match.nodes.append(piece.source)  # what it reads is read here then
+    match.nodes.append(piece.source)  # its inputs are now read here
     return _piece_or_element(draft, found, is_single, root)
 
 
@@ -380,7 +389,7 @@ def _cuts_along(draft: Draft, node: AnyNode, dim: int) -> bool:
     return isinstance(value, Tensor) and given["dim"] % value.dim() == dim
 
 
-def _piece_or_element(draft: Draft, piece: Piece, is_single: bool, root: AnyNode) -> AnyNode:
+def _piece_or_element(draft: Draft, piece: Slice, is_single: bool, root: AnyNode) -> AnyNode:
     if is_single:
         return draft.call("select.int", piece.source, piece.dim, piece.start, before=root)
     return _cut(draft, piece, root)

@@ -1,6 +1,7 @@
-"""Cancel views that lead back to where they began, and make one of two in a row.
+"""Remove views that restore the original tensor, and merge consecutive views.
 
-Why: sharding and autograd reshape and permute back and forth; each view is work for the host and hides what is behind.
+Why: sharding and autograd reshape and permute back and forth. Each view costs host time and hides patterns from other
+rewrites.
 
 Before::
 
@@ -13,10 +14,10 @@ After::
 
     r: f32[4, 8] = relu(h)
 
-A view that has the sizes, strides, place and dtype of a tensor that it is a view of is that tensor, whatever lies in
-between, up to 32 views. Two reshapes in a row are one, and so are two permutations, if nobody needs what is between.
+A view is replaced with an ancestor of the same sizes, strides, offset and dtype, through up to 32 views. Two
+consecutive reshapes become one, and so do two consecutive permutations, if the first has no other users.
 
-Declines: a view that is returned and would be an input, or be returned twice.
+Declines: a view that the graph returns, if its replacement is an input or is returned as well.
 Numerics: exact.
 """
 
@@ -40,13 +41,13 @@ from weft.rewriting.rules import Replacement, Rule
 PERMUTATIONS = ("permute", "t", "transpose.int")
 ALL = (*VIEWS, *PERMUTATIONS, "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "expand", "alias", "slice")
 MAX_VIEWS = 32
-"""How many views up a tensor is looked for: a chain of views costs no more than its length times this."""
+"""Maximum number of views between a tensor and its ancestor. It keeps the search linear in the length of a chain."""
 MOST = (*ALL, "view.dtype", "as_strided", "detach", "select.int", "narrow", "flatten.using_ints")
 
 
 @dataclass(frozen=True)
 class CancelViews(RewritePass):
-    """Cancel views that lead back to where they began."""
+    """Remove views that restore the original tensor, and merge consecutive views."""
 
     numerics = Numerics.EXACT
 
@@ -61,7 +62,7 @@ class CancelViews(RewritePass):
 
 
 def _ancestor(draft: Draft, match: Match) -> Replacement:
-    """A tensor further up that the view is."""
+    """An ancestor with the same layout as the view."""
     wanted = _layout(draft, match.root)
     node: Any = match.root
     for _ in range(MAX_VIEWS):
@@ -74,7 +75,7 @@ def _ancestor(draft: Draft, match: Match) -> Replacement:
 
 
 def _layout(draft: Draft, node: AnyNode) -> Hashable | None:
-    """The layout of what a node is; kept, since each view in a chain asks for it."""
+    """The layout of a node's value; cached, since every view of a chain asks for it."""
     key = ("layout", node)
     if key not in draft.notes:
         draft.notes[key] = layout_of(draft.value(node))
@@ -102,7 +103,7 @@ def _one_permutation(draft: Draft, match: Match) -> Replacement:
 
 
 def _order(draft: Draft, node: AnyNode) -> Sequence[int] | None:
-    """The order of dims of a permutation."""
+    """The dims of a permutation, in order."""
     value, given = draft.value(node), draft.bind(node)
     if not isinstance(value, Tensor):
         return None

@@ -1,6 +1,7 @@
-"""Take an addmm that only pointwise operators follow apart into a matmul and an addition.
+"""Decompose an addmm into a matmul and an addition if only pointwise operators use its result.
 
-Why: a compiler fuses the addition with what follows, for free; inside the addmm the bias keeps faster kernels away.
+Why: a compiler fuses the addition into the pointwise kernel that follows, at no cost; a bias inside the addmm excludes
+faster matmul kernels.
 
 Before::
 
@@ -13,12 +14,12 @@ After::
     s_add: f32[8, 6] = add(s_mm, bias)
     r: f32[8, 6] = relu(s_add)
 
-The factors alpha and beta are kept. It pays where a compiler below fuses: on a GPU, by the device of the tensors or a
-cluster that is given. What it takes apart, fuse-addmms leaves alone there.
+The factors alpha and beta are kept. The pass acts where a compiler fuses pointwise operators: on tensors of a GPU, and
+on any tensor if a cluster is given. There fuse-addmms leaves such additions alone, so the two do not undo each other.
 
-Declines: on a CPU, unless asked for; 16-bit floats, if asked for; a factor of the product that is 0, by which an addmm
-leaves the product out while a multiplication makes NaN of what is infinite; a factor of a product of 16-bit floats,
-which may overflow before it is scaled.
+Declines: tensors on a CPU, unless `anywhere` is set; 16-bit floats if `half` is unset; alpha = 0, with which an addmm
+skips the product, whereas a multiplication turns infinities into NaN; any other alpha with 16-bit floats, whose product
+may overflow before it is scaled.
 Numerics: reassociates; the sum is rounded twice instead of once.
 """
 
@@ -45,43 +46,47 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class DecomposeAddmms(RewritePass):
-    """Take an addmm that only pointwise operators follow apart."""
+    """Decompose an addmm that only pointwise operators use."""
 
     numerics = Numerics.REASSOCIATES
 
     anywhere: bool = False
-    """Whether to do so on a CPU too."""
+    """Decompose on a CPU too."""
 
     half: bool = True
-    """Whether to do so for 16-bit floats, whose sum is then rounded to 16 bits twice."""
+    """Decompose for 16-bit floats too, although that rounds to 16 bits twice."""
 
     def rules(self, context: Context) -> Iterable[Rule]:
-        def apart(draft: Draft, match: Match) -> Replacement:
+        def replace(draft: Draft, match: Match) -> Replacement:
             if not only_pointwise_users(draft, match.root):
                 return None
-            return self._why_not(draft, match, context) or _taken_apart(draft, match)
+            return self._why_not(draft, match, context) or _decomposed(draft, match)
 
-        return [Rule(PATTERN, apart)]
+        return [Rule(PATTERN, replace)]
 
     def _why_not(self, draft: Draft, match: Match, context: Context) -> Refusal | None:
         name, value = match.root.name, draft.value(match.root)
         if not self.anywhere and not is_on_gpu(value, context):
-            return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU the sum is best computed with the product")
+            return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU one kernel for product and sum is faster")
         if not self.half and value.dtype in HALVES:
-            return Refusal(Reason.FORBIDDEN, f"{name} stays: 16-bit floats are to be summed before they are rounded")
+            return Refusal(
+                Reason.FORBIDDEN, f"{name} stays: half is unset, and its sum would be rounded to 16 bits twice"
+            )
         if match["alpha"] == 0:
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: infinite times zero is not a number")
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its alpha is 0, and infinity times zero is NaN")
         if match["alpha"] != 1 and value.dtype in HALVES:
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its product may overflow before it is scaled")
+            return Refusal(
+                Reason.UNSUPPORTED_FORM, f"{name} stays: its 16-bit product may overflow before it is scaled"
+            )
         return None
 
 
-def _taken_apart(draft: Draft, match: Match) -> Replacement:
+def _decomposed(draft: Draft, match: Match) -> Replacement:
     root = match.root
     product = draft.call("mm", match["x"], match["w"], before=root)
     if match["alpha"] != 1:
         product = draft.call("mul", product, match["alpha"], before=root)
-    if match["beta"] == 0:  # addmm does not even look at the bias
+    if match["beta"] == 0:  # addmm ignores the bias then, even its NaNs
         return product
     scaled: dict[str, Any] = {} if match["beta"] == 1 else {"alpha": match["beta"]}
     return draft.call("add", product, match["bias"], before=root, **scaled)

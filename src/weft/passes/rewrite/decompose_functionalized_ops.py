@@ -1,7 +1,7 @@
-"""Call operators that write their arguments as they are, with only the copies that are needed.
+"""Unwrap functionalized operators: call the operator that writes its arguments directly, copying only where needed.
 
-Why: tracing makes calls of such operators functional by a wrapper that copies every argument they write. Where nobody
-needs the old contents the copy is for nothing.
+Why: tracing wraps an operator that writes its arguments in a functional call, which copies every argument that the
+operator writes. The copy is wasted if nothing reads the old contents afterwards.
 
 Before::
 
@@ -14,12 +14,13 @@ After::
     h: f32[4, 4] = relu(x)
     f_bump: None = lib.bump_.default(x=h, y=y)
 
-Both versions of the wrapper are known: the first copies arguments, the second whole tensors of which the arguments are
-slices or strided views. An input is written only where the graph ends by copying the very result back. A view of
-another dtype is memory as any other. So is what a kernel of Triton writes: its wrapper says which arguments these are.
+The pass knows both versions of the wrapper: the first copies arguments; the second copies base tensors, and its
+arguments are slices or strided views of them. It knows Triton kernels too, whose wrapper names the written arguments.
+An input of the graph is written only if the graph copies the result back into it. A view of another dtype counts as the
+same memory.
 
-Declines: results that are not taken one by one; tensors that are not contiguous, which a copy would be.
-Numerics: exact. Memory: one tensor less for each copy that goes.
+Declines: results that are not used item by item; tensors that are not contiguous, since their copy would be.
+Numerics: exact. Memory: one tensor less for each copy removed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step, Unwrap
 from weft.rewriting.draft import AnyNode, Draft
-from weft.rewriting.functionalized import WRAPPERS, Call, Kernel, View, is_kernel, read_kernel, read_wrapper
+from weft.rewriting.functionalized import (
+    WRAPPERS,
+    BaseView,
+    FunctionalizedKernel,
+    FunctionalizedOp,
+    is_kernel,
+    read_kernel,
+    read_wrapper,
+)
 from weft.rewriting.last_uses import LastUses, copied_back
 
 AS_DTYPE = ops.op_of("view.dtype")
@@ -49,10 +58,10 @@ AS_DTYPE = ops.op_of("view.dtype")
 
 @dataclass(frozen=True)
 class DecomposeFunctionalizedOps(GraphwisePass):
-    """Call operators that write, with only the copies that are needed."""
+    """Call operators that write their arguments directly, copying only where needed."""
 
     numerics = Numerics.EXACT
-    why_not_nested = "a call that runs writes is one of which nothing is known"
+    why_not_nested = "a call that runs a graph with writes is a barrier for other passes"
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         calls = [node for node in graph.nodes if node.op == "call_function"]
@@ -62,19 +71,19 @@ class DecomposeFunctionalizedOps(GraphwisePass):
         draft, uses = Draft(graph), LastUses(Dag(graph))
         decisions: list[Decision] = []
         kernels: list[Unwrap] = []
-        heirs: dict[Any, AnyNode] = {}
+        replacements: dict[Any, AnyNode] = {}
         for node in sites:
             call = read_kernel(node) if is_kernel(node) else read_wrapper(node)
             if isinstance(call, Refusal):
                 decisions.append(self.decision(call.reason, call.sentence, node.name, blocking=call.blocking))
                 continue
-            if isinstance(call, Kernel):
+            if isinstance(call, FunctionalizedKernel):
                 kernels.append(_unwrapped(uses, node, call))
                 copies = [call.bases[name].name for name in kernels[-1].copied]
             else:
-                copies = _write(draft, uses, node, call, heirs)
+                copies = _write(draft, uses, node, call, replacements)
             copied = f"with copies of {', '.join(copies)}" if copies else "without a copy"
-            decisions.append(self.decision(Reason.APPLIED, f"{node.name} is called as it is, {copied}", node.name))
+            decisions.append(self.decision(Reason.APPLIED, f"unwrapped {node.name} {copied}", node.name))
         return self.step([*draft.actions, *kernels], decisions)
 
     def apply(self, edit: Edit, step: Step) -> None:
@@ -86,8 +95,8 @@ class DecomposeFunctionalizedOps(GraphwisePass):
             _unwrap(edit, nodes, action)
 
 
-def _unwrapped(uses: LastUses, node: Node, kernel: Kernel) -> Unwrap:
-    """How a kernel is called: what is copied for it, and what need not be copied back any more."""
+def _unwrapped(uses: LastUses, node: Node, kernel: FunctionalizedKernel) -> Unwrap:
+    """How to call a kernel: the arguments to copy first, and the copies back that become unnecessary."""
     copied: list[str] = []
     backs: list[str] = []
     for name, base in kernel.bases.items():
@@ -103,7 +112,7 @@ def _unwrapped(uses: LastUses, node: Node, kernel: Kernel) -> Unwrap:
 
 
 def _unwrap(edit: Edit, nodes: NamedNodes, action: Unwrap) -> None:
-    """Call a kernel as it is."""
+    """Call a kernel without its wrapper."""
     node = nodes[action.call]
     kernel = read_kernel(node)
     if isinstance(kernel, Refusal):
@@ -123,15 +132,17 @@ def _unwrap(edit: Edit, nodes: NamedNodes, action: Unwrap) -> None:
         edit.erase(gone)
 
 
-def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any, AnyNode]) -> list[str]:
-    """Plan the call. Returns the tensors that are copied for it."""
+def _write(
+    draft: Draft, uses: LastUses, node: Node, call: FunctionalizedOp, replacements: dict[Any, AnyNode]
+) -> list[str]:
+    """Plan the call; returns the names of the tensors that are copied for it."""
     copies: list[str] = []
     memory: list[AnyNode] = []
     backs: list[Node] = []
     for k, base in enumerate(call.bases):
         results = call.items.get(call.num_returns + k, ())
         back = _copied_back(uses, results, base)
-        source = heirs.get(base, base)
+        source = replacements.get(base, base)
         if _needs_copy(uses, node, base, results, back):
             copies.append(base.name)
             memory.append(draft.call("clone", source, before=node))
@@ -140,33 +151,33 @@ def _write(draft: Draft, uses: LastUses, node: Node, call: Call, heirs: dict[Any
         backs += [back] if back is not None else []
         for result in results:
             uses.give(base, result)
-    kwargs = {name: _argument(draft, node, value, memory, heirs) for name, value in call.kwargs.items()}
+    kwargs = {name: _argument(draft, node, value, memory, replacements) for name, value in call.kwargs.items()}
     made = draft.call(call.op, before=node, **kwargs)
     several = len(schema_of(call.op).returns) > 1
     for k, users in sorted(call.items.items()):
         for user in users:
-            heir = memory[k - call.num_returns] if k >= call.num_returns else made
+            replacement = memory[k - call.num_returns] if k >= call.num_returns else made
             if several and k < call.num_returns:
-                heir = draft.call("operator.getitem", made, k, before=node)
-            heirs[user] = heir
-            draft.replace({user: heir}, [user, node])
+                replacement = draft.call("operator.getitem", made, k, before=node)
+            replacements[user] = replacement
+            draft.replace({user: replacement}, [user, node])
     for back in backs:
-        heirs[back] = ops.bind(back)["self"]
-        draft.replace({back: heirs[back]}, [back])
+        replacements[back] = ops.bind(back)["self"]
+        draft.replace({back: replacements[back]}, [back])
     return copies
 
 
-def _argument(draft: Draft, node: Node, value: Any, memory: list[AnyNode], heirs: Mapping[Any, AnyNode]) -> Any:
+def _argument(draft: Draft, node: Node, value: Any, memory: list[AnyNode], replacements: Mapping[Any, AnyNode]) -> Any:
     if isinstance(value, list | tuple):
-        return [_argument(draft, node, item, memory, heirs) for item in value]
-    if not isinstance(value, View):
-        return heirs.get(value, value) if isinstance(value, Node) else value
+        return [_argument(draft, node, item, memory, replacements) for item in value]
+    if not isinstance(value, BaseView):
+        return replacements.get(value, value) if isinstance(value, Node) else value
     base = memory[value.base]
     return draft.call(value.target, base, *value.args, before=node) if value.target else base
 
 
 def _copied_back(uses: LastUses, results: tuple[Node, ...], base: Node) -> Node | None:
-    """The copy of a result into the input that it was made from, maybe through views of another dtype."""
+    """The node that copies a result back into the input it was made from, possibly through views of another dtype."""
     pairs: list[tuple[Node, Any]] = [(result, base) for result in results]
     if base.target is AS_DTYPE:
         pairs += [(user, base.args[0]) for result in results for user in result.users if user.target is AS_DTYPE]
@@ -174,7 +185,7 @@ def _copied_back(uses: LastUses, results: tuple[Node, ...], base: Node) -> Node 
 
 
 def _needs_copy(uses: LastUses, node: Node, base: Node, results: tuple[Node, ...], back: Node | None) -> bool:
-    """Whether somebody else needs what a tensor held before."""
+    """Whether anything else reads the old contents of a tensor."""
     held = uses.held(base)
     if len(held) != 1 or len(results) > 1 or (held & uses.given and back is None):
         return True

@@ -1,7 +1,7 @@
-"""Run scans and maps as loops that write each round's results where they belong.
+"""Turn scans and maps into loops that write each iteration's results in place.
 
-Why: a scan keeps the results of all rounds until it joins them in the end, and most compilers have no kernel for it.
-A loop over a number writes into results that are there from the start, and is what they know.
+Why: a scan keeps the results of all iterations until it joins them at the end, and most compilers cannot lower it. A
+while_loop over a counter writes into buffers that are allocated once, and compilers support it.
 
 Before::
 
@@ -13,11 +13,11 @@ After::
     found_result0: f32[5, 4] = empty.memory_format([5, 4], dtype=f32)
     found_loop: (i64[()], f32[4], f32[5, 4]) = while_loop(again, round, (found_count, h, found_result0), (x, w))
 
-The number of the round is a tensor on the device of the rows. Scans inside of scans become loops inside of loops.
+The counter is a tensor on the device of the scanned inputs. Nested scans become nested loops.
 
-Declines: rounds that do more than compute; a number of rounds that is not known; rows that are not contiguous; results
-that are no tensors, or not taken one by one.
-Numerics: exact. Memory: the results of one round less.
+Declines: iterations with side effects; an unknown number of iterations; inputs that are not contiguous; results that
+are not tensors, or are not used item by item.
+Numerics: exact. Memory: the results of one iteration less.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Loop, Step
 from weft.rewriting.control_flow import is_scan, put_loops, read_scan
-from weft.rewriting.nested import nested_graphs
+from weft.rewriting.nested import all_nested_graphs
 
 
 @dataclass(frozen=True)
 class DecomposeScans(Pass):
-    """Run scans and maps as loops."""
+    """Turn scans and maps into loops."""
 
     numerics = Numerics.EXACT
 
@@ -47,7 +47,7 @@ class DecomposeScans(Pass):
         actions: list[Loop] = []
         decisions: list[Decision] = []
         taken: list[tuple[str, ...]] = []
-        for path, found in ((), graph), *nested_graphs(graph):
+        for path, found in ((), graph), *all_nested_graphs(graph):
             is_inside = any(path[: len(outer)] == outer for outer in taken)
             scans = list(filter(is_scan, found.nodes))
             dag = Dag(found if scans else ())
@@ -56,7 +56,7 @@ class DecomposeScans(Pass):
                 if isinstance(scan, Refusal):
                     decisions.append(self.decision(scan.reason, scan.sentence, node.name, blocking=scan.blocking))
                     continue
-                sentence = f"{node.name} is a loop of {scan.num_rounds} rounds"
+                sentence = f"turned {node.name} into a loop of {scan.num_rounds} iterations"
                 decisions.append(self.decision(Reason.APPLIED, sentence, node.name))
                 taken.append((*path, str(scan.body_path)))
                 actions += [] if is_inside else [Loop(node.name, path)]
@@ -74,9 +74,9 @@ class DecomposeScans(Pass):
 
 
 def _why_not_copy(node: Node, dag: Dag) -> Refusal | None:
-    """A loop returns copies: why nobody may be given one."""
+    """Why the loop's results cannot replace those of the scan: a loop returns copies, and a scan may return views."""
     i = dag.index[node]
-    if not profile_of(node).joins or not dag.effects.written.intersection(dag.effects.held(i)):
+    if not profile_of(node).joins or not dag.effects.memory.written.intersection(dag.effects.held(i)):
         return None
-    sentence = f"{node.name} stays: a result may be a part of what it was given, and one of them is written"
+    sentence = f"{node.name} stays: a result may share memory with an input, and one of them is written"
     return Refusal(Reason.MUTATED, sentence)

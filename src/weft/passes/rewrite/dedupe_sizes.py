@@ -1,7 +1,7 @@
-"""Compute each symbolic number once.
+"""Compute each symbolic size once.
 
-Why: tracing with dynamic shapes asks every tensor for its sizes and multiplies them again and again; each is work on
-the host before a kernel can be launched.
+Why: tracing with dynamic shapes queries the sizes of every tensor and recomputes the same products. Each costs host
+time before a kernel can be launched.
 
 Before::
 
@@ -15,7 +15,7 @@ After::
     n: int[s0] = sym_size.int(x, 0)
     a: int[4*s0] = operator.mul(n, 4)
 
-Two numbers are one if their expressions in the symbols of the graph are: `s0` is the size of whatever has it.
+Two sizes are equal if their symbolic expressions are: here both inputs have size `s0`.
 
 Declines: nothing.
 Numerics: exact.
@@ -43,7 +43,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class DedupeSizes(GraphwisePass):
-    """Compute each symbolic number once."""
+    """Compute each symbolic size once."""
 
     numerics = Numerics.EXACT
 
@@ -59,9 +59,15 @@ class DedupeSizes(GraphwisePass):
                 first[key] = node
             elif node.op == "call_function" and profile_of(node).plain:
                 replaced.append((node, first[key]))
-        heirs = tuple((node.name, by.name) for node, by in replaced)
-        actions = [Rewrite((), heirs[0][0], heirs, tuple(name for name, _ in heirs))] if heirs else []
+        replacements = tuple((node.name, by.name) for node, by in replaced)
+        actions = (
+            [Rewrite((), replacements[0][0], replacements, tuple(name for name, _ in replacements))]
+            if replacements
+            else []
+        )
         return self.step(actions, [self._replaced(node, by) for node, by in replaced])
 
     def _replaced(self, node: Node, by: Node) -> Decision:
-        return self.decision(Reason.APPLIED, f"{node.name} is the number {by.name}", node.name, by.name)
+        return self.decision(
+            Reason.APPLIED, f"replaced {node.name} with {by.name}, the same number", node.name, by.name
+        )

@@ -1,6 +1,7 @@
-"""Write down the running sum of a constant instead of computing it.
+"""Replace the cumulative sum of a constant with an arange.
 
-Why: positions and offsets are traced as sums of ones; a running sum is slow, an even row of numbers is free.
+Why: positions and offsets are often traced as cumulative sums of ones. A cumulative sum is a slow scan; an arange is
+almost free.
 
 Before::
 
@@ -11,10 +12,10 @@ After::
 
     n_arange: i64[16] = arange.start_step(1, 17, 1, dtype=i64, device=device('cpu'))
 
-The constant may be cast before it is summed, if every dtype on the way holds it.
+The constant may be cast before it is summed, if every dtype on the way represents it exactly.
 
-Declines: constants and sums that are rounded or wrap around (too large for their dtype, or not whole numbers); sums of
-bools or of complex numbers.
+Declines: constants and sums that would round or wrap around (too large for their dtype, or not integers); sums of bools
+or complex numbers.
 Numerics: exact.
 """
 
@@ -41,7 +42,7 @@ LARGEST = {
     **{torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8},
     **{dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
 }
-"""Up to here every whole number is a value of the dtype, and torch has a kernel that counts in it."""
+"""For each dtype that torch.arange supports: up to here it represents every integer exactly."""
 CONSTANTS = (
     op("full", fill_value=Var("fill")).ignoring(),
     op("full_like", fill_value=Var("fill")).ignoring(),
@@ -55,7 +56,7 @@ CASTS = frozenset(ops.op_of(name) for name in ("_to_copy", "prims.convert_elemen
 
 @dataclass(frozen=True)
 class FoldConstantCumsums(RewritePass):
-    """Write down the running sum of a constant."""
+    """Replace the cumulative sum of a constant with an arange."""
 
     numerics = Numerics.EXACT
 
@@ -74,24 +75,24 @@ def _folded(draft: Draft, match: Match) -> Replacement:
     if fill is None:
         fill = int(str(chain[0].target).startswith(("aten.ones", "aten.new_ones")))
     if not isinstance(value, Tensor) or not isinstance(fill, int | float):
-        return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: the number that it sums is not known")
+        return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: the constant that it sums is not known")
     if not value.dim():
         return Refusal(Reason.NO_GAIN, f"{root.name} stays: it sums a single number")
     if any(type(size) is not int for size in value.shape):
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: not all of its sizes are known")
     number = _as_stored(fill, [draft.value(node).dtype for node in chain])
     if number is None:
-        sentence = f"{root.name} stays: {fill} is not a whole number in all dtypes on its way"
+        sentence = f"{root.name} stays: not every dtype on the way holds {fill} as an integer"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence)
-    # A row of whole numbers is counted up to an end that must be one of the dtype too.
+    # The end of an integer arange is one step past the last value, and must fit the dtype as well.
     last = value.shape[dim] + (not value.dtype.is_floating_point)
     if not _holds(value.dtype, number * last):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its sums are rounded on the way, or too large")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its sums exceed the exact integers of their dtype")
     return _row(draft, root, value, number, dim % value.dim())
 
 
 def _chain(draft: Draft, node: Any) -> list[AnyNode]:
-    """What a tensor is cast from, and the casts behind it."""
+    """The tensor that casts start from, followed by these casts in order."""
     found: list[AnyNode] = []
     while isinstance(node, AnyNode):
         found.append(node)
@@ -100,7 +101,7 @@ def _chain(draft: Draft, node: Any) -> list[AnyNode]:
 
 
 def _as_stored(number: float, dtypes: Iterable[torch.dtype]) -> int | None:
-    """The whole number that a constant is as it goes through dtypes; None where one of them may change it."""
+    """The constant as an integer, if it survives a cast to each dtype in turn; None otherwise."""
     for dtype in dtypes:
         number = int(bool(number)) if dtype is torch.bool else number
         is_whole = math.isfinite(number) and number == int(number) and (number != 0 or math.copysign(1, number) > 0)
@@ -110,7 +111,7 @@ def _as_stored(number: float, dtypes: Iterable[torch.dtype]) -> int | None:
 
 
 def _holds(dtype: torch.dtype, number: float) -> bool:
-    """Whether a whole number, and all that are smaller, are values of a dtype that torch can count in."""
+    """Whether a dtype that torch.arange supports represents all integers up to this one exactly."""
     return abs(number) <= LARGEST.get(dtype, -1) and (number >= 0 or dtype is not torch.uint8)
 
 

@@ -1,6 +1,6 @@
-"""Compute a matmul and the addition of a bias to it as one addmm.
+"""Fuse a matmul and the addition of a bias into one addmm.
 
-Why: the kernel adds the bias while it writes the product; a separate addition reads and writes all of it again.
+Why: the addmm kernel adds the bias while it writes the product; a separate addition reads and writes the product again.
 
 Before::
 
@@ -11,13 +11,13 @@ After::
 
     s_addmm: f32[8, 4] = addmm(bias, x, w)
 
-Where a compiler below fuses pointwise operators, an addition that only pointwise operators follow is better left to
-it; so on a GPU (by the device of the tensors or a cluster that is given) such an addition stays: see decompose-addmms.
+Where a compiler fuses pointwise operators (on tensors of a GPU, and on any tensor if a cluster is given), an addition
+that only pointwise operators use is left to it: see decompose-addmms.
 
-Of two products either may add the other; the first does where both can.
+In a sum of two products either one may become the bias of the other; the pass prefers to keep the first as the product.
 
-Declines: a bias that is no tensor of the result's dtype, that is scaled, or that enlarges the product; a product that
-somebody else needs.
+Declines: a bias that is not a tensor of the result's dtype, that is scaled, or that broadcasts the product to a larger
+shape; a product with other users.
 Numerics: reassociates; the sum is rounded once instead of twice.
 """
 
@@ -44,7 +44,7 @@ PATTERN = op("add", PRODUCT, Var("bias"), alpha=Var("alpha")).either_way()
 
 @dataclass(frozen=True)
 class FuseAddmms(RewritePass):
-    """Compute a matmul and the addition of a bias as one addmm."""
+    """Fuse a matmul and the addition of a bias into one addmm."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -52,7 +52,7 @@ class FuseAddmms(RewritePass):
         def fused(draft: Draft, match: Match) -> Replacement:
             product, bias, root = match["product"], match["bias"], match.root
             if match["alpha"] != 1:
-                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it adds a multiple")
+                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it scales what it adds")
             refusal = _why_not_fuse(draft, product, bias, root)
             if refusal is not None and isinstance(bias, AnyNode) and bias.target in PRODUCT.targets:  # the other way
                 product, bias = bias, product
@@ -74,17 +74,17 @@ def _why_not_fuse(draft: Draft, product: AnyNode, bias: object, root: AnyNode) -
     if not isinstance(added, Tensor):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it adds a number, not a tensor")
     if result.dtype != value.dtype or added.dtype != value.dtype:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {product.name} and what is added differ in dtype")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {product.name} and the bias differ in dtype")
     if not metadata.same(list(result.shape), list(value.shape)):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it enlarges {product.name}")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it broadcasts {product.name} to a larger shape")
     if bias is product:
         return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: it adds {product.name} to itself")
     if draft.num_users(product) > 1:
-        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {product.name} too")
+        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: {product.name} has other users")
     return None
 
 
 def _why_not_here(draft: Draft, root: AnyNode, context: Context) -> Refusal | None:
     if is_on_gpu(draft.value(root), context) and only_pointwise_users(draft, root):
-        return Refusal(Reason.NO_GAIN, f"{root.name} stays: only pointwise operators follow, which fuse with it")
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: it fuses with the pointwise operators that use it")
     return None

@@ -1,7 +1,7 @@
-"""Multiply one input with several packed int4 weights at once.
+"""Fuse matmuls of one input with several packed int4 weights.
 
-Why: queries, keys and values with int4 weights are one product with the weights laid side by side: one kernel, and the
-activation is read once.
+Why: queries, keys and values with int4 weights can be one matmul with the concatenated weights: one kernel, which reads
+the activation once.
 
 Before::
 
@@ -18,12 +18,13 @@ After::
     k_slice_1: bf16[4, 64] = slice(k_weight_int4pack_mm_for_cpu, 1, 64, 128)
     k_clone_1: bf16[4, 64] = clone(k_slice_1, memory_format=memory_format.contiguous_format)
 
-Rows are packed by blocks of 64, so weights of whole blocks are laid side by side as they are, without unpacking. Where
-they are constants a compiler below does so once.
+The weights are packed in blocks of 64 rows, so weights of whole blocks can be concatenated without unpacking. If they
+are constants, a compiler folds the concatenation.
 
-Declines: weights that are not whole blocks; another number of terms or size of groups; too few; what is written; where
-it costs time, and without a cluster to say so.
-Numerics: reassociates; another kernel may add in another order. Memory: a copy of the packed weights.
+Declines: weights that are not whole blocks; different numbers of terms or group sizes; fewer layers than `min-size`;
+inputs or results that are written; fusions that would not save time, and any fusion without a cluster to predict times
+on.
+Numerics: reassociates; another kernel may sum in another order. Memory: one copy of the packed weights.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from weft.rewriting.draft import AnyNode, Draft
 
 PRODUCT = ops.op_of("_weight_int4pack_mm_for_cpu")
 BLOCK = 64
-"""Rows that are packed together; seen in torch 2.13: packed weights of 32 rows side by side give other values."""
+"""Number of rows packed together. In torch 2.13, concatenating packed weights of 32 rows gives wrong values."""
 
 
 @dataclass(frozen=True)
 class FuseInt4Linears(BatchPass):
-    """Multiply one input with several packed int4 weights at once."""
+    """Fuse matmuls of one input with several packed int4 weights."""
 
     numerics = Numerics.REASSOCIATES
 
     min_size: int = 2
-    """Fewer layers than this are left alone."""
+    """Minimum number of layers to fuse."""
 
     def key(self, node: Node) -> Hashable | Refusal | None:
         if PRODUCT is None or node.target is not PRODUCT:
@@ -61,13 +62,13 @@ class FuseInt4Linears(BatchPass):
         given = ops.bind(node)
         values = [ops.value_of(given[name]) for name in ("self", "mat2", "qScaleAndZeros")]
         if not is_sized(*values):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are not known")
         if values[1].shape[0] % BLOCK:
-            sentence = f"{node.name} stays: its weight of {values[1].shape[0]} rows is not packed in whole blocks"
+            sentence = f"{node.name} stays: its weight has {values[1].shape[0]} rows, not a multiple of {BLOCK}"
             return Refusal(Reason.DOES_NOT_SPLIT, sentence)
         return given["self"], given["qGroupSize"], values[1].shape[1], values[2].dtype, values[1].device
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         given = [draft.bind(node) for node in members]
         weights = draft.call("cat", [g["mat2"] for g in given], before=last)
@@ -92,7 +93,7 @@ class FuseInt4Linears(BatchPass):
         weights = [ops.value_of(g[name]) for g in given for name in ("mat2", "qScaleAndZeros")]
         flops = 2 * sum(result.numel() for result in results) * shared.shape[1]
         moved = bytes_of(*weights, *results)
-        apart = product_ns(device, flops, moved + len(members) * bytes_of(shared), shared)
+        separate = product_ns(device, flops, moved + len(members) * bytes_of(shared), shared)
         product = product_ns(device, flops, moved + bytes_of(shared), shared)
         copies = device.traffic_ns(2 * bytes_of(*weights, *results))
-        return apart, None if product is None or copies is None else product + copies
+        return separate, None if product is None or copies is None else product + copies

@@ -1,6 +1,6 @@
-"""Multiply with int8 weights as they are, instead of with a copy of them in bf16.
+"""Multiply by int8 weights directly instead of by a bf16 copy of them.
 
-Why: weights in int8 are half the bytes; a product that casts them first writes and reads them once more in full.
+Why: int8 weights take half the bytes of bf16 ones. Casting them first writes and reads a full bf16 copy.
 
 Before::
 
@@ -13,11 +13,11 @@ After::
 
     s_weight_int8pack_mm: bf16[8, 32] = _weight_int8pack_mm(x, w, scale)
 
-Four forms: the weight is turned and cast or cast and turned, with or without views around the product.
+The weight may be transposed before or after the cast, and the product may be viewed before it is scaled.
 
-Declines: another dtype than bf16 of activations and scales; scales that are not one for each column; products that
-somebody else needs; weights or activations that are not contiguous; numbers of terms that the kernel does not take.
-Numerics: reassociates; the product is rounded once, behind its scale.
+Declines: activations or scales other than bf16; scales that are not one per column; products with other users; weights
+or activations that are not contiguous; numbers of terms that the kernel does not support.
+Numerics: reassociates; the product is rounded once, after it is scaled.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ WEIGHT = Either(
     op(TURNS, op(CASTS, Var("w")).ignoring()).named("weight").ignoring(),
 )
 NUM_TERMS = 32
-"""Terms of a product are a multiple of this: one vector of bf16. torch 2.13's kernel ends the process at 7 terms."""
+"""The number of terms must be a multiple of this, one vector of bf16. torch 2.13's kernel aborts with 7 terms."""
 PRODUCT = op("mm", Var("x"), WEIGHT).named("product")
 
 
 @dataclass(frozen=True)
 class FuseInt8Matmuls(RewritePass):
-    """Multiply with int8 weights as they are."""
+    """Multiply by int8 weights directly."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -79,18 +79,18 @@ def _why_not(draft: Draft, match: Match) -> Refusal | None:
     x, w, weight = (draft.value(match[key]) for key in ("x", "w", "weight"))
     scale = draft.value(match["scale"]) if not isinstance(match["scale"], int | float) else None
     if type(w.shape[1]) is not int or w.shape[1] % NUM_TERMS:
-        return Refusal(Reason.NO_KERNEL, f"{name} stays: the kernel takes multiples of {NUM_TERMS} terms")
+        return Refusal(Reason.NO_KERNEL, f"{name} stays: the kernel needs a multiple of {NUM_TERMS} terms")
     if list(weight.shape) != [w.shape[1], w.shape[0]]:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its weight is not turned")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its weight is not transposed")
     if not isinstance(scale, Tensor) or list(scale.shape) != [w.shape[0]]:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its scales are not one for each column")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it does not have one scale per column")
     if {x.dtype, weight.dtype, scale.dtype} != {torch.bfloat16}:
         return Refusal(Reason.NO_KERNEL, f"{name} stays: activations and scales must be bf16")
     if not (x.is_contiguous() and w.is_contiguous() and scale.is_contiguous()):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: a factor is not contiguous")
     result, viewed = draft.value(match.root), match.get("viewed")
     if viewed is not None and (result.shape[-1] != w.shape[0] or any(type(n) is not int for n in result.shape)):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its columns are not those of the product")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: the view changes the columns of the product")
     if len(draft.users(product)) > 1 or (viewed is not None and len(draft.users(viewed)) > 1):
-        return Refusal(Reason.HOLDS_MEMORY, f"{name} stays: others use {product.name} too")
+        return Refusal(Reason.HOLDS_MEMORY, f"{name} stays: {product.name} has other users")
     return None

@@ -1,7 +1,7 @@
-"""Compute linear layers that share their input as one product.
+"""Fuse linear layers that share their input into one matmul.
 
-Why: queries, keys and values, or gates and values, are products of one activation with several weights; one larger
-product reads the activation once and is one kernel.
+Why: queries, keys and values multiply one activation by several weights. One larger matmul reads the activation once
+and is one kernel.
 
 Before::
 
@@ -15,12 +15,12 @@ After::
     k_slice: f32[8, 4] = slice(k_mm, 1, 0, 4)
     k_slice_1: f32[8, 2] = slice(k_mm, 1, 4, 6)
 
-Biases (of addmm) are laid side by side too, expanded where they have fewer rows or columns.
+The biases of addmm are concatenated too, and expanded first where they have fewer rows or columns.
 
-Declines: weights that depend on each other's products; inputs or results that are written; readers that mind strides;
-factors alpha and beta; too few of them; where laying the weights side by side costs more than is saved, and without a
-cluster to say so.
-Numerics: reassociates; another kernel may add in another order. Memory: a copy of the weights and biases.
+Declines: weights that depend on another member's product; inputs or results that are written; users that depend on the
+strides of a result; an alpha or beta other than 1; fewer layers than `min-size`; fusions that would not save time, and
+any fusion without a cluster to predict times on.
+Numerics: reassociates; another kernel may sum in another order. Memory: one copy of the weights and biases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch.fx import Node
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
-from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, own, product_ns
+from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, product_ns, with_own_memory
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft
 
@@ -43,12 +43,12 @@ MM, ADDMM = ops.op_of("mm"), ops.op_of("addmm")
 
 @dataclass(frozen=True)
 class FuseLinears(BatchPass):
-    """Compute linear layers that share their input as one product."""
+    """Fuse linear layers that share their input into one matmul."""
 
     numerics = Numerics.REASSOCIATES
 
     min_size: int = 2
-    """Fewer layers than this are left alone."""
+    """Minimum number of layers to fuse."""
 
     def key(self, node: Node) -> Hashable | Refusal | None:
         if node.target not in (MM, ADDMM):
@@ -57,16 +57,16 @@ class FuseLinears(BatchPass):
         layer = _layer(node.target, given)
         values = [ops.value_of(n) for n in layer if n is not None]
         if not is_sized(*values):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are no numbers")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{node.name} stays: its sizes are not known")
         if (given.get("alpha", 1), given.get("beta", 1)) != (1, 1):
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: it has a factor")
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{node.name} stays: its alpha or beta is not 1")
         shared, weight, bias = layer
         if shared is weight:
-            return Refusal(Reason.ALONE, f"{node.name} stays: it is the product of a tensor with itself")
+            return Refusal(Reason.ALONE, f"{node.name} stays: it multiplies a tensor by itself")
         added = ops.value_of(bias) if bias is not None else None
         return shared, values[1].dtype, values[1].device, None if added is None else added.dtype
 
-    def together(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
+    def build(self, draft: Draft, members: Sequence[Node]) -> list[AnyNode]:
         last = max(members, key=draft.position)
         layers = [_layer(node.target, draft.bind(node)) for node in members]
         columns = [draft.value(member).shape[1] for member in members]
@@ -82,7 +82,7 @@ class FuseLinears(BatchPass):
         begin = 0
         for member, n in zip(members, columns, strict=True):
             part = draft.call("slice", product, 1, begin, begin + n, before=last)
-            parts.append(own(draft, part, member))
+            parts.append(with_own_memory(draft, part, member))
             begin += n
         return parts
 
@@ -97,12 +97,12 @@ class FuseLinears(BatchPass):
             product_ns(device, work, bytes_of(*layer, result), result)
             for work, layer, result in zip(flops, layers, results, strict=True)
         ]
-        own_bytes = sum(bytes_of(*layer[1:]) for layer in layers)
-        product = product_ns(device, sum(flops), bytes_of(shared, *results) + own_bytes, results[0])
-        copies = device.traffic_ns(2 * own_bytes)
+        weight_bytes = sum(bytes_of(*layer[1:]) for layer in layers)
+        product = product_ns(device, sum(flops), bytes_of(shared, *results) + weight_bytes, results[0])
+        copies = device.traffic_ns(2 * weight_bytes)
         known = [ns for ns in each if ns is not None]
-        together = None if product is None or copies is None else product + copies
-        return (sum(known) if len(known) == len(each) else None), together
+        fused = None if product is None or copies is None else product + copies
+        return (sum(known) if len(known) == len(each) else None), fused
 
 
 def _layer(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -111,5 +111,5 @@ def _layer(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _widened(draft: Draft, bias: AnyNode, shape: list[int], before: Node) -> AnyNode:
-    """A bias with a number for each column, and for each row where another bias has one."""
+    """A bias expanded to all columns, and to all rows if another bias has rows."""
     return bias if list(draft.value(bias).shape) == shape else draft.call("expand", bias, shape, before=before)

@@ -1,6 +1,6 @@
-"""Compute the sum of two matmuls as one matmul.
+"""Fuse the sum of two matmuls into one matmul.
 
-Why: two products of one shape are written and read once more only to be added.
+Why: both products are written to memory and read back only to be added.
 
 Before::
 
@@ -14,11 +14,11 @@ After::
     s_cat_1: f32[8, 64] = cat([w, v])
     s_mm: f32[64, 64] = mm(s_cat, s_cat_1)
 
-Products that share a factor are cheaper still: x w + x v = x (w + v). Else the factors are laid side by side, which
-pays if moving them costs less than writing and reading one product.
+Products that share a factor are cheaper still: x w + x v = x (w + v). Otherwise the factors are concatenated, which
+pays off if copying them costs less than writing, reading and adding one product.
 
-Declines: products of other sizes, that others need too, or whose factors are larger than what is saved; factors of
-16-bit floats that would be added, and so rounded, before they are multiplied.
+Declines: products that differ in size or dtype, or have other users; factors that cost more to copy than the fusion
+saves; a shared factor with 16-bit floats, since the sum of the other two would be rounded before it is multiplied.
 Numerics: reassociates.
 """
 
@@ -46,7 +46,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class FuseMatmulSums(RewritePass):
-    """Compute the sum of two matmuls as one matmul."""
+    """Fuse the sum of two matmuls into one matmul."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -59,12 +59,12 @@ def _fused(draft: Draft, match: Match) -> Replacement:
     if first is second:
         return None
     if any(draft.num_users(node) > 1 for node in (first, second)):
-        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: others use {first.name} or {second.name} too")
+        return Refusal(Reason.HOLDS_MEMORY, f"{root.name} stays: {first.name} or {second.name} has other users")
     values = [draft.value(node) for node in (first, second, root)]
     if len({(tuple(map(str, v.shape)), v.dtype) for v in values}) > 1:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: its products differ in size or dtype")
     if (match["x"] is match["y"] or match["w"] is match["v"]) and values[0].dtype in HALVES:
-        sentence = f"{root.name} stays: the sum of its factors would be rounded before it is multiplied"
+        sentence = f"{root.name} stays: the sum of its 16-bit factors would be rounded before it is multiplied"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence)
     if match["x"] is match["y"]:
         total = draft.call("add", match["w"], match["v"], before=root)
@@ -81,7 +81,10 @@ def _fused(draft: Draft, match: Match) -> Replacement:
 
 
 def _why_not_side_by_side(draft: Draft, match: Match) -> Refusal | None:
-    """Both factors are read and written; saved are a write and a read of one product, and its addition to the other."""
+    """Why concatenating does not pay off.
+
+    It reads and writes all factors; it saves writing one product, reading it, and adding it to the other.
+    """
     root = match.root
     sizes = [hint_of(n) for name in "xywv" for n in draft.value(match[name]).shape]
     rows, columns = (hint_of(n) for n in draft.value(root).shape)
@@ -89,5 +92,5 @@ def _why_not_side_by_side(draft: Draft, match: Match) -> Refusal | None:
         return Refusal(Reason.UNKNOWN_SIZE, f"{root.name} stays: not all of its sizes are known")
     depth = sum(hint_of(draft.value(match[name]).shape[1]) or 0 for name in "xy")
     if 2 * depth * (rows + columns) >= 3 * rows * columns:
-        return Refusal(Reason.NO_GAIN, f"{root.name} stays: its factors are larger than what one product saves")
+        return Refusal(Reason.NO_GAIN, f"{root.name} stays: copying its factors costs more than the fusion saves")
     return None

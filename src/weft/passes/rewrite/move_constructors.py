@@ -1,7 +1,7 @@
-"""Make constants on the device where they are used.
+"""Create constants on the device where they are used.
 
-Why: masks, positions and scales are often made on the host and copied; each copy waits for the host and stops a graph
-from being captured.
+Why: masks, positions and scales are often created on the host and copied. Each copy synchronises with the host and
+prevents CUDA graph capture.
 
 Before::
 
@@ -17,12 +17,12 @@ After::
     g: i64[8] = _to_copy(m, device=device('cuda:0'))
     s: i64[8] = add(x, g)
 
-The copy that is none any more is for remove-noops. Constructors that meet in one operator move together or not at all;
-everything that takes them on the host must be an operator that computes its result from such tensors alone.
+The remaining `_to_copy` no longer copies; remove-noops removes it. Constants that feed the same operator move together
+or not at all. Every operator that uses them on the host must compute its result from such constants alone.
 
-Declines: constants that are returned, written, mixed with tensors of the host or given to operators that act or read
-values on the host; graphs with several devices.
-Numerics: reassociates; another device may round floats that are computed from a constant otherwise.
+Declines: constants that are returned, written, mixed with other tensors on the host, or given to operators that have
+side effects or read values on the host; graphs with several devices.
+Numerics: reassociates; another device may round floats computed from a constant differently.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ INDEXED = frozenset(ops.op_of(name) for name in ("index_put", "index_put_", "ind
 
 @dataclass(frozen=True)
 class MoveConstructors(GraphwisePass):
-    """Make constants on the device where they are used."""
+    """Create constants on the device where they are used."""
 
     numerics = Numerics.REASSOCIATES
 
@@ -68,7 +68,7 @@ class MoveConstructors(GraphwisePass):
         if not made or not devices:
             return self.step([], [])
         if len(devices) > 1:
-            sentence = f"constants stay: the graph has {len(devices)} devices, {', '.join(devices)}"
+            sentence = f"constants stay on the host: the graph uses {len(devices)} devices, {', '.join(devices)}"
             names = [node.name for node in made]
             return self.step([], [self.decision(Reason.UNSUPPORTED_FORM, sentence, *names)])
         draft = Draft(graph)
@@ -79,9 +79,9 @@ class MoveConstructors(GraphwisePass):
                 continue
             args, kwargs = draft.arguments(node)
             placed: dict[str, Any] = {**kwargs, "device": torch.device(devices[0])}
-            heir = draft.call(node.target, *args, before=node, **placed)
-            draft.replace({node: heir}, [node])
-            sentence = f"{node.name} is made on {devices[0]}"
+            replacement = draft.call(node.target, *args, before=node, **placed)
+            draft.replace({node: replacement}, [node])
+            sentence = f"created {node.name} on {devices[0]}"
             decisions.append(self.decision(Reason.APPLIED, sentence, node.name))
         return self.step(draft.actions, decisions)
 
@@ -92,7 +92,7 @@ def _is_on_host(node: Node) -> bool:
 
 
 def _judged(made: list[Node]) -> dict[Node, Refusal | None]:
-    """Each constructor with what keeps it, or one that it meets, on the host."""
+    """For each constructor, why it or one that it must move with stays on the host; None if it moves."""
     reached = {node: _reached(node) for node in made}
     met: dict[Node, list[Node]] = {}
     for node in made:
@@ -104,18 +104,18 @@ def _judged(made: list[Node]) -> dict[Node, Refusal | None]:
         checks = (_why_not(node, user, movable) for one in (node, *reached[node]) for user in one.users)
         verdicts[node] = next(filter(None, checks), None)
     waiting = [node for node, refusal in verdicts.items() if refusal is not None]
-    while waiting:  # whoever meets one that stays, stays
+    while waiting:  # a constructor that feeds the same operator as one that stays must stay too
         kept = waiting.pop()
         for other in {n for place in reached[kept] for n in met[place]}:
             if verdicts[other] is None:
-                sentence = f"{other.name} stays: it meets {kept.name}, which stays"
+                sentence = f"{other.name} stays: it is used together with {kept.name}, which stays"
                 verdicts[other] = Refusal(Reason.DEPENDENCY, sentence, kept.name)
                 waiting.append(other)
     return verdicts
 
 
 def _reached(node: Node) -> dict[Node, None]:
-    """The nodes on the host that are computed from a constructor."""
+    """The nodes on the host that depend on a constructor."""
     found: dict[Node, None] = {}
     stack = [node]
     while stack:
@@ -130,24 +130,26 @@ def _why_not(node: Node, user: Node, movable: set[Node]) -> Refusal | None:
     """Why a user keeps a constructor on the host."""
     name = node.name
     if user.op != "call_function" or not isinstance(user.target, OpOverload) or user.target in ON_HOST:
-        return Refusal(Reason.ESCAPES, f"{name} stays: {user.name} takes it on the host", user.name)
+        return Refusal(Reason.ESCAPES, f"{name} stays: {user.name} needs it on the host", user.name)
     found: Any = profile(user.target)
     acts = found.writes or found.random or found.launch or found.ordered
     if acts or user.target.namespace not in ("aten", "prims"):
-        return Refusal(Reason.HAS_EFFECT, f"{name} stays: {user.name} does more than compute", user.name)
+        return Refusal(Reason.HAS_EFFECT, f"{name} stays: {user.name} has side effects", user.name)
     given = [n for n in input_nodes(user) if _is_on_host(n) and n not in movable]
     if _is_on_host(user) and given:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {given[0].name} is on the host too", given[0].name)
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{name} stays: {user.name} also uses {given[0].name} on the host", given[0].name
+        )
     bound = ops.bind(user)
     if _is_on_host(user) and bound.get("device") is not None:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {user.name} asks for the host", user.name)
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {user.name} names the host as its device", user.name)
     if user.target in INDEXED and not _is_on_host(user) and _would_wait(bound):
-        sentence = f"{name} stays: on the device {user.name} would wait for its mask or number"
+        sentence = f"{name} stays: {user.name} would synchronise with the device for its mask or value"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence, user.name)
     return None
 
 
 def _would_wait(given: dict[str, Any]) -> bool:
-    """Whether a call indexes by a mask of the host, or puts a number of the host."""
+    """Whether a call indexes with a mask on the host, or stores a value from the host."""
     masks = [ops.value_of(n).dtype in (torch.bool, torch.uint8) for n in given["indices"] if n and _is_on_host(n)]
     return any(masks) or ("values" in given and _is_on_host(given["values"]))

@@ -1,7 +1,7 @@
-"""Compute each tensor right before it is first needed.
+"""Move each node to just before its first user.
 
-Why: tracing leaves constants, masks and casts at the top of the graph; what is made long before it is used is held all
-that time, and is not in any cache when it is read.
+Why: tracing leaves constants, masks and casts at the top of the graph. A tensor computed long before its first use
+occupies memory all that time, and is no longer in cache when it is read.
 
 Before::
 
@@ -17,11 +17,11 @@ After::
     m: f32[4, 4] = neg(y)
     c: f32[4, 4] = add(b, m)
 
-Launches, waits, writes, draws and calls with effects stay where they are, and nothing moves across them: what was put
-between a launch and its wait to hide it stays there.
+Launches, waits, writes, random numbers and calls with side effects stay where they are, and nothing moves across them.
+So compute that hides a collective stays between its launch and its wait.
 
-Declines: nothing; what must stay stays.
-Numerics: exact. Memory: tensors live as short as their stretch of the graph allows.
+Declines: nothing; nodes that cannot move are left in place.
+Numerics: exact. Memory: shorter live ranges within each stretch between such nodes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from weft.plan.plan import Arrange, Step
 
 @dataclass(frozen=True)
 class MoveProducers(GraphwisePass):
-    """Compute each tensor right before it is first needed."""
+    """Move each node to just before its first user."""
 
     numerics = Numerics.EXACT
-    why_not_nested = "a plan moves nodes of the outermost graph only"
+    why_not_nested = "a plan can move only nodes of the outermost graph"
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
@@ -66,12 +66,12 @@ class MoveProducers(GraphwisePass):
         following = dict(pairwise(order))
         return self.step([Arrange(_runs(dag, order))], [self._decision(node, following[node]) for node in moved])
 
-    def _decision(self, node: Node, behind: Node) -> Decision:
-        return self.decision(Reason.APPLIED, f"{node.name} is put before {behind.name}", node.name)
+    def _decision(self, node: Node, following: Node) -> Decision:
+        return self.decision(Reason.APPLIED, f"moved {node.name} to before {following.name}", node.name)
 
 
 def _local(stretch: Sequence[Node]) -> list[Node]:
-    """A stretch in which each node stands before the first that needs it; the others keep their order."""
+    """The nodes of a stretch, each just before its first user; nodes without users in the stretch keep their order."""
     inside = set(stretch)
     order: dict[Node, None] = {}
     for last in stretch:
@@ -89,13 +89,13 @@ def _local(stretch: Sequence[Node]) -> list[Node]:
 
 
 def _moved(before: Sequence[Node], after: Sequence[Node]) -> list[Node]:
-    """The nodes that stand before another node than they did."""
-    following = dict(pairwise(before))
-    return [node for node, behind in pairwise(after) if following[node] is not behind and node.op == "call_function"]
+    """The nodes that another node follows now than before."""
+    followed_by = dict(pairwise(before))
+    return [node for node, now in pairwise(after) if followed_by[node] is not now and node.op == "call_function"]
 
 
 def _runs(dag: Dag, order: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """The order as stretches of the graph as it is."""
+    """The new order as runs of nodes that are consecutive in the graph today."""
     runs: list[list[Node]] = []
     for node in order:
         if runs and dag.index[runs[-1][-1]] + 1 == dag.index[node]:

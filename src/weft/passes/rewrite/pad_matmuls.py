@@ -1,6 +1,7 @@
-"""Pad the factors of a matmul to sizes that its kernels take whole, where the time saved exceeds the copies.
+"""Pad the factors of a matmul to aligned sizes where that saves more time than the copies cost.
 
-Why: tensor cores load rows in pieces of 16 bytes; a vocabulary of 50257 columns runs on slow kernels for want of 7.
+Why: tensor cores load rows in units of 16 bytes. A vocabulary of 50257 columns, 7 short of a multiple of 8, runs on
+slow kernels.
 
 Before::
 
@@ -13,11 +14,11 @@ After::
     m_slice: bf16[4096, 50257] = slice(m_mm, 1, 0, 50257)
     m_clone: bf16[4096, 50257] = clone(m_slice, memory_format=memory_format.contiguous_format)
 
-The time of the product is that of its flops on the device of the cluster that is given, `slowdown` times as long where
-a size is odd; the copies take their bytes. Zeros add nothing to a sum.
+The predicted time of a product is its flops at the rate of the given cluster's device, times `slowdown` if a row is not
+aligned. The predicted time of a copy follows from its bytes. The zeros of the padding do not change the sums.
 
-Declines: without a cluster; where the copies take longer than what is saved; sizes that are unknown.
-Numerics: reassociates; another kernel may add in another order.
+Declines: matmuls without a cluster to predict times on; padding that costs more time than it saves; unknown sizes.
+Numerics: reassociates; another kernel may sum in another order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from weft.rewriting.draft import AnyNode, Draft
 from weft.rewriting.pattern import Match, Var, op
 from weft.rewriting.rules import Replacement, Rule
 
-PIECE_BYTES = 16
+ALIGNMENT_BYTES = 16
+"""Alignment of rows, in bytes, that tensor-core kernels need."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,14 @@ class PadMatmuls(RewritePass):
     numerics = Numerics.REASSOCIATES
 
     slowdown: float = 4.5
-    """How many times as long a product takes whose rows are no multiples of 16 bytes.
+    """Time of a product whose rows are not multiples of 16 bytes, relative to an aligned one.
 
-    The least of six bf16 products on an H200 (torch 2.11, 15 November 2026, `benchmarks/gpu/rewrites.py`): 4.5 to 5.9.
+    The smallest of six bf16 products on an H200, which took 4.5 to 5.9 times as long (torch 2.11, 15 November 2026,
+    `benchmarks/gpu/rewrites.py`).
     """
 
     always: bool = False
-    """Pad whatever it costs."""
+    """Pad even where it saves no time."""
 
     def rules(self, context: Context) -> Iterable[Rule]:
         def padded(draft: Draft, match: Match) -> Replacement:
@@ -62,8 +65,8 @@ class PadMatmuls(RewritePass):
                 return None
             if any(type(size) is not int for size in (*x.shape, *w.shape)):
                 return Refusal(Reason.UNKNOWN_SIZE, f"{match.root.name} stays: not all of its sizes are known")
-            extra = [-size % (PIECE_BYTES // x.element_size()) for size in (x.shape[0], x.shape[1], w.shape[1])]
-            if not any(extra[1:]):  # rows of either factor are whole pieces
+            extra = [-size % (ALIGNMENT_BYTES // x.element_size()) for size in (x.shape[0], x.shape[1], w.shape[1])]
+            if not any(extra[1:]):  # the rows of both factors are aligned
                 return None
             return self._why_not(x, w, extra, match.root.name, context) or _padded(draft, match, extra)
 
@@ -73,7 +76,7 @@ class PadMatmuls(RewritePass):
         if self.always:
             return None
         if context.cluster is None:
-            return Refusal(Reason.NO_GAIN, f"{name} stays: without a cluster nobody knows whether padding pays")
+            return Refusal(Reason.NO_GAIN, f"{name} stays: without a cluster the gain of padding is unknown")
         rows, terms, columns = x.shape[0], x.shape[1], w.shape[1]
         more_terms, more_columns = terms + extra[1], columns + extra[2]
         device = context.cluster.device
@@ -83,9 +86,9 @@ class PadMatmuls(RewritePass):
         copied += [(rows, columns)] * bool(extra[2])
         copies = device.traffic_ns(sum(2 * prod(size) * x.element_size() for size in copied))
         if product is None or larger is None or copies is None:
-            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: the device has no peak for {x.dtype}")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: the device description has no peak for {x.dtype}")
         if larger + copies >= self.slowdown * product:
-            return Refusal(Reason.NO_GAIN, f"{name} stays: padding would take longer than it saves")
+            return Refusal(Reason.NO_GAIN, f"{name} stays: padding would cost more time than it saves")
         return None
 
 

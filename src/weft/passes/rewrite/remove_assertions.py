@@ -1,6 +1,6 @@
-"""Remove assertions about the type of a tensor that the types in the graph already show to hold.
+"""Remove assertions about a tensor's metadata that the graph's types already prove.
 
-Why: tracing guards casts with assertions; they cost a call on the host each, and keep tensors alive.
+Why: tracing guards casts with assertions. Each costs a call on the host and may keep a tensor alive.
 
 Before::
 
@@ -11,7 +11,7 @@ After::
 
     r: f32[4] = relu(x)
 
-Declines: an assertion that the types do not show to hold: it would fail, or depends on a size that nobody knows.
+Declines: an assertion that the types do not prove, because it would fail or depends on an unknown size.
 Numerics: exact.
 """
 
@@ -29,14 +29,14 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 ASSERTION = "_assert_tensor_metadata"
 
 
 @dataclass(frozen=True)
 class RemoveAssertions(GraphwisePass):
-    """Remove assertions about types that are known to hold."""
+    """Remove assertions that the graph's types prove."""
 
     numerics = Numerics.EXACT
 
@@ -44,12 +44,12 @@ class RemoveAssertions(GraphwisePass):
         target = ops.op_of(f"{ASSERTION}.default")
         found = [node for node in graph.nodes if node.target is target]
         holds = [node for node in found if not node.users and _holds(node)]
-        return self.step(taken_out(holds), [self._decide(node, node in holds) for node in found])
+        return self.step(removal_of(holds), [self._decide(node, node in holds) for node in found])
 
     def _decide(self, node: Node, holds: bool) -> Decision:
         if holds:
-            return self.decision(Reason.APPLIED, f"{node.name} is removed: the types show that it holds", node.name)
-        sentence = f"{node.name} stays: the types do not show that it holds"
+            return self.decision(Reason.APPLIED, f"removed {node.name}: the types prove it", node.name)
+        sentence = f"{node.name} stays: the types do not prove it"
         return self.decision(Reason.HAS_EFFECT, sentence, node.name)
 
 

@@ -1,6 +1,6 @@
-"""Remove nodes whose results nobody needs and that change nothing anybody can see.
+"""Remove nodes without users or observable effects.
 
-Why: tracing leaves dead nodes behind, and a dead collective still costs its time on the wire.
+Why: tracing leaves dead nodes in the graph, and a dead collective still occupies the network.
 
 Before::
 
@@ -14,11 +14,12 @@ After::
     r: f32[2, 4] = relu(x)
     return [r]
 
-A write is needed while somebody may read what it wrote: a later node, the caller (inputs, constants and outputs), or
-a collective in flight. A wait is needed while what it completes is. Every rank holds the same graph, so every rank
-drops the same collectives; point-to-point communication has a peer with another view of it and always stays.
+A write is live if its memory may be read afterwards: by a later node, by the caller (inputs, constants and outputs), or
+by a collective in flight. The wait of a live launch is live. Every rank runs the same graph, so all ranks remove the
+same collectives. Point-to-point operations always stay, since the graph of the peer is another one.
 
-Declines: a dead node that draws random numbers (later draws would change), acts outside the graph, or is unknown.
+Declines: an unused node that draws random numbers (later draws would change), has effects outside the graph, or is
+unknown.
 Numerics: exact.
 """
 
@@ -38,7 +39,7 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class RemoveDeadCode(GraphwisePass):
         alive, kept_dead = _alive(dag)
         dead = [node for i, node in enumerate(dag.nodes) if i not in alive]
         decisions = [self._removed(node) for node in dead] + [self._kept(node) for node in kept_dead]
-        return self.step(taken_out(dead), decisions)
+        return self.step(removal_of(dead), decisions)
 
     def _removed(self, node: Node) -> Decision:
         collective = ops.is_communication(node.target)
-        why = "nobody needs its result, and every rank drops it" if collective else "nobody needs its result"
-        return self.decision(Reason.APPLIED, f"{node.name} is removed: {why}", node.name)
+        why = "its result is unused, and every rank removes it" if collective else "its result is unused"
+        return self.decision(Reason.APPLIED, f"removed {node.name}: {why}", node.name)
 
     def _kept(self, node: Node) -> Decision:
         return self.decision(Reason.HAS_EFFECT, f"{node.name} is unused and stays: {_effect(node)}", node.name)
@@ -66,19 +67,17 @@ class RemoveDeadCode(GraphwisePass):
 def _effect(node: Node) -> str:
     found = profile_of(node)
     if found.opaque:
-        return "what it does is unknown"
+        return "its effects are unknown"
     if found.random:
         return "it draws random numbers"
-    return "other ranks count on it" if found.launch or found.wait else "it acts outside the graph"
+    return "other ranks take part in it" if found.launch or found.wait else "it has effects outside the graph"
 
 
 def _alive(dag: Dag) -> tuple[set[int], list[Node]]:
-    """The nodes to keep, and those among them that are kept for their effects alone."""
+    """The live nodes, and those of them that are live only for their effects."""
     effects = dag.effects
     profiles = dict(effects.special)
-    accesses: dict[int, list[tuple[int, bool]]] = {}
-    for i, storage, is_write in effects.accesses:
-        accesses.setdefault(i, []).append((storage, is_write))
+    accesses = effects.memory.by_node
     needed = set(effects.held_by_outputs)
     for i, node in enumerate(dag.nodes):
         if node.op in ("placeholder", "get_attr"):
@@ -101,7 +100,10 @@ def _alive(dag: Dag) -> tuple[set[int], list[Node]]:
 
 
 def _keep_waits_of_living_launches(dag: Dag, alive: set[int]) -> None:
-    """A wait that nobody uses still ends its flight: what is written behind it may be what the launch sends."""
+    """Keep the waits of live launches.
+
+    An unused wait still marks the end of the transfer: a later write may overwrite the buffer that the launch sends.
+    """
     for flight in dag.effects.flights:
         stack = [flight.wait] if flight.launch in alive and flight.wait is not None else []
         while stack:

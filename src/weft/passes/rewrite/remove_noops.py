@@ -1,7 +1,7 @@
-"""Remove calls whose result is one of their arguments.
+"""Remove calls whose result equals one of their arguments.
 
-Why: tracing, sharding and other rewrites leave copies, casts and views behind that change nothing; each copy is a
-kernel, and each hides a pattern from the rewrites behind.
+Why: tracing, sharding and other rewrites leave copies, casts and views that change nothing. Each copy is a kernel, and
+each of them hides patterns from later rewrites.
 
 Before::
 
@@ -13,10 +13,11 @@ After::
 
     r: f32[4, 4] = relu(h)
 
-A call is none if a row of `NOOPS` says so and the type, strides and memory of its result are those of the argument. A
-copy is more than its source where either is written later, or where the graph returns both.
+A call is removed if a row of `NOOPS` allows it and its result has the type and strides of the argument. A copy stays if
+it or its source is written later, or if the graph returns both.
 
-Declines: a copy of what is written later; a result that the graph returns, if it would be an input or share memory.
+Declines: a copy that is written later, or whose source is; a result that the graph returns, if its replacement is an
+input or shares memory with another result.
 Numerics: exact.
 """
 
@@ -50,11 +51,11 @@ def _is_whole_number(draft: Draft, given: Arguments) -> bool:
 
 
 def _is_plain_copy(draft: Draft, given: Arguments) -> bool:
-    """A copy into pinned memory is another tensor although its type is the same."""
+    """A copy into pinned memory is not a no-op although its type is the same."""
     return not given.get("pin_memory")
 
 
-# Operators, the argument that may be the result, and when it is, given that type and strides are the same.
+# Operators, the argument that the result may equal, and the condition for it; type and strides are compared as well.
 VIEWS = (
     "view reshape _unsafe_view expand permute transpose.int t alias detach contiguous slice narrow as_strided squeeze"
 )
@@ -75,7 +76,7 @@ NOOPS: tuple[tuple[str, str, Condition], ...] = (
 
 @dataclass(frozen=True)
 class RemoveNoops(RewritePass):
-    """Remove calls whose result is one of their arguments."""
+    """Remove calls whose result equals one of their arguments."""
 
     numerics = Numerics.EXACT
 
@@ -99,13 +100,13 @@ def _by_row(argument: str, condition: Condition) -> Callable[[Draft, Match], Rep
 
 
 def is_same(first: Any, second: Any) -> bool:
-    """Whether two fake values are of one type, with one layout of memory and the same bits of laziness."""
+    """Whether two fake values have the same type, memory layout, and lazy conjugate and negative bits."""
     layout = layout_of(first)
     return layout is not None and layout == layout_of(second)
 
 
 def layout_of(value: Any) -> Hashable | None:
-    """The type of a tensor, how it lies in memory, and its bits of laziness; None for anything else."""
+    """A tensor's type, memory layout, and lazy conjugate and negative bits; None for anything else."""
     if not isinstance(value, Tensor):
         return None
     return value.layout, value.is_conj(), value.is_neg(), value.dtype, value.device, *metadata.numbers(value)

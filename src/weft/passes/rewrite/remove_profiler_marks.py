@@ -1,6 +1,6 @@
 """Remove the marks that `record_function` leaves for a profiler.
 
-Why: a mark is a call on the host between kernels, and one that no other rewrite may cross.
+Why: each mark is a host call between kernels, and a barrier for other rewrites.
 
 Before::
 
@@ -12,8 +12,8 @@ After::
 
     r: f32[4] = relu(x)
 
-Declines: a mark that something other than its end takes.
-Numerics: exact; a profile of the graph lacks the marks.
+Declines: a mark whose result is used by anything but its end.
+Numerics: exact; profiles of the graph no longer show the marks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.rewriting.nested import taken_out
+from weft.rewriting.nested import removal_of
 
 BEGINS = ("profiler._record_function_enter_new.default", "profiler._record_function_enter.default")
 ENDS = ("profiler._record_function_exit._RecordFunction", "profiler._record_function_exit.default")
@@ -46,9 +46,9 @@ class RemoveProfilerMarks(GraphwisePass):
         kept = {n for n in marks if n.target in begins and any(user.target not in ends for user in n.users)}
         kept |= {n for n in marks if n.target in ends and (n.users or kept.intersection(n.all_input_nodes))}
         gone = [node for node in marks if node not in kept]
-        return self.step(taken_out(gone), [self._decide(node, node in kept) for node in marks])
+        return self.step(removal_of(gone), [self._decide(node, node in kept) for node in marks])
 
     def _decide(self, node: Node, is_kept: bool) -> Decision:
         if is_kept:
             return self.decision(Reason.HAS_EFFECT, f"{node.name} stays: its result is used", node.name)
-        return self.decision(Reason.APPLIED, f"{node.name} is removed: it only marks a place", node.name)
+        return self.decision(Reason.APPLIED, f"removed {node.name}: it only marks a region for a profiler", node.name)

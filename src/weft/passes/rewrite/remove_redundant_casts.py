@@ -1,6 +1,7 @@
-"""Remove casts to a dtype in between that loses nothing.
+"""Remove casts through an intermediate dtype that loses nothing.
 
-Why: mixed precision casts up and down again around what other rewrites take away; each cast is a copy.
+Why: mixed precision casts up and back down; where another rewrite removes the operators in between, both casts are
+wasted copies.
 
 Before::
 
@@ -11,13 +12,12 @@ After::
 
     (x itself)
 
-A cast of a cast is one cast if the dtype in between holds every value of the first: bf16 to f32 to f16 is bf16 to f16;
-and none at all if it comes back to the first. Values that are not numbers stay so; their payload does not count.
-Which whole number a float becomes that is too large for the dtype, or negative for an unsigned one, depends on the
-float's own dtype and on the device.
+Two casts become one if the intermediate dtype holds every value of the first: bf16 to f32 to f16 is bf16 to f16. Both
+are removed if the last dtype is the first. NaN stays NaN; its payload is ignored. A float outside the range of an
+integer dtype converts to a number that depends on the float's dtype and the device, so such casts stay.
 
-Declines: a dtype in between that loses something (f32 to bf16 to f32, i64 to i32 to i64); casts of floats, first or in
-between, to whole numbers that may not hold them.
+Declines: an intermediate dtype that loses information (f32 to bf16 to f32, i64 to i32 to i64); casts to an integer
+dtype, through a float dtype, that may not hold every value.
 Numerics: exact.
 """
 
@@ -50,7 +50,7 @@ WIDER = {
     "f8e4m3fn": "f16 bf16 f32 f64",
     "f8e5m2": "f16 bf16 f32 f64",
 }
-"""For each dtype those that hold all of its values."""
+"""For each dtype, the dtypes that hold all of its values."""
 
 CASTS = (
     lambda inner: op("_to_copy", inner, dtype=Var("dtype")),
@@ -64,7 +64,7 @@ INNER = (
 
 @dataclass(frozen=True)
 class RemoveRedundantCasts(RewritePass):
-    """Remove casts to a dtype in between that loses nothing."""
+    """Remove casts through an intermediate dtype that loses nothing."""
 
     numerics = Numerics.EXACT
 
@@ -79,15 +79,17 @@ def _direct(draft: Draft, match: Match) -> Replacement:
         return None
     first, middle = DTYPE_NAMES.get(value.dtype, ""), DTYPE_NAMES.get(between, "")
     if first == middle:
-        return None  # the inner cast is none: remove-noops
+        return None  # the inner cast does nothing; remove-noops removes it
     if middle not in WIDER.get(first, "").split():
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {middle} does not hold all of {first}")
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {middle} does not hold every value of {first}"
+        )
     if match["dtype"] == value.dtype:
         return source
     last = DTYPE_NAMES.get(match["dtype"], "")
     is_whole = not (match["dtype"].is_floating_point or match["dtype"].is_complex or last == "b8")
     if is_whole and between.is_floating_point and last not in WIDER[first].split():
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {last} does not hold all of {first}")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: {last} does not hold every value of {first}")
     if match.root.target is ops.op_of("_to_copy"):
         return draft.call("_to_copy", source, dtype=match["dtype"], before=match.root)
     return draft.call(match.root.target, source, match["dtype"], before=match.root)

@@ -1,6 +1,6 @@
-"""Write results into memory that nobody needs any more.
+"""Write results into buffers that are no longer needed.
 
-Why: a functional graph copies a whole cache to change one row of it. Where nobody looks at the old tensor again, the
+Why: a functional graph copies a whole cache to change one row of it. If nothing reads the old tensor afterwards, the
 row can be written in place.
 
 Before::
@@ -15,13 +15,14 @@ After::
     i_index_put: f32[1024, 64] = index_put_(h, [rows], values)
     r: f32[1024, 64] = neg(i_index_put)
 
-To be run last: what is written in place can be moved less. Inputs and constants are the caller's; they are written only
-where the graph ends by copying the very result back into them, and that copy goes. Results of slice_scatter and its kin
-are copied into a view. Pointwise operators are left to compilers, which fuse them and reuse memory, unless asked for.
+Run this pass last: writes restrict the order of other nodes. Inputs and constants belong to the caller; an input is
+written only if the graph copies the result back into it, and that copy is removed. slice_scatter and similar operators
+become a copy into a view. Pointwise operators are left to compilers, which fuse them and reuse memory themselves,
+unless `pointwise` is set.
 
-Declines: a tensor that is used later, by a view or by a launch not yet waited for too; that is returned, or the
-caller's; that overlaps with another argument.
-Numerics: exact. Memory: one tensor less for each.
+Declines: a tensor that is used later, also through a view or by a launch in flight; one that is returned or belongs to
+the caller; one that overlaps with another argument.
+Numerics: exact. Memory: one tensor less per rewrite.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.profiles import is_pointwise, profile
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -43,7 +44,6 @@ from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import Draft
 from weft.rewriting.last_uses import LastUses, copied_back
-from weft.rewriting.uses import is_pointwise
 
 SCATTERS = frozenset(
     (
@@ -61,13 +61,13 @@ VIEW_SCATTERS = {
 
 @dataclass(frozen=True)
 class ReuseBuffers(GraphwisePass):
-    """Write results into memory that nobody needs any more."""
+    """Write results into buffers that are no longer needed."""
 
     numerics = Numerics.EXACT
-    why_not_nested = "a call that runs writes is one of which nothing is known"
+    why_not_nested = "a call that runs a graph with writes is a barrier for other passes"
 
     pointwise: bool = False
-    """Whether pointwise operators write in place too."""
+    """Write the results of pointwise operators in place too."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
@@ -84,15 +84,15 @@ class ReuseBuffers(GraphwisePass):
                 continue
             uses.give(source, node)
             _write(draft, node, back)
-            sentence = f"{node.name} is written into {source.name}" + (f", which {back.name} did" if back else "")
+            sentence = f"wrote {node.name} into {source.name}" + (f" and removed the copy {back.name}" if back else "")
             decisions.append(self.decision(Reason.APPLIED, sentence, node.name, source.name))
         return self.step(draft.actions, decisions)
 
     def _source(self, node: Node) -> Node | None:
-        """The argument that a node could be written into."""
+        """The argument that the result of a node could be written into."""
         name = _base(node.target)
         known = name in VIEW_SCATTERS or (in_place(node.target) and (name in SCATTERS or self.pointwise))
-        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node)):
+        if not known or (name not in SCATTERS and name not in VIEW_SCATTERS and not is_pointwise(node.target)):
             return None
         source = ops.bind(node).get("self")
         value = ops.value_of(source) if isinstance(source, Node) else None
@@ -106,7 +106,7 @@ def _base(target: Any) -> str:
 
 
 def in_place(target: Any) -> OpOverload | None:
-    """The operator that writes into its first argument what another one returns."""
+    """The in-place variant of an operator, which writes its result into its first argument."""
     if not isinstance(target, OpOverload):
         return None
     name, _, overload = target.name().partition("::")[2].partition(".")
@@ -121,21 +121,23 @@ def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Ref
     if len(uses.held(source)) != 1 or len(uses.held(node)) != 1:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: the memory of {source.name} is not known")
     if uses.held(source) & uses.given and back is None:
-        return Refusal(Reason.ESCAPES, f"{name} stays: {source.name} is the caller's, and not copied back", source.name)
+        sentence = f"{name} stays: {source.name} belongs to the caller, and the result is not copied back into it"
+        return Refusal(Reason.ESCAPES, sentence, source.name)
     others = [n for n in input_nodes(node) if n is not source and uses.held(n) & uses.held(source)]
-    twice = _occurrences(node, source) > 1 and not is_pointwise(node)
+    twice = _occurrences(node, source) > 1 and not is_pointwise(node.target)
     if others or twice:
         overlaps = (others or [source])[0].name
-        return Refusal(Reason.MUTATED, f"{name} stays: {overlaps} overlaps with what would be written", overlaps)
+        return Refusal(Reason.MUTATED, f"{name} stays: {overlaps} overlaps with the memory to be written", overlaps)
     later = uses.first_use_after(node, source, but=back)
     if later is not None:
         return Refusal(Reason.DEPENDENCY, f"{name} stays: {later.name} uses {source.name} later", later.name)
     if back is None:
         return None
     place = uses.dag.index[back]
-    written = [i for i, s, is_write in uses.dag.effects.accesses if is_write and {s} & uses.held(source)]
-    if max(written) != place or uses.held(node) & uses.dag.effects.held_by_outputs:
-        return Refusal(Reason.ESCAPES, f"{name} stays: it is more than what {back.name} copies back", back.name)
+    writes = uses.dag.effects.memory.writes
+    last_write = max(writes[storage][-1] for storage in uses.held(source) if storage in writes)
+    if last_write != place or uses.held(node) & uses.dag.effects.held_by_outputs:
+        return Refusal(Reason.ESCAPES, f"{name} stays: it is needed apart from the copy {back.name}", back.name)
     return None
 
 
@@ -151,10 +153,10 @@ def _write(draft: Draft, node: Node, back: Node | None) -> None:
         rest = [value for name, value in given.items() if name not in ("self", "src")]
         part = draft.call(view, source, *rest, before=node)
         draft.call("copy_", part, given["src"], before=node)
-        heir = source
+        replacement = source
     else:
         args, kwargs = draft.arguments(node)
-        heir = draft.call(in_place(node.target), *args, before=node, **kwargs)
-    draft.replace({node: heir}, [node])
+        replacement = draft.call(in_place(node.target), *args, before=node, **kwargs)
+    draft.replace({node: replacement}, [node])
     if back is not None:
-        draft.replace({back: heir}, [back])
+        draft.replace({back: replacement}, [back])

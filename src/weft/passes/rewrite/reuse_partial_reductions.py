@@ -1,6 +1,7 @@
-"""Reduce what was reduced over some dims already instead of the whole tensor once more.
+"""Compute a full reduction from a partial one instead of reading the whole tensor again.
 
-Why: scaling for fp8 asks for the largest value of each row and of all rows; the second reads the whole tensor again.
+Why: scaling for fp8 needs the maximum of each row and of the whole tensor; the second reduction reads the whole tensor
+again.
 
 Before::
 
@@ -12,10 +13,10 @@ After::
     rows: f32[512, 1] = amax(x, [1], True)
     all__amax: f32[()] = amax(rows)
 
-The largest of the largest is the largest, and so is the least. Of 0.0 and -0.0 neither is larger, and which of them
-comes out depends on the order: that much may differ.
+The maximum of the row maxima is the maximum of the tensor, and likewise for minima. 0.0 and -0.0 compare equal, so
+which of the two is returned depends on the order of the reduction.
 
-Declines: tensors below `min_numel` elements or of unknown size; a partial reduction that comes later.
+Declines: tensors below `min-numel` elements or of unknown size; a partial reduction that comes later.
 Numerics: reassociates; only the sign of a zero may differ.
 """
 
@@ -43,12 +44,12 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class ReusePartialReductions(RewritePass):
-    """Reduce what was reduced over some dims already."""
+    """Compute a full reduction from a partial one."""
 
     numerics = Numerics.REASSOCIATES
 
     min_numel: int = 4096
-    """Leave smaller tensors alone: they are read again in no time."""
+    """Minimum number of elements; reading a smaller tensor again costs next to nothing."""
 
     def rules(self, context: Context) -> Iterable[Rule]:
         return [
@@ -60,9 +61,9 @@ class ReusePartialReductions(RewritePass):
         partial, full = match.roots
         value = draft.value(match["x"])
         if not isinstance(value, Tensor) or any(type(size) is not int for size in value.shape):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{full.name} stays: not all sizes of what it reduces are known")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{full.name} stays: not all sizes of its input are known")
         if value.numel() < self.min_numel:
-            return Refusal(Reason.NO_GAIN, f"{full.name} stays: it reduces {value.numel()} elements only")
+            return Refusal(Reason.NO_GAIN, f"{full.name} stays: its input has only {value.numel()} elements")
         if draft.position(partial) > draft.position(full):
             return Refusal(Reason.DEPENDENCY, f"{full.name} stays: {partial.name} comes later", partial.name)
         return [partial, draft.call("amax" if "max" in str(full.target) else "amin", partial, before=full)]

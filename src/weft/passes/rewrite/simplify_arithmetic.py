@@ -1,7 +1,7 @@
-"""Simplify arithmetic that gives back what it was given.
+"""Simplify arithmetic that returns its input.
 
-Why: scales of one, offsets of zero and double negations come from options that are switched off and from gradients;
-each is a kernel, or a step in one.
+Why: disabled options and gradients leave scales of one, offsets of zero and double negations. Each is a kernel, or part
+of one.
 
 Before::
 
@@ -15,11 +15,11 @@ After::
 
     r: f32[4] = relu(x)
 
-Only what is exact for every value is simplified: x + 0.0 is not x where x is -0.0 (x - 0.0 and x + -0.0 are), x * 0.0
-is not 0.0 where x is infinite or no number; whole numbers know neither. A complex product adds products of parts, so
-inf+0j times 1 has a part that is not a number. The dtype must stay: i64 * 1.0 is another.
+Only identities that hold for every value are used. For floats, x + 0.0 differs from x if x is -0.0 (x - 0.0 and
+x + -0.0 do not), and x * 0.0 is not 0.0 if x is infinite or NaN; integers have neither problem. A complex product sums
+products of the parts, so inf+0j times 1 has a NaN part. The dtype must not change: i64 * 1.0 is a float.
 
-Declines: zeros that are added to or multiplied with floats; complex numbers times or divided by one.
+Declines: floats plus zero or times zero; complex numbers multiplied or divided by one.
 Numerics: exact.
 """
 
@@ -51,7 +51,7 @@ WHOLE = ("bitwise_or.Scalar", "bitwise_xor.Scalar", "__lshift__.Scalar", "__rshi
 
 @dataclass(frozen=True)
 class SimplifyArithmetic(RewritePass):
-    """Simplify arithmetic that gives back what it was given."""
+    """Simplify arithmetic that returns its input."""
 
     numerics = Numerics.EXACT
 
@@ -73,7 +73,7 @@ class SimplifyArithmetic(RewritePass):
 
 
 def _kept(draft: Draft, match: Match, node: Any) -> Replacement:
-    """The node if it is what the root is by type and strides; no match otherwise."""
+    """The node if it has the type and strides of the root; None, no match, otherwise."""
     is_node = isinstance(node, AnyNode)
     return node if is_node and is_same(draft.value(match.root), draft.value(node)) else None
 
@@ -83,10 +83,10 @@ def _source(draft: Draft, match: Match) -> Replacement:
 
 
 def _negated(draft: Draft, match: Match) -> Replacement:
-    """Torch subtracts a vector of complex numbers from zero, so that -0.0 twice negated is 0.0 (2.13, CPU)."""
+    """A doubly negated value. torch 2.13 on a CPU negates complex vectors by 0 - x, so -0.0 negated twice is 0.0."""
     found = _source(draft, match)
     if found is not None and draft.value(match.root).dtype.is_complex:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: it makes 0.0 of -0.0")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: it turns -0.0 into 0.0")
     return found
 
 
@@ -95,7 +95,7 @@ def _inner(draft: Draft, match: Match) -> Replacement:
 
 
 def _number(draft: Draft, value: Any) -> int | float | None:
-    """The number that an argument is, or that a constant tensor is filled with; None where it is not known."""
+    """The number that an argument is, or that a constant tensor is filled with; None if unknown."""
     if isinstance(value, AnyNode):
         held = draft.value(value)
         name = str(value.target).partition(".")[2].partition(".")[0]
@@ -103,7 +103,7 @@ def _number(draft: Draft, value: Any) -> int | float | None:
             return None
         default = int("ones" in name)
         value = draft.bind(value).get("fill_value", default)
-        if isinstance(value, int | float):  # what is stored: whole numbers have one zero
+        if isinstance(value, int | float):  # as stored: integers have no negative zero
             is_float = held.dtype.is_floating_point or held.dtype.is_complex
             value = float(value) if is_float else int(value) if math.isfinite(value) else None
     return value if isinstance(value, int | float) else None
@@ -119,12 +119,12 @@ def _neutral(wanted: int) -> Callable[[Draft, Match], Replacement]:
             return None
         dtype = draft.value(node).dtype
         if wanted and dtype.is_complex:
-            sentence = f"{match.root.name} stays: infinite parts of complex numbers change"
+            sentence = f"{match.root.name} stays: it changes complex numbers with infinite parts"
             return Refusal(Reason.UNSUPPORTED_FORM, sentence)
         is_added = str(match.root.target).startswith("aten.add")
         is_negative = math.copysign(1, number) < 0
         if not wanted and (dtype.is_complex or (dtype.is_floating_point and is_negative != is_added)):
-            sentence = f"{match.root.name} stays: it makes 0.0 of -0.0"
+            sentence = f"{match.root.name} stays: it turns -0.0 into 0.0"
             return Refusal(Reason.UNSUPPORTED_FORM, sentence)
         return found
 
@@ -132,10 +132,10 @@ def _neutral(wanted: int) -> Callable[[Draft, Match], Replacement]:
 
 
 def _zero(draft: Draft, match: Match) -> Replacement:
-    """Whole numbers times zero are zeros."""
+    """Integers times zero are zeros."""
     value = draft.value(match.root)
     if _number(draft, match["n"]) != 0 or not isinstance(value, Tensor):
         return None
     if value.dtype.is_floating_point or value.dtype.is_complex:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: infinite times zero is no number")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{match.root.name} stays: infinity times zero is NaN")
     return draft.call("zeros_like", match["x"], before=match.root)

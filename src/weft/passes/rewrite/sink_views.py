@@ -1,7 +1,7 @@
-"""View a concatenation once instead of each of its parts.
+"""View a concatenation once instead of each of its inputs.
 
-Why: heads and experts are reshaped one by one before they are laid side by side; the views hide that the parts are
-neighbours, and each is a call on the host.
+Why: heads and experts are reshaped one by one before they are concatenated. The views hide that the inputs are adjacent
+slices of one tensor, and each is a call on the host.
 
 Before::
 
@@ -14,9 +14,10 @@ After::
     c_cat: f32[5, 2, 2] = cat([x, y])
     c_view: f32[5, 4] = view(c_cat, [5, 4])
 
-Rows must be left as they are: along the first dim, each part has as many as what it is a view of.
+The views must keep the first dim: each input has as many rows as the tensor it is a view of.
 
-Declines: views that others need; parts that are no views or that change rows; other dims; sizes that are no numbers.
+Declines: views with other users; inputs that are not views, or that change the number of rows; concatenations along
+other dims; unknown sizes.
 Numerics: exact.
 """
 
@@ -44,7 +45,7 @@ VIEW_OPS = frozenset(ops.op_of(name) for name in VIEWS)
 
 @dataclass(frozen=True)
 class SinkViews(GraphwisePass):
-    """View a concatenation once instead of each of its parts."""
+    """View a concatenation once instead of each of its inputs."""
 
     numerics = Numerics.EXACT
 
@@ -59,13 +60,17 @@ class SinkViews(GraphwisePass):
             refusal = _why_not(draft, node, parts)
             if refusal is None:
                 whole = draft.call("cat", [draft.bind(part)["self"] for part in parts], before=node)
-                heir = draft.call("view", whole, list(draft.value(node).shape), before=node)
-                refusal = draft.why_not_replace(node, heir) or draft.replace({node: heir}, [node, *parts])
+                replacement = draft.call("view", whole, list(draft.value(node).shape), before=node)
+                refusal = draft.why_not_replace(node, replacement) or draft.replace({node: replacement}, [node, *parts])
             if refusal is not None:
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
                 continue
-            decisions.append(self.decision(Reason.APPLIED, f"{node.name} is viewed once", node.name))
+            decisions.append(
+                self.decision(
+                    Reason.APPLIED, f"replaced the views of the inputs of {node.name} with one view", node.name
+                )
+            )
         return self.step(draft.actions, decisions)
 
 
@@ -76,19 +81,24 @@ def _is_of_views(parts: list[Any]) -> bool:
 def _why_not(draft: Draft, node: AnyNode, parts: list[AnyNode]) -> Refusal | None:
     name, value = node.name, draft.value(node)
     if any(part.target not in VIEW_OPS for part in parts):
-        return Refusal(Reason.DEPENDENCY, f"{name} stays: a part of it was changed")
+        return Refusal(Reason.DEPENDENCY, f"{name} stays: an earlier rewrite changed one of its inputs")
     sources = [draft.value(draft.bind(part)["self"]) for part in parts]
     values = [draft.value(part) for part in parts]
     is_known = isinstance(value, Tensor) and all(type(n) is int for v in (*sources, *values) for n in v.shape)
     if not is_known or not all(v.dim() for v in (*sources, *values)) or draft.bind(node)["dim"] % value.dim():
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its parts do not lie side by side along the first dim")
+        return Refusal(
+            Reason.UNSUPPORTED_FORM, f"{name} stays: it does not join along the first dim, or a size is unknown"
+        )
     rests = {tuple(v.shape[1:]) for v in sources}
     keeps_rows = all(a.shape[0] == b.shape[0] and a.dtype == b.dtype for a, b in zip(sources, values, strict=True))
     if len(rests) > 1 or not keeps_rows or {v.dtype for v in sources} != {value.dtype}:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its views change rows, or differ")
+        return Refusal(
+            Reason.UNSUPPORTED_FORM,
+            f"{name} stays: its views change the number of rows, or their sources differ in shape",
+        )
     if not all(v.is_contiguous() for v in sources):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: a part is not contiguous")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: the source of a view is not contiguous")
     other = next((user for part in parts for user in draft.users(part) if user is not node), None)
     if other is not None:
-        return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} needs a view of a part", other.name)
+        return Refusal(Reason.NO_GAIN, f"{name} stays: {other.name} also uses one of its views", other.name)
     return why_not_apply(draft, Match(nodes=[node, *dict.fromkeys(parts)], roots=(node,)))

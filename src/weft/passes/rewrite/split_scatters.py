@@ -1,6 +1,7 @@
-"""Spread additions to few rows over several buffers, and sum those.
+"""Spread additions to a few rows over several buffers, then sum the buffers.
 
-Why: gradients of small embeddings add thousands of rows to a few; on a device they wait for each other at every row.
+Why: gradients of small embeddings add thousands of rows to a few. On a GPU these atomic additions contend for the same
+rows.
 
 Before::
 
@@ -15,11 +16,12 @@ After::
     s_sum: f32[16, 64] = sum.dim_IntList(s_index_put, [0])
     s_add: f32[16, 64] = add(x, s_sum)
 
-The buffers are as many as rows are added to one on average, a power of two from 2 to 128, and take at most a tenth of
-the memory of the cluster's device.
+The number of buffers is the average number of additions per row, rounded down to a power of two, from 2 to 128. With a
+cluster, the buffers take at most a tenth of the device's memory.
 
-Declines: indices that are few, of several dims or of unknown size; rows that are hardly shared; whole numbers; no room.
-Numerics: reassociates. Memory: the buffers, for a moment.
+Declines: indices that are few, multi-dimensional or of unknown size; fewer than two additions per row on average;
+integers; buffers that do not fit.
+Numerics: reassociates. Memory: the buffers, until they are summed.
 """
 
 from __future__ import annotations
@@ -41,18 +43,19 @@ from weft.rewriting.launches import is_written
 
 PUT = ops.op_of("index_put")
 MAX_PARTS = 128
+"""Maximum number of buffers."""
 SHARE = 10
-"""Buffers take at most one part in so many of the device's memory."""
+"""The buffers may take up to 1/SHARE of the device's memory."""
 
 
 @dataclass(frozen=True)
 class SplitScatters(GraphwisePass):
-    """Spread additions to few rows over several buffers."""
+    """Spread additions to a few rows over several buffers."""
 
     numerics = Numerics.REASSOCIATES
 
     min_rows: int = 4096
-    """Fewer additions than this wait for each other as they are."""
+    """Minimum number of added rows; fewer are left alone."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
         sites = [n for n in graph.nodes if n.target is PUT and ops.bind(n)["accumulate"] is True]
@@ -66,36 +69,44 @@ class SplitScatters(GraphwisePass):
             if isinstance(parts, Refusal):
                 decisions.append(self.decision(parts.reason, parts.sentence, node.name))
                 continue
-            heir = _spread(draft, node, given, parts)
-            refusal = draft.why_not_replace(node, heir) or draft.replace({node: heir}, [node])
+            replacement = _spread(draft, node, given, parts)
+            refusal = draft.why_not_replace(node, replacement) or draft.replace({node: replacement}, [node])
             if refusal is not None:
                 draft.forget()
                 decisions.append(self.decision(refusal.reason, refusal.sentence, node.name, blocking=refusal.blocking))
                 continue
-            decisions.append(self.decision(Reason.APPLIED, f"{node.name} adds to {parts} buffers", node.name))
+            decisions.append(
+                self.decision(Reason.APPLIED, f"spread the additions of {node.name} over {parts} buffers", node.name)
+            )
         return self.step(draft.actions, decisions)
 
     def _parts(self, draft: Draft, node: AnyNode, given: dict[str, Any], context: Context) -> int | Refusal:
-        """Over how many buffers additions are spread, or why over none."""
+        """The number of buffers, or why the additions are not spread."""
         name, table = node.name, draft.value(given["self"])
         rows = [draft.value(index) if isinstance(index, AnyNode) else None for index in given["indices"]]
         index = rows[0] if len(rows) == 1 else None
         sizes = [*table.shape, *(index.shape if index is not None else [])]
         if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype.is_floating_point or not table.dim():
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it is no sum of rows by one index")
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it does not add rows by a single index")
         if any(type(size) is not int for size in sizes) or str(index.dtype) in ("torch.bool", "torch.uint8"):
-            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: how many rows it adds is not known")
+            return Refusal(Reason.UNKNOWN_SIZE, f"{name} stays: the number of rows it adds is not known")
         if not table.dtype.is_floating_point or is_written(draft, given["self"]):
-            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it adds whole numbers, or to what is written")
+            return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it adds integers, or to a tensor that is written")
         shared = index.numel() // max(table.shape[0], 1)
         if index.numel() < self.min_rows or shared < 2:
-            return Refusal(Reason.NO_GAIN, f"{name} stays: {index.numel()} rows on {table.shape[0]} seldom meet")
+            return Refusal(
+                Reason.NO_GAIN, f"{name} stays: {index.numel()} additions to {table.shape[0]} rows contend little"
+            )
         parts = min(MAX_PARTS, 1 << (shared.bit_length() - 1))
         memory = context.cluster.device.memory_bytes if context.cluster is not None else None
         size = table.numel() * table.element_size()
         while memory is not None and parts > 1 and parts * size > memory // SHARE:
             parts //= 2
-        return parts if parts > 1 else Refusal(Reason.HOLDS_MEMORY, f"{name} stays: the buffers take too much memory")
+        return (
+            parts
+            if parts > 1
+            else Refusal(Reason.HOLDS_MEMORY, f"{name} stays: the buffers would take too much memory")
+        )
 
 
 def _spread(draft: Draft, node: AnyNode, given: dict[str, Any], parts: int) -> AnyNode:

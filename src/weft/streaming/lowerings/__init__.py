@@ -1,1 +1,1 @@
-"""The ways to run a collective and its products together."""
+"""Lowerings: the ways to run a collective and its products together. `protocol` is their interface."""

@@ -1,10 +1,10 @@
-"""The portable kernel: a collective and its products in chunks, as plain nodes of the graph.
+"""The portable lowering: a collective and its products in chunks, as plain nodes of the graph.
 
-Contract: any backend runs it, since nothing here is a kernel of its own; moving launches and waits, and hiding each
-chunk behind the products of the others, is left to the order of the graph. Every rank gets the same nodes.
+Contract: any backend can run the result, because it contains no custom kernel. The scheduler later orders the launches
+and waits so that each chunk overlaps with the products of the others. Every rank gets the same nodes.
 
-    gather    slices of the shard -> one launch each -> a wait and the products of each chunk -> results joined
-    scatter   slices of the left operands -> the products of each chunk -> one launch each -> waits, results joined
+    gather    slices of the shard -> one launch each -> a wait and the products of each chunk -> joined results
+    scatter   slices of the left operands -> the products of each chunk -> one launch each -> waits -> joined results
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from weft.compat import schema_of
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
-from weft.streaming.chunking import Chunking, Operand, Place, chunk_of, replaced, still_needed, stride_of
+from weft.streaming.chunking import ChunkDim, Chunking, Operand, chunk_of, replaced, still_needed, stride_of
 from weft.streaming.layouts import Layout
 from weft.streaming.lowerings.protocol import Name
 from weft.streaming.view_layouts import sizes_of
 
 aten = torch.ops.aten
 SCALE = "scale_"
-"""Scales for rows must be contiguous, says the kernel of CUDA."""
+"""Prefix of the arguments that hold scales. The CUDA kernel requires row scales to be contiguous."""
 
 
 class Portable:
-    """Chunks as plain nodes."""
+    """Run the chunks as plain nodes."""
 
     @property
     def name(self) -> Name:
         return "portable"
 
     def why_not(self, cut: Chunking, *, asked_for: bool) -> None:
-        """Nothing keeps it from running a site that has been cut."""
+        """It can run any site that was split into chunks."""
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
-        """Put chunks in the place of a site."""
-        return Gather(edit, cut).build() if cut.result is None else Scatter(edit, cut).build()
+        """Replace a site by its chunks."""
+        return ChunkedGather(edit, cut).build() if cut.result is None else ChunkedScatter(edit, cut).build()
 
 
-class Builder:
-    """What gathers and scatters share: chunks of tensors, and tensors joined from their chunks."""
+class ChunkBuilder:
+    """Shared by gathers and scatters: makes the chunks of tensors, and joins tensors from their chunks."""
 
     def __init__(self, edit: Edit, chunking: Chunking) -> None:
         self.edit, self.chunking = edit, chunking
         self.collective = Collective(chunking.launch)
         self.launch = chunking.launch
         self.anchor: Node = self.launch
-        """Where new nodes are put."""
+        """New nodes are inserted before this node."""
         self.made: dict[tuple[Node, int], Node] = {}
-        """The chunks of bases."""
+        """Chunks of bases, by base and number."""
         self.seen: dict[tuple[Node, int], Node] = {}
-        """The chunks of views of them."""
+        """Chunks of views of bases, by view and number."""
         self.rows: dict[Node, Node] = {}
-        """Tensors that parts are taken of, with the dim that is cut seen as three."""
+        """Whole tensors that are sliced, viewed with the split dim as outer, chunks, inner."""
 
     def call(self, target: Any, args: tuple[Any, ...], name: str, like: Node, **kwargs: Any) -> Node:
-        """Create a node of the site; a part of an input or a constant comes from the launch that it is cut for."""
+        """Create a node of the site. Slices of inputs and constants take their metadata from the launch."""
         origin = like if like.op == "call_function" else self.launch
         return self.edit.call(target, args, kwargs, before=self.anchor, name=name, like=[origin])
 
@@ -86,10 +86,10 @@ class Builder:
     # Chunks.
 
     def chunk(self, base: Node, c: int) -> Node:
-        """Chunk c of what a call makes; of a tensor that is no such call, its part."""
+        """Chunk c of a base: computed if the base is a call of the site, otherwise sliced."""
         if (base, c) not in self.made:
             calls = self.chunking.calls
-            made = self._computed(base, c) if base in calls else self.part(base, self.chunking.places[base], c)
+            made = self._computed(base, c) if base in calls else self.part(base, self.chunking.chunk_dims[base], c)
             self.made[base, c] = made
         return self.made[base, c]
 
@@ -109,19 +109,19 @@ class Builder:
         return self.call(node.target, tuple(args), f"{node.name}_{c}", node, **kwargs)
 
     def operand(self, operand: Operand, c: int) -> Node:
-        """Chunk c of an argument."""
+        """Chunk c of an argument of a call."""
         if operand.base is None or operand.layout is None:
-            return self.part(operand.node, operand.place, c)
-        place = self.chunking.places[operand.base]
-        stride = stride_of(place, sizes_of(operand.base) or ())
+            return self.part(operand.node, operand.chunk_dim, c)
+        chunk_dim = self.chunking.chunk_dims[operand.base]
+        stride = stride_of(chunk_dim, sizes_of(operand.base) or ())
         layout = chunk_of(operand.layout, stride, self.chunking.chunks)
         if (operand.node, c) not in self.seen:
             self.seen[operand.node, c] = self.viewed(self.chunk(operand.base, c), layout, operand.node)
         return self.seen[operand.node, c]
 
-    def part(self, node: Node, place: Place, c: int) -> Node:
-        """Chunk c of a tensor that is there as a whole."""
-        dim, outer, inner = place
+    def part(self, node: Node, chunk_dim: ChunkDim, c: int) -> Node:
+        """Chunk c of a tensor that exists as a whole."""
+        dim, outer, inner = chunk_dim
         name = f"{node.name}_{c}"
         if outer == 1:
             return self.call(aten.slice.Tensor, (node, dim, c * inner, (c + 1) * inner), name, node)
@@ -133,7 +133,7 @@ class Builder:
         return self.call(aten.reshape.default, (picked, [*shape[:dim], outer * inner, *shape[dim + 1 :]]), name, node)
 
     def viewed(self, node: Node, layout: Layout, like: Node) -> Node:
-        """A tensor laid out as a view of it is."""
+        """The view of a tensor that a layout describes."""
         shape = list(layout.shape)
         digits = [digit for dim in layout.dims for digit in dim]
         order = sorted(range(len(digits)), key=lambda k: -digits[k].stride)
@@ -151,9 +151,9 @@ class Builder:
             return turned
         return self.call(aten.reshape.default, (turned, shape), name, like)
 
-    def joined(self, parts: Sequence[Node], place: Place, like: Node) -> Node:
-        """A tensor from its chunks."""
-        dim, outer, inner = place
+    def joined(self, parts: Sequence[Node], chunk_dim: ChunkDim, like: Node) -> Node:
+        """Join a tensor from its chunks."""
+        dim, outer, inner = chunk_dim
         shape = list(sizes_of(parts[0]) or ())
         name = f"{like.name}_joined"
         if outer == 1:
@@ -165,32 +165,34 @@ class Builder:
         return self.call(aten.reshape.default, (whole, shape), name, like)
 
 
-class Gather(Builder):
-    """A gather in chunks."""
+class ChunkedGather(ChunkBuilder):
+    """Builds a gather in chunks."""
 
     def build(self) -> dict[Node, Node]:
-        """Create the nodes of the site, and erase those that they stand for."""
+        """Create the new nodes of the site and erase the old ones."""
         chunking = self.chunking
         gone = replaced(chunking)
         count = range(chunking.chunks)
         self.multiply()
-        heirs = {
-            product: self.joined([self.made[product, c] for c in count], chunking.places[product], product)
+        replacements = {
+            product: self.joined([self.made[product, c] for c in count], chunking.chunk_dims[product], product)
             for product in chunking.products
         }
         if self.launch not in gone:
             self.anchor = self.first_use(gone)
-            whole = self.joined([self.made[self.launch, c] for c in count], chunking.places[self.launch], self.launch)
-            heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
+            whole = self.joined(
+                [self.made[self.launch, c] for c in count], chunking.chunk_dims[self.launch], self.launch
+            )
+            replacements |= dict.fromkeys([self.launch, *self.collective.waits], whole)
             gone |= {self.launch, *self.collective.waits}
         for node in gone:
             self.edit.erase(node)
-        return heirs
+        return replacements
 
     def multiply(self) -> None:
-        """Let the chunks arrive, and multiply each."""
+        """Launch all chunks, then wait for each one and multiply it."""
         chunking, source = self.chunking, self.collective.inputs[0]
-        shard = Place(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
+        shard = ChunkDim(chunking.dim, 1, chunking.shape[chunking.dim] // chunking.chunks)
         slices = [self.contiguous(self.part(source, shard, c)) for c in range(chunking.chunks)]
         launches = [self.communicate(part, c) for c, part in enumerate(slices)]
         self.anchor = chunking.products[-1]
@@ -200,7 +202,7 @@ class Gather(Builder):
                 self.chunk(product, c)
 
     def first_use(self, gone: set[Node]) -> Node:
-        """Where what was gathered is joined for whoever else takes it."""
+        """The first other user of the gathered tensor; the chunks are joined before it."""
         users = {
             user
             for node in (self.launch, *self.collective.waits)
@@ -210,50 +212,50 @@ class Gather(Builder):
         return next(node for node in self.edit.graph.nodes if node in users)
 
 
-class Scatter(Builder):
-    """A scatter in chunks."""
+class ChunkedScatter(ChunkBuilder):
+    """Builds a scatter in chunks."""
 
     def build(self) -> dict[Node, Node]:
-        """Create the nodes of the site, and erase those that they stand for."""
+        """Create the new nodes of the site and erase the old ones."""
         chunking = self.chunking
         result = chunking.result
         if result is None:
             return {}
         gone = replaced(chunking)
         receive = self.multiply(result)
-        heirs: dict[Node, Node] = {}
+        replacements: dict[Node, Node] = {}
         for node in still_needed(chunking, gone):
             parts = [self.made[node, c] for c in range(chunking.chunks)]
-            heirs[node] = self.joined(parts, chunking.places[node], node)
+            replacements[node] = self.joined(parts, chunking.chunk_dims[node], node)
         self.anchor = self._first_wait()
         whole = receive()
-        heirs |= dict.fromkeys([self.launch, *self.collective.waits], whole)
+        replacements |= dict.fromkeys([self.launch, *self.collective.waits], whole)
         for node in gone:
             self.edit.erase(node)
-        return heirs
+        return replacements
 
     def multiply(self, result: Operand) -> Callable[[], Node]:
-        """Multiply the chunks and send each; returns what makes the nodes that wait for what is received."""
+        """Multiply and send each chunk. Returns a function that creates the waits and the joined result."""
         sent: list[Node] = []
         for c in range(self.chunking.chunks):
             part = self.contiguous(self.operand(result, c))
-            sent.append(self._scattered(part, c) if self.chunking.apart else self.communicate(part, c))
-            if self.chunking.apart and c:
+            sent.append(self._scattered(part, c) if self.chunking.decomposed_over else self.communicate(part, c))
+            if self.chunking.decomposed_over and c:
                 sent[c - 1] = self._gathered(sent[c - 1], c - 1)
-        if self.chunking.apart:
+        if self.chunking.decomposed_over:
             sent[-1] = self._gathered(sent[-1], self.chunking.chunks - 1)
-        return lambda: self.joined([self.wait(one) for one in sent], Place(self.chunking.dim, 1, 0), self.launch)
+        return lambda: self.joined([self.wait(one) for one in sent], ChunkDim(self.chunking.dim, 1, 0), self.launch)
 
     def _scattered(self, part: Node, c: int) -> Node:
-        """The launch of the first half of a sum over ranks."""
+        """Launch the reduce-scatter of one chunk of an all-reduce."""
         group = ops.bind(self.launch)[self.collective.form.group]
-        args = (part, self.collective.reduce_op, self.chunking.apart, group)
+        args = (part, self.collective.reduce_op, self.chunking.decomposed_over, group)
         return self.call(ops.op_names()["reduce_scatter"], args, f"{self.launch.name}_{c}_scattered", self.launch)
 
     def _gathered(self, scattered: Node, c: int) -> Node:
-        """The launch of the second half, behind the wait for the first."""
+        """Launch the all-gather of one chunk of an all-reduce, after the wait for its reduce-scatter."""
         group = ops.bind(self.launch)[self.collective.form.group]
-        args = (self.wait(scattered), self.chunking.apart, group)
+        args = (self.wait(scattered), self.chunking.decomposed_over, group)
         return self.call(ops.op_names()["all_gather"], args, f"{self.launch.name}_{c}", self.launch)
 
     def _first_wait(self) -> Node:

@@ -1,7 +1,7 @@
-"""Kernels: the ways in which a collective and its products can run together.
+"""The interface of a lowering: one way to run a collective and its products together.
 
-Contract: a kernel says of a site that has been cut whether it can run it, and if not why; then it builds it. A plan
-names the kernel of each site, so that it means the same on every rank.
+Contract: a lowering first says whether it can run a site that has been split into chunks, and if not, why. Then it
+builds the nodes. A plan names the lowering of each site under `kernel`, so the plan means the same on every rank.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from weft.streaming.chunking import Chunking
 Name = Literal["portable", "symmetric-memory", "low-contention", "ring"]
 
 
-class Kernel(Protocol):
-    """One way to run a site."""
+class Lowering(Protocol):
+    """One way to run a streamed site."""
 
     @property
     def name(self) -> Name:
-        """As in options and plans."""
+        """The value of the option `kernel` in passes and plans."""
         ...
 
     def why_not(self, cut: Chunking, *, asked_for: bool) -> Refusal | None:
-        """What keeps it from running a site; None if it can. `asked_for`: by name, so that no more than that counts."""
+        """Why this lowering cannot run a site; None if it can. `asked_for`: the user chose it by name."""
         ...
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
-        """Create its nodes and erase those that they stand for; which node takes the place of which."""
+        """Create the new nodes and erase the old ones. Returns the replacement of each old result."""
         ...

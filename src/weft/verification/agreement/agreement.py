@@ -1,11 +1,11 @@
-"""Agreement: whether the graphs of all ranks can run together, found without running them.
+"""Agreement: checks without running anything that the graphs of all ranks can run together.
 
-    found = check([weft.parse(text) for text in listings])     # one graph per rank, they may differ
+    found = check([weft.parse(text) for text in listings])     # one graph per rank; they may differ
     print(found)                                               # 8 ranks agree: 4 graphs, 312 launches
 
-Contract: every finding is data. Each group's collectives are the same in the same order on all its ranks; each send has
-its receive; no ranks wait for each other in a circle; and, for NCCL, launches of groups that share ranks come in one
-order and transfers between two ranks have their tags in one order. Linear in the launches of all ranks.
+Contract: every finding is data. The collectives of each group are the same, in the same order, on all its ranks. Each
+send has its receive. No ranks wait for each other in a cycle. For NCCL, launches of groups that share ranks are also in
+one order, and transfers between two ranks use their tags in one order. The time is linear in the launches of all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.graph.groups import GroupTable, read_groups
 from weft.graph.listings.text import parse, render
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import place_in
-from weft.rewriting.slices import Piece, part_of
+from weft.rewriting.slices import Slice, slice_on_any_dim
 from weft.verification.agreement.deadlock import BlockedRank, cycles
 from weft.verification.agreement.issue_order import LABELS, IssuedLaunch, IssuedTransfer, IssueOrder, read_order
 from weft.verification.agreement.world import World
@@ -35,33 +35,33 @@ from weft.verification.rendezvous import MeetingPlace
 Graph = GraphModule | str | IssueOrder
 """A module, a listing, or an issue order."""
 Graphs = Sequence[Graph | Sequence[Graph]]
-"""By rank: a graph, or several that run one after the other."""
+"""For each rank a graph, or several graphs that run one after the other."""
 
 
 class AgreementFault(StrEnum):
-    """What is wrong."""
+    """Kinds of disagreement between ranks."""
 
     ORDER = "order"
-    """Ranks of a group launch something else at the same place of its order."""
+    """Two ranks launch different things as the k-th launch of a group."""
     MISSING = "missing"
-    """A rank of a group launches less than others."""
+    """A rank launches fewer collectives of a group than another rank."""
     TRANSFER = "transfer"
-    """A send without its receive, or the reverse, or one of another size or dtype."""
+    """A send or a receive without its partner, or with one of another size or dtype."""
     CYCLE = "cycle"
-    """Ranks wait for each other."""
+    """Ranks wait for each other in a cycle."""
     INTERLEAVING = "interleaving"
-    """Ranks that share groups launch in them in orders that NCCL may not survive."""
+    """Two ranks launch in shared groups in different orders, which can deadlock on NCCL."""
     TAGS = "tags"
-    """Two ranks name the tags of their transfers in different orders; NCCL looks at the order alone."""
+    """Two ranks use the tags of their transfers in different orders; NCCL ignores tags."""
 
 
 DO = {
-    AgreementFault.ORDER: "launch the collectives of a group in one order on every rank",
-    AgreementFault.MISSING: "launch the collectives of a group on every rank of it",
-    AgreementFault.TRANSFER: "give each send its receive on the other rank, of the same size and dtype",
-    AgreementFault.CYCLE: "launch what others wait for before the wait that blocks",
-    AgreementFault.INTERLEAVING: "launch in one order on both ranks; put transfers that cross into one batch",
-    AgreementFault.TAGS: "launch the transfers between two ranks in one order on both",
+    AgreementFault.ORDER: "launch the collectives of a group in the same order on every rank",
+    AgreementFault.MISSING: "launch the collectives of a group on every rank of the group",
+    AgreementFault.TRANSFER: "give each send a receive of the same size and dtype on the other rank",
+    AgreementFault.CYCLE: "move the launches that other ranks wait for before the wait that blocks",
+    AgreementFault.INTERLEAVING: "launch in the same order on both ranks; put transfers that cross into one batch",
+    AgreementFault.TAGS: "launch the transfers between two ranks in the same order on both",
 }
 
 
@@ -74,12 +74,12 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One disagreement."""
+    """One disagreement between ranks."""
 
     fault: AgreementFault
     group: str
     where: tuple[At, ...]
-    """The nodes that it is about; the first one is that of the rank which stands alone, if one does."""
+    """The nodes involved; the first belongs to the rank that differs from the others, if there is one."""
     sentence: str
 
     @property
@@ -96,14 +96,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was found; nothing where all ranks agree."""
+    """The disagreements between ranks, if any."""
 
     findings: tuple[Finding, ...]
     num_ranks: int
     num_graphs: int
-    """How many differ."""
+    """Number of different graphs."""
     num_launches: int
-    """Of all ranks."""
+    """Number of launches of all ranks together."""
 
     @property
     def holds(self) -> bool:
@@ -122,7 +122,7 @@ def check(
     *,
     backend: Literal["nccl", "gloo"] = "nccl",
 ) -> Agreement:
-    """Check the graphs of each rank. `gloo` leaves out what only NCCL minds: interleaving and the order of tags."""
+    """Check the graphs of all ranks. For `gloo`, interleaving and the order of tags do not matter."""
     with collector_paused():
         return _check(graphs, tables, backend == "nccl")
 
@@ -132,18 +132,18 @@ def _check(graphs: Graphs, tables: Sequence[GroupTable] | None, for_nccl: bool) 
     findings = [finding for place in world.name_at for finding in _compare(world, place)]
     wrong = list(_wrong_peers(world))
     findings += wrong or _match_transfers(world, with_tags=for_nccl)
-    # What runs with one launch at a time runs with several.
+    # Ranks that can run one launch at a time can also run several, so the second search is needed only after a find.
     interleavings = [] if wrong else cycles(world, one_at_a_time=True)
     if interleavings:
         findings += map(_circle, cycles(world))
-    if not findings and for_nccl:  # where groups disagree or ranks are stuck, all order is lost anyway
+    if not findings and for_nccl:  # after another fault, findings about interleaving would be noise
         findings += map(_interleaving, interleavings)
     num_launches = sum(len(world.order(rank).launches) for rank in range(len(world.order_of)))
     return Agreement(tuple(findings), len(world.order_of), len(world.orders), num_launches)
 
 
 def read_orders(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> list[IssueOrder]:
-    """The issue order of each rank; what is given twice is read once."""
+    """The issue order of each rank; a graph that several ranks share is read once."""
     texts: dict[str, GraphModule] = {}
     ranks: list[list[GraphModule | IssueOrder]] = []
     for given in graphs:
@@ -174,10 +174,10 @@ def read_orders(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> l
 
 
 def _placed(tables: list[list[GroupTable]]) -> list[list[GroupTable]]:
-    """Tables in which groups of unknown ranks have those that use the same run-time name, as all ranks of a group do.
+    """Fill in the ranks of groups whose ranks are unknown: the ranks that use the same run-time name of the group.
 
-    A graph that stands for several ranks says what one of them calls its groups. That is enough if it is the only one,
-    or if the group has all ranks.
+    A graph that several ranks share has the run-time names of one of them. This suffices if that graph is the only
+    one, or if the group contains all ranks.
     """
     num_ranks = len(tables)
     users: dict[str, dict[int, None]] = {}
@@ -213,10 +213,10 @@ def _with_ranks(
         ranks = tuple(users[key])
         size = sizes[key] or (num_ranks if len(ranks) == num_ranks else 0)
         if len(ranks) != size or (is_shared and size != num_ranks):
-            told = f"it has {size} ranks" if size else "nothing says how many ranks it has"
+            told = f"it has {size} ranks" if size else "its size is unknown"
             launch = ", ".join(map(str, ranks))
-            what = f"which ranks group {key!r} has is not known: {told}, and ranks {launch} launch in it"
-            raise VerificationError(compose("agreement", what, do="give the graph of every rank, one for each"))
+            what = f"the ranks of group {key!r} are unknown: {told}, and ranks {launch} launch in it"
+            raise VerificationError(compose("agreement", what, do="give one graph for each rank"))
         rest = tuple((rank,) for rank in range(num_ranks) if rank not in users[key])
         whole = replace(groups[name], size=size, stride=1, ranks=(ranks, *rest) if rest else None)
         groups[name] = whole.called(name, key)
@@ -224,9 +224,10 @@ def _with_ranks(
 
 
 def withheld(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> list[dict[str, str]]:
-    """For each rank the groups whose launches must not be merged, as `Context.withheld` takes them.
+    """For each rank, the groups whose launches must not be merged, each with the reason.
 
-    Ranks merge alike only where they see alike: all members of a group must show the same launches and waits of it.
+    Pass the entry of a rank to `weft.optimize` as `withheld`. Each rank plans from its own graph. So ranks merge the
+    launches of a group in the same way only if they all have the same sequence of launches and waits of that group.
     """
     world = World.of(read_orders(graphs, tables))
     shown = [_shown(order) for order in world.orders]
@@ -238,15 +239,15 @@ def withheld(graphs: Graphs, tables: Sequence[GroupTable] | None = None) -> list
             continue
         for rank, name in names.items():
             ranks = f"rank {place.members[0]} and rank {other}"
-            found[rank][name] = f"{ranks} show different sequences of launches and waits in group {name!r}"
+            found[rank][name] = f"{ranks} have different sequences of launches and waits in group {name!r}"
     return found
 
 
 def own_parts(graphs: Sequence[GraphModule]) -> tuple[str, ...]:
-    """The nodes that take the part of their own rank on every rank, for the option `own` of passes that need it.
+    """The nodes that slice out the part of their own rank on every rank, for the option `own` of some passes.
 
-    `graphs` are those of all ranks, by rank. Nothing is found unless they differ in nothing but which part is taken.
-    The part must be that of the rank in every group by whose size it divides the whole.
+    `graphs` holds one graph per rank. The graphs may differ only in which part each rank takes; otherwise the result is
+    empty. For every group whose size fits the number of parts, the part must be the one at the rank's position.
     """
     texts = [render(graph).splitlines() for graph in graphs]
     tables = [read_groups(graph) for graph in graphs]
@@ -260,13 +261,15 @@ def own_parts(graphs: Sequence[GraphModule]) -> tuple[str, ...]:
         names += [heads.pop().partition(":")[0].strip()] if len(set(lines)) > 1 else []
     drafts = [Draft(graph.graph) for graph in graphs]
     nodes = [{node.name: node for node in graph.graph.nodes} for graph in graphs]
-    pieces = {name: [part_of(draft, held[name]) for draft, held in zip(drafts, nodes, strict=True)] for name in names}
+    pieces = {
+        name: [slice_on_any_dim(draft, held[name]) for draft, held in zip(drafts, nodes, strict=True)] for name in names
+    }
     if any(piece is None for found in pieces.values() for piece in found):
         return ()
     return tuple(name for name, found in pieces.items() if _are_own(found, tables))
 
 
-def _are_own(pieces: Sequence[Piece | None], tables: Sequence[GroupTable]) -> bool:
+def _are_own(pieces: Sequence[Slice | None], tables: Sequence[GroupTable]) -> bool:
     if len({(piece.source.name, piece.dim, piece.size) for piece in pieces if piece is not None}) != 1:
         return False
     for rank, (piece, table) in enumerate(zip(pieces, tables, strict=True)):
@@ -279,7 +282,7 @@ def _are_own(pieces: Sequence[Piece | None], tables: Sequence[GroupTable]) -> bo
 
 
 def _shown(order: IssueOrder) -> dict[str, tuple[object, ...]]:
-    """What an order shows of each group: its launches, and which of them each wait completes."""
+    """For each group its launches, and which of them each wait completes."""
     found: dict[str, list[object]] = {name: [] for name in order.groups}
     numbers: list[tuple[str, int]] = []
     for event in order.events:
@@ -318,10 +321,15 @@ def _compare(world: World, place: MeetingPlace) -> Iterator[Finding]:
         less, more = place.members[shortest], place.members[longest]
         extra = sequences[longest][len(sequences[shortest])].node
         last = next((launch.node for launch in reversed(sequences[shortest])), "no launch")
-        what = f"rank {less} launches {len(sequences[shortest])} in {place}, rank {more} {len(sequences[longest])}"
+        counts = [_collectives(len(sequences[p])) for p in (shortest, longest)]
+        what = f"in {place}, rank {less} launches {counts[0]} and rank {more} launches {counts[1]}"
         yield Finding(
             AgreementFault.MISSING, place.group, (At(less, last), At(more, extra)), f"{what}: {extra} has no partner"
         )
+
+
+def _collectives(count: int) -> str:
+    return "no collective" if not count else "1 collective" if count == 1 else f"{count} collectives"
 
 
 def _are_even(sequence: Iterable[IssuedLaunch]) -> bool:
@@ -329,14 +337,14 @@ def _are_even(sequence: Iterable[IssuedLaunch]) -> bool:
 
 
 def _difference(launches: Sequence[IssuedLaunch], place: MeetingPlace) -> tuple[str, list[int]] | None:
-    """How launches that meet differ, and the positions of the odd one and of another."""
+    """A phrase for how launches that meet differ, and the positions of the odd one out and of another."""
     if all(launch.signature == launches[0].signature for launch in launches):
         return None
     for label, values in zip(LABELS, zip(*(launch.signature for launch in launches), strict=True), strict=True):
         known = Counter(value for value in values if not _is_unknown(value))
         if len(known) < 2:
             continue
-        common = max(known, key=lambda value: known[value])  # the first of several
+        common = max(known, key=lambda value: known[value])  # the first if several are equally common
         odd = next(p for p, value in enumerate(values) if value in known and value != common)
         other = values.index(common)
         texts = [f"{_text(values[p])} on rank {place.members[p]}" for p in sorted((odd, other))]
@@ -353,7 +361,7 @@ def _text(value: object) -> str:
 
 
 def _splits_differ(launches: Sequence[IssuedLaunch], place: MeetingPlace) -> tuple[str, list[int]] | None:
-    """Where what one member of an all-to-all sends is not what the other expects."""
+    """A phrase for two members of an all-to-all whose splits do not match, and their positions."""
     splits = [launch.splits for launch in launches]
     if all(part is None or (part == splits[0] and part.are_even) for part in splits):
         return None
@@ -373,21 +381,21 @@ def _splits_differ(launches: Sequence[IssuedLaunch], place: MeetingPlace) -> tup
 
 
 class _End(NamedTuple):
-    """One end of a transfer, and where it stands."""
+    """One end of a transfer, with its node and rank."""
 
     at: At
     transfer: IssuedTransfer
 
 
 def _wrong_peers(world: World) -> Iterator[Finding]:
-    """Transfers that name no other rank of their group."""
+    """Transfers whose peer is not another rank of their group."""
     for rank, places in enumerate(world.places):
         for launch in world.order(rank).launches:
             for transfer in launch.transfers:
                 members = places[launch.group].members
                 if not 0 <= transfer.peer < len(members) or members[transfer.peer] == rank:
                     what = f"{launch.node} of rank {rank} names peer {transfer.peer}"
-                    sentence = f"{what}, which is no other rank of a group of {len(members)}; peers count within it"
+                    sentence = f"{what}, which is not another rank within the group, which has {len(members)} ranks"
                     yield Finding(AgreementFault.TRANSFER, launch.group, (At(rank, launch.node),), sentence)
 
 
@@ -453,20 +461,18 @@ def _compare_tags(place: MeetingPlace, sends: Sequence[_End], receives: Sequence
         tags = (send.transfer.tag, receive.transfer.tag)
         if tags[0] != tags[1]:
             what = f"transfer {number} in group {place.group!r} from rank {place.members[0]} to rank {place.members[1]}"
-            sentence = f"{what} has tag {tags[0]} where it is sent, {tags[1]} where it is received"
-            yield Finding(
-                AgreementFault.TAGS, place.group, (send.at, receive.at), f"{sentence}; NCCL goes by the order"
-            )
+            sentence = f"{what} is sent with tag {tags[0]} and received with tag {tags[1]}"
+            yield Finding(AgreementFault.TAGS, place.group, (send.at, receive.at), f"{sentence}, but NCCL ignores tags")
             return
 
 
-# Circles.
+# Cycles.
 
 
 def _circle(stands: Sequence[BlockedRank]) -> Finding:
     after = [*stands[1:], stands[0]]
     parts = [
-        f"rank {s.rank} at {s.node} waits for {_named(s)}, which rank {s.missing} launches behind {n.node}"
+        f"rank {s.rank} at {s.node} waits for {_named(s)}, which rank {s.missing} launches after {n.node}"
         for s, n in zip(stands, after, strict=True)
     ]
     where = tuple(At(stand.rank, stand.node) for stand in stands)
@@ -476,11 +482,11 @@ def _circle(stands: Sequence[BlockedRank]) -> Finding:
 def _interleaving(stands: Sequence[BlockedRank]) -> Finding:
     after = [*stands[1:], stands[0]]
     parts = [
-        f"rank {s.rank} launches {_named(s)}, which rank {s.missing} launches behind {_named(n)}"
+        f"rank {s.rank} launches {_named(s)}, which rank {s.missing} launches after {_named(n)}"
         for s, n in zip(stands, after, strict=True)
     ]
     where = tuple(At(stand.rank, stand.launch.node) for stand in stands)
-    sentence = f"launches that may hold each other up on NCCL: {'; '.join(parts)}"
+    sentence = f"launches that may deadlock on NCCL: {'; '.join(parts)}"
     return Finding(AgreementFault.INTERLEAVING, stands[0].place.group, where, sentence)
 
 

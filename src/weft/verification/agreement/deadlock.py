@@ -1,9 +1,10 @@
-"""Deadlocks: whether ranks can wait for each other in a circle.
+"""Deadlocks: finds ranks that wait for each other in a cycle.
 
-Contract: static, and linear in the launches of the kinds of ranks; ranks that cannot be told apart are run once. Every
-rank issues its order in turn. A launch goes to the queue of its group and is complete once all members have launched
-it; a transfer once both ends have. A wait blocks its rank. With `one_at_a_time` a launch blocks it too: what happens if
-each kernel holds the device until its group is there, which NCCL warns of where groups share ranks.
+Contract: static, and linear in the launches of one rank of each kind; ranks of one kind behave identically. Every rank
+issues its launches and waits in order. A launch joins the queue of its group. It is complete once all members have
+launched it, and a transfer once both ends have. A wait blocks its rank. With `one_at_a_time` a launch blocks its rank
+too. This models kernels that occupy the device until all ranks of the group have arrived, which NCCL warns about for
+groups that share ranks.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from weft.verification.agreement.world import World
 from weft.verification.rendezvous import MeetingPlace
 
 MeetingKey = tuple[Any, int]
-"""Where kinds of ranks meet, and the how-manieth time."""
+"""Where kinds of ranks meet, and the number of the launch there."""
 
 
 @dataclass(frozen=True)
 class BlockedRank:
-    """Where a rank stands for ever: at a node, for a launch of its own that another rank has not launched."""
+    """A rank that is blocked forever at a node, by one of its launches that another rank has not made."""
 
     rank: int
     node: str
     launch: IssuedLaunch
     place: MeetingPlace
     missing: int
-    """A rank that has not launched it and stands elsewhere."""
+    """A rank that has not made this launch, and is blocked elsewhere."""
 
 
 def cycles(world: World, *, one_at_a_time: bool = False) -> list[tuple[BlockedRank, ...]]:
-    """Circles of ranks that wait for each other, at most one through each kind of rank."""
-    run = _CycleSearch(world, one_at_a_time)
-    run.to_the_end()
+    """Cycles of ranks that wait for each other, at most one through each kind of rank."""
+    search = _CycleSearch(world, one_at_a_time)
+    search.run()
     done: set[int] = set()
-    circles = [run.circle(rank, done) for rank in run.first]
-    return [circle for circle in circles if circle]
+    found = [search.cycle(rank, done) for rank in search.first]
+    return [cycle for cycle in found if cycle]
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,30 @@ class _GroupView:
 
     place: MeetingPlace
     number: int
-    """The same for all kinds that meet there."""
+    """Equal for all kinds of ranks that meet there."""
     position: int
-    """Of the rank in the group."""
+    """Position of the rank in the group."""
     num_kinds: int
 
 
 class _CycleSearch:
-    """One rank of each kind on its way through its order."""
+    """Runs one rank of each kind through its issue order."""
 
     def __init__(self, world: World, one_at_a_time: bool) -> None:
         self.world, self.one_at_a_time = world, one_at_a_time
         self.kinds = world.kinds()
         self.first = [self.kinds.index(kind) for kind in dict.fromkeys(self.kinds)]
         numbers: dict[Any, int] = {}
-        self.spots = {self.kinds[rank]: self._spots(rank, numbers) for rank in self.first}
+        self.group_views = {self.kinds[rank]: self._group_views(rank, numbers) for rank in self.first}
         self.position = dict.fromkeys(self.kinds, 0)
         self.launched: dict[int, list[tuple[IssuedLaunch, list[MeetingKey]]]] = {kind: [] for kind in self.kinds}
         self.counts: dict[int, dict[Any, int]] = {kind: {} for kind in self.kinds}
         self.missing: dict[MeetingKey, int] = {}
         self.waiting: dict[MeetingKey, list[int]] = {}
         self.blocked: dict[int, tuple[str, int, int]] = {}
-        """By kind: the node it stands at, the number of the launch, and of the part of it."""
+        """By kind: the node at which it is blocked, the number of the launch, and the part of the launch."""
 
-    def _spots(self, rank: int, numbers: dict[Any, int]) -> dict[str, _GroupView]:
+    def _group_views(self, rank: int, numbers: dict[Any, int]) -> dict[str, _GroupView]:
         found: dict[str, _GroupView] = {}
         for name, place in self.world.places[rank].items():
             met = self.world.met(place, self.kinds)
@@ -78,17 +79,17 @@ class _CycleSearch:
             found[name] = _GroupView(place, number, place.members.index(rank), len({kind for kind, _ in met}))
         return found
 
-    def to_the_end(self) -> None:
-        """Let every kind run until it ends or is blocked for ever."""
+    def run(self) -> None:
+        """Run every kind until it ends or is blocked forever."""
         ready = list(reversed(self.first))
         while ready:
             ready += self._advance(ready.pop())
 
     def _advance(self, rank: int) -> list[int]:
-        """Run a rank until it must wait; returns the ranks that may go on since it launched what they wait for."""
+        """Run a rank until it blocks; returns the ranks that its launches have unblocked."""
         kind, woken = self.kinds[rank], list[int]()
         events, launched, missing = self.world.order(rank).events, self.launched[kind], self.missing
-        has_launched = self.blocked.pop(kind, None) is not None  # what it stands at, if that is a launch
+        has_launched = self.blocked.pop(kind, None) is not None  # a launch at which it was blocked is already posted
         for position in range(self.position[kind], len(events)):
             event = events[position]
             if isinstance(event, IssuedWait):
@@ -110,19 +111,19 @@ class _CycleSearch:
         return woken
 
     def _launch(self, kind: int, launch: IssuedLaunch) -> list[int]:
-        """Post the parts of a launch where they meet those of other kinds; returns who waited for them."""
-        spot, counts, missing = self.spots[kind][launch.group], self.counts[kind], self.missing
-        keys: list[Any] = [spot.number]
+        """Post the parts of a launch where they meet those of other kinds; returns the ranks that waited for them."""
+        view, counts, missing = self.group_views[kind][launch.group], self.counts[kind], self.missing
+        keys: list[Any] = [view.number]
         if launch.transfers:
             keys = [
-                (spot.number, spot.position, t.peer, t.tag)
+                (view.number, view.position, t.peer, t.tag)
                 if t.is_send
-                else (spot.number, t.peer, spot.position, t.tag)
+                else (view.number, t.peer, view.position, t.tag)
                 for t in launch.transfers
             ]
         meetings: list[MeetingKey] = []
         woken: list[int] = []
-        needed = 2 if launch.transfers else spot.num_kinds
+        needed = 2 if launch.transfers else view.num_kinds
         for key in keys:
             count = counts[key] = counts.get(key, 0) + 1
             meeting = (key, count)
@@ -133,20 +134,20 @@ class _CycleSearch:
         self.launched[kind].append((launch, meetings))
         return woken
 
-    # Who waits for whom.
+    # The graph of waiting ranks.
 
-    def circle(self, rank: int, done: set[int]) -> tuple[BlockedRank, ...]:
-        """The circle that a blocked rank leads to; empty if it leads to one that has ended, or to what was seen."""
-        stands: dict[int, BlockedRank] = {}
-        stand = self._stand(rank)
-        while rank not in stands and stand is not None and self.kinds[rank] not in done:
-            stands[rank] = stand
-            rank = stand.missing
-            stand = self._stand(rank)
-        done.update(self.kinds[seen] for seen in stands)
-        return tuple(stands.values())[list(stands).index(rank) :] if rank in stands else ()
+    def cycle(self, rank: int, done: set[int]) -> tuple[BlockedRank, ...]:
+        """The cycle that a blocked rank leads to; empty if it leads to a rank that has ended or was seen before."""
+        chain: dict[int, BlockedRank] = {}
+        current = self._blocked_at(rank)
+        while rank not in chain and current is not None and self.kinds[rank] not in done:
+            chain[rank] = current
+            rank = current.missing
+            current = self._blocked_at(rank)
+        done.update(self.kinds[seen] for seen in chain)
+        return tuple(chain.values())[list(chain).index(rank) :] if rank in chain else ()
 
-    def _stand(self, rank: int) -> BlockedRank | None:
+    def _blocked_at(self, rank: int) -> BlockedRank | None:
         kind = self.kinds[rank]
         if kind not in self.blocked:
             return None

@@ -1,12 +1,13 @@
-"""IssueOrder: what a graph launches and waits for, in order, and nothing else of it.
+"""IssueOrder: the launches and waits of a graph, in order.
 
     ar0: all_reduce sum f32 16 in 'dp'
     s0: send to 1 with tag 0, f32 8, in 'pp'
     w0 completes ar0
 
-Contract: free of ranks, so that ranks with one graph have one order; a value, so that orders can be compared, hashed,
-and sent as JSON to where all ranks are checked. A size without a hint is None and is compared with nothing. A launch
-that nothing waits for is complete when the graph ends. Communication of an unknown kind is complete when it returns.
+Contract: an order does not mention its rank, so ranks with the same graph have equal orders. Orders are values that can
+be compared, hashed, and sent as JSON to the place where all ranks are checked. A size without a hint is None and is
+never compared. A launch without a wait is complete when the graph ends. Communication of an unknown kind is complete
+when it returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.text import parse
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.graph.ops import Kind, LaunchForm
-from weft.graph.profiles import is_alias, nested_graphs
+from weft.graph.profiles import graph_arguments, is_alias
 from weft.verification.rank import show
 from weft.verification.rendezvous import RESHARD
 
@@ -39,7 +40,7 @@ END = "the end of the graph"
 
 
 class LaunchSignature(NamedTuple):
-    """What must be the same on every rank that meets in a launch."""
+    """The properties of a launch that must be equal on every rank that takes part in it."""
 
     kind: str
     form: str = "plain"
@@ -49,7 +50,7 @@ class LaunchSignature(NamedTuple):
     number_of_tensors: int = 1
     dtype: str = ""
     number_of_elements: tuple[int | None, ...] | None = None
-    """Of each tensor; None for an all-to-all, whose members send by splits."""
+    """Elements of each tensor; None for an all-to-all, whose members send by splits."""
 
 
 LABELS = (
@@ -62,18 +63,18 @@ LABELS = (
     "dtype",
     "number of elements",
 )
-"""How messages call what a `LaunchSignature` holds."""
+"""The names of the fields of a `LaunchSignature` in messages."""
 
 
 class Splits(NamedTuple):
-    """Elements that an all-to-all sends to each member, and those that it expects; None where they are not known."""
+    """Numbers of elements that an all-to-all sends to each member, and expects from each; None if unknown."""
 
     sent: tuple[int | None, ...]
     expected: tuple[int | None, ...]
 
     @property
     def are_even(self) -> bool:
-        """Whether all are one number."""
+        """Whether all numbers are equal."""
         return len({*self.sent, *self.expected}) == 1
 
 
@@ -82,14 +83,14 @@ class IssuedTransfer(NamedTuple):
 
     is_send: bool
     peer: int
-    """Its place in the group."""
+    """The position of the other rank in the group."""
     tag: int
     dtype: str
     number_of_elements: int | None
 
 
 class IssuedLaunch(NamedTuple):
-    """A launch: of a collective, or of transfers."""
+    """The launch of a collective or of transfers."""
 
     node: str
     group: str
@@ -99,11 +100,11 @@ class IssuedLaunch(NamedTuple):
 
 
 class IssuedWait(NamedTuple):
-    """What blocks a rank until parts of launches are complete."""
+    """Blocks its rank until parts of launches are complete."""
 
     node: str
     parts: tuple[tuple[int, int], ...]
-    """Number of the launch in the order, and number of the transfer in it; 0 for a collective."""
+    """Number of each launch in the order, and number of the transfer in the launch; 0 for a collective."""
 
 
 IssueEvent = IssuedLaunch | IssuedWait
@@ -111,20 +112,20 @@ IssueEvent = IssuedLaunch | IssuedWait
 
 @dataclass(frozen=True)
 class IssueOrder:
-    """The launches and waits of one graph, or of several that run one behind the other."""
+    """The launches and waits of one graph, or of several graphs that run one after the other."""
 
     events: tuple[IssueEvent, ...]
     groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
-    """Those that it launches in, by canonical name."""
+    """The groups of the launches, by canonical name."""
 
     @functools.cached_property
     def launches(self) -> tuple[IssuedLaunch, ...]:
-        """Its launches in order."""
+        """The launches in order."""
         return tuple(event for event in self.events if isinstance(event, IssuedLaunch))
 
     @functools.cached_property
     def sequences(self) -> dict[str, tuple[IssuedLaunch, ...]]:
-        """The collectives of each group in order; transfers are not among them."""
+        """The collectives of each group in order, without transfers."""
         found: dict[str, list[IssuedLaunch]] = {name: [] for name in self.groups}
         for launch in self.launches:
             if not launch.transfers:
@@ -133,11 +134,11 @@ class IssueOrder:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Equal exactly for equal orders."""
+        """A digest that is equal exactly for equal orders."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def then(self, other: IssueOrder) -> IssueOrder:
-        """This order, and another one after it. Groups of one name that are not the same are told apart."""
+        """This order followed by another one. Different groups with the same name get different names."""
         offset = len(self.launches)
         groups = dict(self.groups)
         names: dict[str, str] = {}
@@ -161,13 +162,13 @@ class IssueOrder:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read an order; what is none is refused."""
+        """Read an order from JSON; raises if the text is not one."""
         try:
             data = json.loads(text)
             groups = [Group(g["name"], g["size"], g["stride"], _tuples(g["ranks"]), g["id"]) for g in data["groups"]]
             return cls(tuple(_event(*event) for event in data["events"]), {group.name: group for group in groups})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            text = f"it is no issue order: {type(error).__name__}: {error}"
+            text = f"this is not an issue order: {type(error).__name__}: {error}"
             raise VerificationError(compose("agreement", text, do="publish it again")) from None
 
 
@@ -184,7 +185,7 @@ def _event(kind: str, node: str, *rest: Any) -> IssueEvent:
 
 
 def read_order(graph: GraphModule | str | IssueOrder, groups: GroupTable | None = None) -> IssueOrder:
-    """The order of a graph or of a listing; an order is itself."""
+    """The order of a graph or a listing; an order is returned unchanged."""
     if isinstance(graph, IssueOrder):
         return graph
     module = parse(graph) if isinstance(graph, str) else graph
@@ -192,7 +193,7 @@ def read_order(graph: GraphModule | str | IssueOrder, groups: GroupTable | None 
 
 
 class _OrderReader:
-    """One walk over a graph; remembers which storages launches are filling."""
+    """Walks over a graph once, and tracks the storages that launches fill."""
 
     def __init__(self, module: GraphModule, table: GroupTable) -> None:
         self.module, self.table = module, table
@@ -218,7 +219,7 @@ class _OrderReader:
         self._wait(END, list(self.open))
         return IssueOrder(tuple(self.events), self.groups)
 
-    # Storages: who waits for a view of a result, or for the buffer that is filled, waits for the launch.
+    # Storages: a wait on a view of a result, or on the buffer that a launch fills, completes the launch.
 
     def _storage(self, node: Any) -> Any:
         if isinstance(node, list | tuple):
@@ -245,7 +246,7 @@ class _OrderReader:
 
     def _launch(self, node: Node) -> None:
         argument = group_argument(node)
-        if argument is None:  # it meets nobody that could be named, as reads and writes of symmetric memory do
+        if argument is None:  # no group is named, as in reads and writes of symmetric memory
             return
         group = self.table.group(argument)
         self.groups[group.name] = group
@@ -278,7 +279,7 @@ class _OrderReader:
         self.num_launches += 1
 
     def _unknown(self, node: Node) -> LaunchSignature:
-        """Communication without a row: its operator, and the tensors that it is given."""
+        """Communication without a launch form: known by its operator and its tensors."""
         bound: dict[str, Any] = ops.bind(node)
         tensors = [a for a in bound.values() if isinstance(a, Node) and isinstance(ops.value_of(a), Tensor)]
         target: Any = node.target
@@ -292,8 +293,8 @@ class _OrderReader:
         )
 
     def _look_inside(self, node: Node) -> None:
-        """Refuse communication in nested graphs: whether and how often it happens is not known."""
-        graphs = nested_graphs(node)
+        """Raise if a nested graph communicates: whether and how often it runs is unknown."""
+        graphs = graph_arguments(node)
         if node.op == "call_module":
             graphs = [held] if isinstance(held := ops.attribute(self.module, str(node.target)), GraphModule) else []
         for inner in (

@@ -1,11 +1,11 @@
-"""Statements: what a rank did to its graphs, left where other ranks can read it.
+"""Statements of ranks: each rank publishes how it rewrote its graphs, where other ranks can read it.
 
     board = FolderBoard("/shared/run-17")                      # or StoreBoard(store)
-    conflicts = publish(board, rank, num_ranks, statement)     # compares with what is there; waits for nobody
+    conflicts = publish(board, rank, num_ranks, statement)     # compares with earlier statements; never waits
     print(check_published(board, num_ranks))                   # after compilation: all ranks, all graphs
 
-Contract: no collective and no wait. A rank writes its own page and reads those that are there already. Long parts are
-written once, under their digest, by whoever comes first. Pages of another run are not looked at.
+Contract: no collective and no wait. A rank writes its own page and reads the pages that exist at that moment. A long
+part is written once, under its digest, by the rank that comes first. Pages of other runs are ignored.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ DO = "give all ranks the same Weft, torch, cluster and options; or make one plan
 
 
 class Board(Protocol):
-    """Where texts lie under names that all ranks know."""
+    """A store of texts by key that all ranks can access."""
 
     def write(self, key: str, text: str) -> None:
-        """Put a text there at once, as a whole."""
+        """Store a text atomically."""
 
     def read(self, key: str) -> str | None:
-        """The text, or None where there is none now."""
+        """The text, or None if the key does not exist now."""
         ...
 
 
 @dataclass(frozen=True)
 class FolderBoard:
-    """A folder that all ranks see."""
+    """A folder that all ranks can access."""
 
     folder: str | Path
 
@@ -50,7 +50,7 @@ class FolderBoard:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}-{uuid4().hex}")
         draft.write_text(text, encoding="utf-8")
-        draft.replace(path)  # whoever reads sees all of it or nothing
+        draft.replace(path)  # a reader sees the whole file or none
 
     def read(self, key: str) -> str | None:
         try:
@@ -65,20 +65,20 @@ class FolderBoard:
         return {page.run: page.num_ranks for page in pages if page.num_ranks}
 
     def last_run(self) -> str | None:
-        """The run whose pages lie here, in its last restart; None where there are no pages."""
+        """The run whose pages are in this folder, in its last restart; None for an empty folder."""
         runs = self.runs
-        if _run() or not runs:  # a process of a run looks at its own pages alone
+        if _run() or not runs:  # a process of a run reads only the pages of its run
             return _run() if _run() in runs else None
         names = {re.sub(r" \d+$", "", run) for run in runs}
         if len(names) > 1:
-            what = f"{self.folder} holds what {len(names)} runs said: {', '.join(map(repr, sorted(names)))}"
+            what = f"{self.folder} holds pages of {len(names)} runs: {', '.join(map(repr, sorted(names)))}"
             raise VerificationError(compose("agreement", what, do="give each run a folder of its own"))
         return max(runs, key=lambda run: (len(run), run))
 
 
 @dataclass(frozen=True)
 class StoreBoard:
-    """A store of torch.distributed: TCPStore, FileStore, HashStore or one behind a prefix."""
+    """A store of torch.distributed: a TCPStore, FileStore, HashStore or PrefixStore."""
 
     store: Any
     prefix: str = "weft"
@@ -88,30 +88,30 @@ class StoreBoard:
 
     def read(self, key: str) -> str | None:
         name = f"{self.prefix}/{key}"
-        return self.store.get(name).decode() if self.store.check([name]) else None  # a bare get would wait
+        return self.store.get(name).decode() if self.store.check([name]) else None  # `get` alone would block
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What happened to one graph on one rank; the same on all ranks that hold the same graph."""
+    """How one rank rewrote one graph; equal on all ranks that have the same graph."""
 
     name: str
-    """Which graph of the run it is, such as `forward 0/0`."""
+    """The name of the graph within the run, such as `forward 0/0`."""
     graph: str
-    """The digest of the graph as it came."""
+    """The digest of the graph before the rewrite."""
     plan: str
     """The digest of the plan."""
     result: str
-    """The digest of the graph as it left."""
+    """The digest of the graph after the rewrite."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Those of the plan."""
+    """The facts of the plan, such as versions and options."""
     decisions: tuple[str, ...] = ()
     order: IssueOrder = field(default_factory=lambda: IssueOrder(()))
-    """What the new graph launches."""
+    """The launches and waits of the new graph."""
 
     @property
     def digest(self) -> str:
-        """One for what was done: equal exactly where graph, plan and result are."""
+        """A digest that is equal exactly if graph, plan and result are."""
         return hashlib.sha256(f"{self.graph} {self.plan} {self.result}".encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
@@ -127,13 +127,13 @@ class Statement:
             order = IssueOrder.from_json(data.pop("order"))
             return cls(**data | {"decisions": tuple(data["decisions"]), "order": order})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            what = f"it is no statement of a rank: {type(error).__name__}: {error}"
+            what = f"this is not the statement of a rank: {type(error).__name__}: {error}"
             raise VerificationError(compose("agreement", what, do="publish it again")) from None
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two ranks that cannot run together what they made of a graph."""
+    """Two ranks whose rewritten graphs cannot run together."""
 
     name: str
     ranks: tuple[int, int]
@@ -145,7 +145,7 @@ class Conflict:
 
 
 def publish(board: Board, rank: int, num_ranks: int, statement: Statement) -> list[Conflict]:
-    """Add a statement to the page of a rank; the conflicts with what other ranks have said by now of that graph."""
+    """Add a statement to the page of a rank; returns conflicts with what other ranks have published about the graph."""
     text = statement.to_json()
     part = f"part-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     if board.read(part) is None:
@@ -165,17 +165,17 @@ def publish(board: Board, rank: int, num_ranks: int, statement: Statement) -> li
 
 
 def digests(board: Board, num_ranks: int) -> dict[int, dict[str, str]]:
-    """What every rank has said by now: the digest of each of its graphs, by name."""
+    """For every rank the digests of the graphs that it has published so far, by name."""
     return {rank: {e["name"]: e["digest"] for e in _page(board, rank)} for rank in range(num_ranks)}
 
 
 def check_published(board: Board, num_ranks: int, run: str | None = None) -> Agreement:
-    """Check all graphs of all ranks, one after the other as each rank published them. `run`: None for this run."""
+    """Check all graphs of all ranks, in the order in which each rank published them. `run`: None for this run."""
     silent = [rank for rank in range(num_ranks) if not _page(board, rank, run)]
     if silent:
         named = f"rank {silent[0]} has" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))} have"
-        do = "ask again when all have compiled"
-        raise VerificationError(compose("agreement", f"{named} said nothing yet", do=do))
+        do = "check again when all ranks have compiled"
+        raise VerificationError(compose("agreement", f"{named} published nothing yet", do=do))
     parts: dict[str, IssueOrder] = {}
     whole: dict[tuple[str, ...], IssueOrder] = {}
     orders: list[IssueOrder] = []
@@ -193,13 +193,13 @@ def check_published(board: Board, num_ranks: int, run: str | None = None) -> Agr
 
 
 def _run() -> str:
-    """What tells this run from another one that used the same folder, where a launcher says so."""
+    """An identifier of this run, if the launcher sets one: several runs may use the same folder."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return " ".join(os.environ.get(name, "") for name in names).strip()
 
 
 class _Page(NamedTuple):
-    """What a rank has said: its graphs, of how many ranks and of which run. Empty where there is no such page."""
+    """The page of one rank: its graphs, the number of ranks, and the run; empty if the page does not exist."""
 
     graphs: list[dict[str, str]]
     num_ranks: int
@@ -207,7 +207,7 @@ class _Page(NamedTuple):
 
 
 def _page(board: Board, rank: int, run: str | None = None) -> list[dict[str, str]]:
-    """The graphs on the page of a rank, if it is of the run; None: of this one."""
+    """The graphs on the page of a rank, if the page belongs to the run; None: this run."""
     page = _read_page(board, f"rank{rank}")
     return page.graphs if page.run == (_run() if run is None else run) else []
 
@@ -224,7 +224,7 @@ def _read_page(board: Board, key: str) -> _Page:
 
 
 def _conflict(mine: Statement, theirs: Statement, rank: int, other: int, num_ranks: int) -> list[Conflict]:
-    """Whether two ranks can live with what they made. Ranks with different graphs need agree on shared groups only."""
+    """The conflict of two ranks, if any. Ranks with different graphs must agree only on the groups they share."""
     pairs = [(rank, mine), (other, theirs)]
     (low, first), (high, second) = sorted(pairs, key=lambda pair: pair[0])
     launches = _first_launch(first, second, low, high, num_ranks)
@@ -250,7 +250,7 @@ def _first_decision(first: Iterable[str], second: Iterable[str], low: int, high:
 
 
 def _first_launch(first: Statement, second: Statement, low: int, high: int, num_ranks: int) -> list[str]:
-    """The first launch that differs in a group that both ranks are of."""
+    """The first launch that differs in a group that both ranks belong to."""
     theirs = {group.key: name for name, group in second.order.groups.items()}
     for name, group in first.order.groups.items():
         if group.key not in theirs or not group.size:

@@ -1,9 +1,9 @@
-"""World: which rank holds which issue order, and with whom it meets in each of its groups.
+"""World: the issue order of every rank, and the ranks that it meets in each of its groups.
 
-Contract: built in time linear in the ranks and the sizes of their groups. A place is known by its ranks and by the
-identity of the group, never by its name, which may differ between graphs. Two groups of a rank with both in common are
-refused.
-`kinds` numbers ranks such that two of one kind cannot be told apart by anything that happens: one stands for all.
+Contract: built in time linear in the ranks and the sizes of their groups. A meeting place is known by its ranks and by
+the identity of the group. It is never known by the name of the group, which may differ between graphs. A rank with two
+groups of the same ranks and identity is an error. `kinds` numbers the ranks such that ranks of one kind behave
+identically, so that one of them can represent all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.errors import GraphError, VerificationError, compose
 from weft.graph.groups import Group
 from weft.verification.agreement.issue_order import IssueOrder
 from weft.verification.rank import partition_of
-from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, cannot_tell
+from weft.verification.rendezvous import MeetingPlace, MeetingPlaces, ambiguous_groups
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class World:
     """All ranks of a run."""
 
     orders: tuple[IssueOrder, ...]
-    """The orders that differ, by first rank."""
+    """The different orders, sorted by the first rank that has each."""
     order_of: tuple[int, ...]
     """The number of each rank's order."""
     places: tuple[dict[str, MeetingPlace], ...]
-    """Where each rank meets others, by its own name of the group."""
+    """Where each rank meets others, by the name that this rank has for the group."""
 
     @classmethod
     def of(cls, orders: Sequence[IssueOrder]) -> World:
-        """The world of ranks that have these orders, by rank."""
+        """Build the world from the order of each rank."""
         numbers: dict[int, int] = {}
         by_digest: dict[str, int] = {}
         distinct: list[IssueOrder] = []
@@ -45,12 +45,12 @@ class World:
         return cls(tuple(distinct), order_of, _places(distinct, order_of))
 
     def order(self, rank: int) -> IssueOrder:
-        """What a rank does."""
+        """The issue order of a rank."""
         return self.orders[self.order_of[rank]]
 
     @functools.cached_property
     def name_at(self) -> dict[MeetingPlace, dict[int, str]]:
-        """How each rank calls the group of a place; ranks that never launch there are missing."""
+        """For each place, the name that each rank has for the group; ranks that never launch there are missing."""
         found: dict[MeetingPlace, dict[int, str]] = {}
         for rank, places in enumerate(self.places):
             for name, place in places.items():
@@ -59,7 +59,7 @@ class World:
 
     @functools.cached_property
     def has_transfers(self) -> frozenset[MeetingPlace]:
-        """MeetingPlaces where single ranks are named as peers, so that a rank's position counts."""
+        """Places with transfers: these name single ranks as peers, so the position of a rank matters."""
         used = [{launch.group for launch in order.launches if launch.transfers} for order in self.orders]
         return frozenset(
             place
@@ -69,7 +69,7 @@ class World:
         )
 
     def kinds(self) -> tuple[int, ...]:
-        """The kind of each rank: the coarsest numbering in which ranks of a kind meet the same kinds in each group."""
+        """The kind of each rank: the coarsest partition in which equal kinds meet equal kinds in each group."""
         kinds = self.order_of
         while True:
             met = {place: self.met(place, kinds) for place in self.name_at}
@@ -83,7 +83,7 @@ class World:
             kinds = finer
 
     def met(self, place: MeetingPlace, kinds: Sequence[int]) -> frozenset[Any] | tuple[Any, ...]:
-        """The kinds that meet at a place, each with its name of the group; by position where that counts."""
+        """The kinds that meet at a place, each with its name of the group; in order where positions matter."""
         names = self.name_at[place]
         members = [(kinds[rank], names.get(rank)) for rank in place.members]
         return tuple(members) if place in self.has_transfers else frozenset(members)
@@ -99,22 +99,22 @@ def _places(orders: Sequence[IssueOrder], order_of: Sequence[int]) -> tuple[dict
         groups = orders[number].groups.items()
         mine = {name: places.of(group, _part_of(group, num_ranks, rank)) for name, group in groups}
         if len(set(mine.values())) < len(mine):
-            raise VerificationError(cannot_tell(*_alike(mine)))
+            raise VerificationError(ambiguous_groups(*_alike(mine)))
         found.append(mine)
     return tuple(found)
 
 
 def _alike(mine: Mapping[str, MeetingPlace]) -> tuple[str, str]:
-    """Two names of one place."""
+    """Two names for one place."""
     seen: dict[MeetingPlace, str] = {}
     return next((seen[place], name) for name, place in mine.items() if seen.setdefault(place, name) != name)
 
 
 def _part_of(group: Group, num_ranks: int, rank: int) -> tuple[int, ...]:
-    """The ranks that a rank forms a group with."""
+    """The ranks of the group that a rank belongs to."""
     mine = _parts(group, num_ranks).get(rank)
     if mine is None:
-        what = f"no part of group {group.name!r} holds rank {rank}, which launches in it"
+        what = f"rank {rank} launches in group {group.name!r}, which does not contain it"
         raise VerificationError(compose("agreement", what, do="give the ranks of the group"))
     return mine
 

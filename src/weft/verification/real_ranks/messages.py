@@ -1,7 +1,7 @@
-"""What travels between the caller and the processes of real ranks.
+"""Messages between the caller and the processes of real ranks.
 
-Tensors travel as the bytes of their storages, so that those which share one still do on the other side. A graph travels
-as its listing, which the other side parses and never runs as text.
+Tensors are sent as the bytes of their storages, so tensors that share a storage still share it on the other side. A
+graph is sent as its listing, which the other side parses and never executes as code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.verification.rank import substitute, view_of
 
 @dataclass(frozen=True)
 class Record:
-    """One tensor: where it lies in which storage."""
+    """One tensor: its storage, and its position and layout in it."""
 
     storage: int
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Packed:
-    """A value with records for tensors, and the bytes of their storages."""
+    """A value with a record for each tensor, and the bytes of the storages."""
 
     value: Any
     storages: tuple[bytes, ...]
@@ -40,10 +40,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Create process groups, in this order on every rank of the world."""
+    """Create process groups; every rank of the world does so in this order."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
-    """Of each the identity and the ranks."""
+    """The identity and the ranks of each group."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class Job:
 
     listing: str
     tensors: Packed
-    """The constants by path, and the inputs: together, since an input may lie in the memory of a constant."""
+    """The constants by path and the inputs, packed together since an input may share the memory of a constant."""
     groups: dict[str, tuple[str, tuple[int, ...]]]
-    """The identity and the ranks of the group that each canonical name stands for on this rank."""
+    """For each canonical name, the identity and the ranks of that group on this rank."""
     seed: int
     repeat: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a message: the packed results of a job, or an error and the node it happened at."""
+    """The answer to a message: the packed results of a job, or an error and the node at which it happened."""
 
     results: tuple[Packed, ...] = ()
     error: str = ""
@@ -69,7 +69,7 @@ class Answer:
 
 
 def pack(value: Any) -> Packed:
-    """The value without its tensors, and the bytes of their storages."""
+    """Replace the tensors of a value by records, and collect the bytes of their storages."""
     numbers: dict[int, int] = {}
     storages: list[bytes] = []
 
@@ -90,7 +90,7 @@ def pack(value: Any) -> Packed:
 
 
 def _plain(leaf: Any) -> Any:
-    """A value that needs no packing. A process group stays at home: each rank has its own."""
+    """A leaf that needs no packing. A process group is not sent, since each rank has its own."""
     if leaf is None or isinstance(leaf, bool | int | float | complex | str):
         return leaf
     if is_process_group(leaf):
@@ -114,11 +114,11 @@ def unpack(packed: Packed) -> Any:
 def _tensor_of(data: bytes) -> Tensor:
     if not data:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()  # the copy is aligned for every dtype
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()  # `clone` aligns the data for every dtype
 
 
 class Progress:
-    """The node at which each rank stands, in a file that all of them map: readable also when a rank hangs."""
+    """The node that each rank is running, in a file that all ranks map, so that it can be read even if a rank hangs."""
 
     SLOT = 256
 

@@ -1,6 +1,6 @@
-"""One real rank: a process that takes jobs from a pipe and runs them on gloo. `real_ranks` starts it.
+"""One real rank: a process that receives jobs over a pipe and runs them on gloo. `RealRanks` starts it.
 
-Contract: it ends when the pipe closes, whatever it is doing, so nothing outlives the caller.
+Contract: the process ends when the pipe closes, even in the middle of a job, so that it never outlives the caller.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from weft.compat import run_gloo_in_order, storage_key
 from weft.graph import ops
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.listings.text import parse
-from weft.verification.rank import Program, Rank, RankResult, tensors_in
+from weft.verification.rank import Rank, RankProgram, RankResult, tensors_in
 from weft.verification.real_ranks.messages import Answer, Job, Packed, Prepare, Progress, pack, unpack
 
 OPERATORS = (PACK,)
-"""Operators of Weft's own that listings name: importing them registers them."""
-Part = tuple[int, ...]
+"""Weft's own operators that a listing may name; importing them registers them."""
 WARM_UP = Job("def graph(x: f32[1]):\n    y = relu(x)\n    return [y]\n", pack([{}, [torch.ones(1)]]), {}, 0, 1)
-"""Run before the first real job, so that what torch imports late does not count against that job's timeout."""
+"""Runs before the first real job, so that late imports of torch do not count against that job's timeout."""
 
 
 class Worker:
-    """The process groups of one rank, and how it runs a job on them."""
+    """The process groups of one rank; runs jobs on them."""
 
     def __init__(self, rank: int, progress: Progress) -> None:
         self.rank, self.progress = rank, progress
-        self._runtime_names: dict[tuple[str, Part], str] = {}
+        self._runtime_names: dict[tuple[str, tuple[int, ...]], str] = {}
         self._at = ""
 
     def answer(self, message: Any) -> Answer:
-        """Do what a message asks."""
+        """Handle one message."""
         self._at = ""
         try:
             if isinstance(message, Prepare):
@@ -62,8 +61,8 @@ class Worker:
         return Answer()
 
     def _run(self, job: Job) -> tuple[Packed, ...]:
-        constants, inputs = unpack(job.tensors)  # which a rank copies before each step
-        program = Program(parse(job.listing, constants))
+        constants, inputs = unpack(job.tensors)  # a rank copies them before each step
+        program = RankProgram(parse(job.listing, constants))
         names = {name: self._runtime_names[group] for name, group in job.groups.items()}
         results: list[Packed] = []
         with torch.no_grad():
@@ -75,13 +74,13 @@ class Worker:
 
     def _step(self, rank: Rank, names: dict[str, str]) -> RankResult:
         open_: dict[int, Any] = {}
-        """Launched and not yet waited for, by storage. A send that gloo is asked about twice never ends."""
+        """Tensors in flight by storage. Each is waited for once: a second wait for a send never returns on gloo."""
         for node in rank.program.nodes:
             self._at = node.name
             self.progress.mark(self.rank, node.name)
             if node.op == "output":
                 outputs = rank.resolve(node.args[0])
-                for tensor in open_.values():  # what escapes is complete before anybody looks at it
+                for tensor in open_.values():  # launches without a wait: the caller gets them complete
                     ops.op_names()["wait"](tensor)
                 return rank.result(outputs)
             if node.op == "call_function" and ops.is_communication(node.target):
@@ -101,7 +100,7 @@ class Worker:
 
 
 def main(arguments: list[str]) -> None:
-    """Join the world and answer messages for as long as the pipe is open."""
+    """Join the world and answer messages until the pipe closes."""
     rank, num_ranks, pipe, timeout_s = (int(argument) for argument in arguments[:4])
     folder = Path(arguments[4])
     torch.set_num_threads(1)
@@ -124,7 +123,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _listen(connection: Connection, messages: queue.SimpleQueue[Any], folder: Path) -> None:
-    """Take messages while the main thread works; end the process when the caller is gone, even one that hangs."""
+    """Receive messages while the main thread works; end the process when the caller is gone, even if it hangs."""
     try:
         while True:
             messages.put(connection.recv())

@@ -1,9 +1,9 @@
-"""RealRanks: the same graphs on real processes that talk over gloo.
+"""RealRanks: runs graphs on real processes that communicate over gloo.
 
-Contract: one world of processes serves many runs; it starts on first use and speaks over the loopback only. Every run
-has a timeout: when it expires all ranks are killed, the error says at which node each one stood, and the next run
-starts a new world. Where a rank dies, the error names that rank, its exit code or signal and the end of its log, rather
-than the lost connections of the others. Nothing outlives the caller: no process, no file.
+Contract: one world of processes serves many runs. It starts on first use and communicates over the loopback only. Every
+run has a timeout. When it expires, all ranks are killed, the error shows the node of each rank, and the next run
+starts a new world. If a rank dies, the error names that rank, its exit code or signal, and the end of its log, and not
+the connections that other ranks lost. No process and no file outlives the caller.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from weft.graph.listings.writer import name_of, render
 from weft.graph.profiles import attribute
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
 from weft.verification.real_ranks.messages import Answer, Job, Prepare, Progress, pack, unpack
-from weft.verification.rendezvous import told_apart
+from weft.verification.rendezvous import with_distinct_groups
 
 START_TIMEOUT_S = 120.0
-"""Importing torch in every process takes a few seconds each, more on a busy machine."""
+"""Timeout for starting all processes. Each one imports torch, which takes seconds, or longer on a busy machine."""
 GRACE_S = 0.5
-"""How long the other ranks have to report an error of their own once one has."""
+"""Seconds that the other ranks have to report their own errors after the first error."""
 MAX_LOG_LINES = 30
-"""Of a rank that died: enough for what the C library says and the stack of each Python thread."""
+"""Number of lines shown from the log of a dead rank: enough for C++ errors and the stack of each Python thread."""
 
 
 class _World:
@@ -58,12 +58,12 @@ class _World:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
-            "PYTHONFAULTHANDLER": "1",  # a fatal signal leaves a stack in the log
+            "PYTHONFAULTHANDLER": "1",  # a fatal signal writes the stack to the log
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         }
         for rank in range(num_ranks):
             mine, theirs = Pipe()
-            # gloo's own timeout is the longer one: who kills the world knows at which node each rank stands.
+            # gloo's own timeout is longer, so that this process ends the run; it knows the node of each rank.
             numbers = (rank, num_ranks, theirs.fileno(), int(timeout_s * 2 + START_TIMEOUT_S))
             with (self.folder / f"log{rank}").open("wb") as log:
                 process = subprocess.Popen(
@@ -80,14 +80,14 @@ class _World:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # an interrupt from the keyboard goes to the caller alone
+                    start_new_session=True,  # a keyboard interrupt goes to the caller alone
                 )
             theirs.close()
             self.processes.append(process)
             self.pipes.append(mine)
 
     def receive(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Answer | None]:
-        """The answers of these ranks as they come; None for one that died. Stops early once one reports an error."""
+        """The answers of these ranks; None for a rank that died. Returns early after the first error."""
         answers: dict[int, Answer | None] = {}
         deadline = time.monotonic() + timeout_s
         while len(answers) < len(ranks) and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ class _World:
         return answers
 
     def end_of(self, rank: int) -> str:
-        """How the process of a rank that died ended."""
+        """A phrase for how the process of a dead rank ended."""
         code = self.processes[rank].wait()
         if code >= 0:
             return f"rank {rank} ended with exit code {code}"
@@ -111,12 +111,12 @@ class _World:
         return f"rank {rank} was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
     def log_of(self, rank: int) -> list[str]:
-        """The last lines that a process wrote."""
+        """The last lines of the log of a rank."""
         try:
             text = (self.folder / f"log{rank}").read_text(errors="replace")
         except OSError:
             return []
-        # faulthandler ends with a list of all extension modules: nothing that tells one crash from another.
+        # faulthandler ends with a list of all extension modules, which says nothing about the crash.
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
         return lines[-MAX_LOG_LINES:]
 
@@ -177,10 +177,10 @@ class RealRanks:
         """The results of several runs from the same inputs; a race shows as a difference between them."""
         num_ranks = len(inputs)
         if num_ranks > self.num_ranks:
-            what = f"inputs for {num_ranks} ranks, the world has {self.num_ranks}"
+            what = f"inputs were given for {num_ranks} ranks, but the world has {self.num_ranks}"
             raise VerificationError(compose("real ranks", what, do="use fewer ranks or a larger world"))
         graphs = one_per_rank(modules, GraphModule, num_ranks, "modules")
-        tables = told_apart(one_per_rank(groups, GroupTable, num_ranks, "group tables"))
+        tables = with_distinct_groups(one_per_rank(groups, GroupTable, num_ranks, "group tables"))
         check_inputs(inputs, [sum(node.op == "placeholder" for node in graph.graph.nodes) for graph in graphs])
         parts = [_used_groups(graph, table, num_ranks) for graph, table in zip(graphs, tables, strict=True)]
         jobs = list(_jobs(graphs, inputs, tables, parts, seed, repeat))
@@ -188,7 +188,7 @@ class RealRanks:
             world = self._start()
             self._prepare(world, parts)
             answers = self._ask(world, dict(enumerate(jobs)), graphs, tables)
-        except BaseException:  # an interrupted world has messages under way that nobody will match
+        except BaseException:  # messages in flight in an interrupted world would never be matched
             self.close()
             raise
         by_rank = [[RankResult(*unpack(packed)) for packed in answer.results] for answer in answers]
@@ -202,7 +202,7 @@ class RealRanks:
         ready = world.receive(ranks, START_TIMEOUT_S)
         dead = next((rank for rank, answer in ready.items() if answer is None), None)
         if dead is not None:
-            what = f"{world.end_of(dead)} while it started"
+            what = f"{world.end_of(dead)} during its start"
             raise VerificationError(compose("real ranks", what, where=world.log_of(dead)))
         late = [r for r in ranks if r not in ready]
         if late:
@@ -211,7 +211,7 @@ class RealRanks:
         return world
 
     def _prepare(self, world: _World, used: Sequence[Mapping[str, tuple[str, Partition]]]) -> None:
-        """Create the process groups that this world does not have yet: all ranks take part, in one order."""
+        """Create the process groups that this world lacks; all ranks take part, in one order."""
         wanted = {(identity, part): None for groups in used for identity, parts in groups.values() for part in parts}
         missing = tuple(pair for pair in wanted if pair not in world.groups)
         if missing:
@@ -226,7 +226,7 @@ class RealRanks:
         tables: Sequence[GroupTable],
     ) -> list[Answer]:
         for rank, message in messages.items():
-            with contextlib.suppress(OSError):  # it died: `receive` finds out
+            with contextlib.suppress(OSError):  # the rank died; `receive` reports it
                 world.pipes[rank].send(message)
         answers = world.receive(list(messages), self.timeout_s)
         dead = next((rank for rank, answer in answers.items() if answer is None), None)
@@ -245,28 +245,28 @@ class RealRanks:
         if late:
             stands = [(rank, world.progress.read(rank)) for rank in late]
             where = [
-                f"rank {rank} stood at {name or 'its start'}"
+                f"rank {rank} was at {name or 'its start'}"
                 + "".join(f": {line}" for line in _line(graphs, tables, rank, name))
                 for rank, name in stands
             ]
-            do = "run the same graphs on the virtual cluster: it says what each rank waits for"
+            do = "run the same graphs on the virtual cluster, which shows what each rank waits for"
             raise VerificationError(compose("real ranks", f"no answer in {self.timeout_s:g} s", where=where, do=do))
         return [answer for _, answer in sorted(answers.items()) if answer is not None]
 
 
 def _is_lost_connection(error: str) -> bool:
-    """Whether an error only tells that another rank closed its connection: the cause is there."""
+    """Whether an error only says that another rank closed its connection; the cause is on that rank."""
     return "by peer" in error
 
 
 def _line(graphs: Sequence[GraphModule], tables: Sequence[GroupTable], rank: int, name: str) -> list[str]:
-    """The listing line of the node of this name, if there is one."""
+    """The listing line of the node with this name, if there is one."""
     nodes: list[Node] = list(graphs[rank].graph.nodes) if graphs else []
     return [show(node, tables[rank])[0] for node in nodes if name_of(node) == name]
 
 
 def _used_groups(graph: GraphModule, table: GroupTable, num_ranks: int) -> dict[str, tuple[str, Partition]]:
-    """The groups that a graph launches in by canonical name: the identity of each, and how it parts the ranks."""
+    """The groups of the launches of a graph, by canonical name: the identity and the partition of ranks of each."""
     launches = [n for n in graph.graph.nodes if n.op == "call_function" and ops.is_communication(n.target)]
     arguments = [argument for node in launches if (argument := group_argument(node)) is not None]
     groups = {table.canonical(argument): table.group(argument) for argument in arguments}
@@ -295,7 +295,7 @@ def _jobs(
 
 
 def _constants(module: GraphModule) -> dict[str, Tensor]:
-    """The tensors that the graph and its nested graphs take from their modules, by the name the listing gives them."""
+    """The tensors that the graph and its nested graphs take from their modules, by the names in the listing."""
     found: dict[str, Tensor] = {}
     for node in module.graph.nodes:
         value = attribute(module, str(node.target)) if node.op == "get_attr" else None

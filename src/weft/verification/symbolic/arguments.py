@@ -1,7 +1,8 @@
-"""What the arguments and results of a call are in a symbolic run: values, numbers, and names for the rest.
+"""Arguments and results of calls in a symbolic run: values for tensors, numbers, and names for everything else.
 
-Contract: a symbol of an input's shape means the same on both sides, since both have the same inputs. Any other symbol
-(the number of nonzero elements, say) is renamed after the call that made it, so equal names mean equal numbers.
+Contract: a symbol in the shape of an input means the same on both sides, since both have the same inputs. Any other
+symbol (such as the number of nonzero elements) is renamed after the call that made it, so equal names mean equal
+numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weft.verification.symbolic.storage import Contents, StorageView, Tangle
 from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value, product, settle
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_SAY_ALL = (
+_DETERMINED_BY_REPR = (
     *(bool, int, float, complex, str, type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, *SYMBOLIC),
 )
@@ -30,7 +31,7 @@ _SAY_ALL = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A value that is no tensor and no number: known only by what made it."""
+    """A value that is neither a tensor nor a number; it is known only by the call that made it."""
 
     atom: int
 
@@ -43,21 +44,21 @@ class SymbolicArguments:
         self.ignores_strides = ignores_strides
         self.contents = Contents(terms)
         self.held: dict[Node, Any] = {}
-        """What each node holds: values, places in written storages, numbers, tokens, lists of them."""
+        """The value of each node: a `Value`, a view of a written storage, a number, a token, or a list of these."""
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self._layouts: dict[Node, Hashable] = {}
         self._num_made = 0
 
-    # From a node's arguments to values.
+    # From the arguments of a node to values.
 
     def read(self, held: Any) -> Any:
-        """What is held, as it is now."""
+        """The current value, with views of written storages resolved."""
         if isinstance(held, StorageView | Tangle):
             return self.contents.read(held)
         return [self.read(item) for item in held] if isinstance(held, list) else held
 
     def places(self, argument: Any) -> Any:
-        """An argument with each node replaced by what it holds."""
+        """An argument with each node replaced by what it holds, views unresolved."""
         if isinstance(argument, Node):
             return self.held[argument]
         if isinstance(argument, list | tuple):
@@ -67,7 +68,7 @@ class SymbolicArguments:
         return self._number(argument, None) if isinstance(argument, SYMBOLIC) else argument
 
     def resolve(self, argument: Any) -> Any:
-        """An argument with each node replaced by its value now."""
+        """An argument with each node replaced by its current value."""
         if isinstance(argument, Node):
             return self.read(self.held[argument])
         if isinstance(argument, list | tuple):
@@ -81,10 +82,10 @@ class SymbolicArguments:
         return {name: self.resolve(value) for name, value in ops.bind(node).items()}
 
     def call(self, node: Node) -> Call:
-        """A call as an index map takes it."""
+        """The call of a node in the form that the rules of laws take."""
         value, target = ops.value_of(node), node.target
         results: Any = value if isinstance(value, list | tuple) else [value]
-        if value is None:  # it writes the tensors of a list and returns nothing
+        if value is None:  # the call writes the tensors of a list and returns nothing
             written = ops.bind(node).get("self")
             results = [ops.value_of(item) for item in written] if isinstance(written, list | tuple) else []
         types = [self.type_of(v) for v in results]
@@ -93,7 +94,7 @@ class SymbolicArguments:
         return Call(self.terms, self.by_name(node), types, _is_on_one_device(node, results), device, name)
 
     def freeze(self, argument: Any, numbers: list[int]) -> Hashable:
-        """An argument as part of a label. Values are left out of it: their numbers are added to `numbers`."""
+        """An argument as part of a label. Values are not part of it; their numbers are appended to `numbers`."""
         if isinstance(argument, Node):
             return self._freeze_held(self.read(self.held[argument]), numbers), self.layout(argument)
         if isinstance(argument, list | tuple):
@@ -119,7 +120,7 @@ class SymbolicArguments:
     # From metadata to results.
 
     def result(self, value: Any, call: int) -> Any:
-        """New atoms for what a call returns, named after the atom of the call; numbers where metadata has them."""
+        """New atoms for the results of a call, named after the atom of the call; numbers where metadata has them."""
         self._num_made = 0
         return self._result(value, call, ())
 
@@ -138,13 +139,13 @@ class SymbolicArguments:
         return Token(self.terms.atom(("result", path), None, None, ((call, 0),)))
 
     def type_of(self, value: Any) -> tuple[tuple[Size, ...], torch.dtype]:
-        """Shape and dtype by metadata."""
+        """Shape and dtype from metadata."""
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             raise Undecided
         return tuple(n if type(n) is int else self._number(n, None) for n in value.shape), value.dtype
 
     def layout(self, node: Node) -> Hashable:
-        """The strides of a tensor that is not contiguous; None for others."""
+        """The strides of a tensor that is not contiguous; None otherwise."""
         if node in self._layouts:
             return self._layouts[node]
         value = ops.value_of(node)
@@ -158,7 +159,7 @@ class SymbolicArguments:
         return found
 
     def learn(self, value: Any) -> None:
-        """Take the symbols of an input as they are."""
+        """Keep the names of the symbols of an input."""
         for number in [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]:
             for symbol in symbols_of(number) if isinstance(number, SYMBOLIC) else ():
                 self._symbols.setdefault(symbol, _renamed(symbol, symbol.name))
@@ -173,7 +174,7 @@ class SymbolicArguments:
                 return missing
             raise Undecided
         for symbol in new:
-            # Which of two new symbols in one number is which, the two sides need not agree on.
+            # The two sides may order two new symbols in one number differently, so these get names of one side only.
             name = f"call{call}_{self._num_made}" if len(new) == 1 else f"{self.terms.side}_{symbol.name}"
             self._symbols[symbol] = _renamed(symbol, name)
             self._num_made += 1
@@ -188,16 +189,16 @@ def base_of(target: OpOverload) -> str:
 
 
 def literal(argument: Any) -> Hashable:
-    """A constant argument as part of a label: by what it says of itself, where that says all, else by what it is."""
+    """A constant argument as part of a label: by its repr where that determines it, otherwise by its identity."""
     if isinstance(argument, OpOverload):
         return "operator", argument.name()
-    if argument is None or isinstance(argument, _SAY_ALL):
+    if argument is None or isinstance(argument, _DETERMINED_BY_REPR):
         return type(argument).__name__, repr(argument)
     return type(argument).__name__, id(argument)
 
 
 def containers(tree: Any) -> Hashable:
-    """The containers of an argument, without what is in them; dicts with their keys in order."""
+    """The nesting of containers in an argument, without leaves; dicts with their keys in order."""
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple" if type(tree) is tuple else type(tree)
         return kind, tuple(containers(item) for item in tree)
@@ -216,7 +217,7 @@ def leaves(tree: Any) -> Iterable[Any]:
 
 
 def name_of(target: Any) -> str:
-    """An operator by its full name, with its overload."""
+    """The full name of an operator, with its overload."""
     if isinstance(target, OpOverload):
         return target.name()
     return ops.name_of(target) or f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', repr(target))}"
@@ -237,7 +238,7 @@ def _is_contiguous(used: list[tuple[Any, Any]]) -> bool:
 
 
 def _renamed(symbol: sympy.Symbol, name: str) -> sympy.Symbol:
-    """A symbol of that name that is known to be what the old one is known to be."""
+    """A symbol of another name with the same assumptions."""
     known: dict[str, bool] = {"integer": True} if symbol.is_integer else {}
     if symbol.is_positive:
         known["positive"] = True

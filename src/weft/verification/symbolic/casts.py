@@ -1,8 +1,8 @@
-"""Dtypes by kind, and which casts can be taken for one.
+"""Dtypes by kind, and the pairs of casts that equal a single cast.
 
 Contract: explicit sets; a dtype that is in none of them has no law. Torch converts a number of a narrow floating dtype
-by way of f32, and an integer to an integer by dropping bits; a number that a dtype of integers does not hold becomes
-whatever the kernel makes of it, so a cast from floats to integers is never taken for another.
+through f32, and an integer to an integer by dropping bits. A float that does not fit an integer dtype becomes whatever
+the kernel makes of it, so a cast from floats to integers never replaces another cast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64})
 WHOLE = SIGNED | UNSIGNED
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Those with infinities and with kernels for arithmetic."""
+"""Floating dtypes that have infinities and kernels for arithmetic."""
 NARROW = frozenset(
     {
         *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
@@ -27,11 +27,11 @@ COMPLEX = frozenset({torch.complex64, torch.complex128})
 REAL = BOOL | WHOLE | FLOATS
 ANY = REAL | NARROW | COMPLEX
 FILLABLE = ANY - COMPLEX - {torch.float8_e8m0fnu}
-"""Those with a zero and a one, of one number each."""
+"""Dtypes that have a zero and a one, and a single number per element."""
 
 
 def is_seen_through(before: torch.dtype | None, between: torch.dtype | None, after: torch.dtype) -> bool:
-    """Whether a cast from `before` by way of `between` to `after` is the cast from `before` to `after`."""
+    """Whether a cast from `before` through `between` to `after` equals the direct cast from `before` to `after`."""
     if before is None or between is None or not _holds_all(before, between):
         return False
     return between in BOOL | WHOLE or after not in WHOLE or _holds_all(before, after)
@@ -39,7 +39,7 @@ def is_seen_through(before: torch.dtype | None, between: torch.dtype | None, aft
 
 @functools.cache
 def _holds_all(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether every number of a dtype is a number of another, with its sign and what is no number."""
+    """Whether `after` represents every value of `before`, including signed zeros, infinities and NaN."""
     if before is torch.bool:
         return after in FILLABLE | COMPLEX
     if before in WHOLE:

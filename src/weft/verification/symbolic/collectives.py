@@ -1,8 +1,8 @@
-"""Where each element that a collective delivers comes from.
+"""Rules for collectives: where each received element comes from.
 
-Contract: written from what the collectives mean, element by element, and from nothing else in Weft. An element that is
-received is named by the kind, the group and the elements that went into it, so the collective of a concatenation has
-the names of the collectives of its parts. Moves of data commute with the reading of bytes; reductions do not.
+Contract: derived from the meaning of the collectives, element by element, and from nothing else in Weft. A received
+element is named by the kind, the group and the elements it was computed from. So the collective of a concatenation has
+the names of the collectives of its parts. Moves of data commute with reinterpreting bytes; reductions do not.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from weft.verification.symbolic.tensors import (
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
 SENT = "sent"
-"""The argument by which a rule finds the tensor that it is about: a coalesced launch has several."""
+"""The argument that holds the tensor a rule is applied to; a coalesced launch has several tensors."""
 EVEN = 5
-"""Parts of the label of a scatter of which all parts lie in one atom, the last one being the step between them."""
+"""Length of the label of a scatter whose parts lie evenly spaced in one atom; its last item is the step."""
 
 
 def alone(call: Call) -> list[Value] | None:
@@ -72,7 +72,7 @@ def all_reduced(call: Call) -> list[Value]:
 
 
 def all_reduced_in_real(call: Call) -> list[Value]:
-    """As `all_reduced`, and the reduction of zeros is zero."""
+    """Like `all_reduced`, where the reduction of zeros is zero."""
     return [_all_reduced(call, lambda atom: _is_zero(call.terms, atom))]
 
 
@@ -99,7 +99,7 @@ def broadcast(call: Call) -> list[Value]:
 def gathered(call: Call) -> list[Value]:
     """Part k of the result is the value on rank k.
 
-    The elements of an atom on rank k follow those on rank k - 1 in one larger atom: gathering a whole is one run.
+    The elements of an atom on rank k follow those on rank k - 1 in one larger atom, so a whole gather is one run.
     """
     terms, value, num_ranks = call.terms, _sent(call), _num_ranks(call)
     label = ("all_gather", num_ranks, call.arguments["group"])
@@ -109,9 +109,9 @@ def gathered(call: Call) -> list[Value]:
 
 
 def scattered_and_gathered(call: Call) -> list[Value] | None:
-    """Parts that were reduced and scattered, gathered again, as the reduction of the whole; None where they are not.
+    """A gather of reduce-scattered parts as the all-reduce of the whole; None for other gathers.
 
-    In real arithmetic: which ranks are added first is another matter.
+    This holds in real arithmetic only, since the two may add the ranks in different orders.
     """
     terms, value, group = call.terms, _sent(call), call.arguments["group"]
     runs: list[Run] = []
@@ -129,7 +129,7 @@ def scattered_and_gathered(call: Call) -> list[Value] | None:
 
 
 def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
-    """Whether a reduction is one of real numbers: an average of integers rounds, and where it does is not said."""
+    """Whether a reduction is exact in real arithmetic; an average of integers rounds at an unspecified point."""
     return reduce_op != "avg" or (dtype is not None and (dtype.is_floating_point or dtype.is_complex))
 
 
@@ -141,13 +141,13 @@ def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
 def scattered(call: Call) -> list[Value]:
     """Element p of the result on rank r is the reduction of element p of part r on every rank.
 
-    Which part is one's own is not known here; so an element is named by all the parts it may come from.
+    The rank is not known here, so an element is named by all the parts it may come from.
     """
     return [_scattered(call, lambda _label, _segment: None)]
 
 
 def scattered_in_real(call: Call) -> list[Value]:
-    """As `scattered`, and a scatter of a sum over another axis is a sum of scatters."""
+    """Like `scattered`, where a scatter of a sum over another axis is a sum of scatters."""
     dtype = _sent(call).dtype
     return [_scattered(call, lambda label, segment: _reduced_later(call.terms, label, segment, dtype))]
 
@@ -162,10 +162,10 @@ def _scattered(call: Call, swapped: Callable[[tuple[Any, ...], Segment], Run | N
 
 
 def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run | None:
-    """A scatter of elements that were all-reduced over another axis, as the all-reduce of what is scattered.
+    """A scatter of elements that were all-reduced over another axis, as the all-reduce of scattered elements.
 
-    In real arithmetic, and only for reductions that commute: `sum` and `avg` of floats with each other, others with
-    themselves. A zero is the reduction of zeros. None where the segment is not of that kind.
+    This holds in real arithmetic, and only for reductions that commute: `sum` and `avg` of floats with each other, all
+    others with themselves. Zero is the reduction of zeros. None if the segment has another form.
     """
     atoms, starts, length = segment
     if all(_is_zero(terms, atom) for atom in atoms):
@@ -192,7 +192,7 @@ def _is_zero(terms: Terms, atom: int) -> bool:
 
 @functools.cache
 def _reach_the_same(reduced: Hashable, scattered_over: Hashable) -> bool:
-    """Whether each rank gets the same part of the same ranks, whichever of two groups communicates first."""
+    """Whether each rank gets the same part from the same ranks, whichever of the two groups communicates first."""
     found = [part for name in (reduced, scattered_over) if isinstance(name, tuple) for part in name]
     groups = [part for part in found if isinstance(part, Group)]
     if len(groups) != 2 or min(group.size for group in groups) < 2:
@@ -235,7 +235,7 @@ def _parts(value: Value, num_ranks: int) -> list[list[Run]]:
 
 
 def _by_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
-    """A run named by one element per rank; where those are one atom at even steps, by the atom and the step."""
+    """A run named by one element per rank; if these are evenly spaced in one atom, by the atom and the step."""
     atoms, starts, length = segment
     step = _even_step(atoms, starts)
     if step is None:
@@ -253,7 +253,7 @@ def _even_step(atoms: Sequence[int], starts: Sequence[Size]) -> Size | None:
 
 
 def _moved(terms: Terms, label: Hashable, atom: int, times: int) -> int:
-    """The atom that a move delivers. The bytes of a moved atom are its moved bytes."""
+    """The atom that a move delivers. Moving commutes with reading the bytes of an atom."""
     kind = terms.labels[atom]
     if kind == "bytes":
         return bytes_of(terms, _moved(terms, label, terms.operands[atom][0][0], times))
@@ -266,7 +266,7 @@ def _moved(terms: Terms, label: Hashable, atom: int, times: int) -> int:
 
 
 def _from_rank(terms: Terms, label: tuple[Hashable, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
-    """As `_by_rank`, for a move: bytes of elements that move whole are the bytes of moved elements."""
+    """Like `_by_rank`, for a move: the moved bytes of whole elements are the bytes of the moved elements."""
     atoms, starts, length = segment
     sources = [terms.operands[a][0][0] for a in atoms if terms.labels[a] == "bytes"]
     dtypes = {terms.dtypes[source] for source in sources}

@@ -1,10 +1,10 @@
-"""Operators that make each element of their result from the elements at the same place of their inputs.
+"""Operators that compute each element of their result from the elements at the same index of their inputs.
 
-Contract: an operator is taken apart element by element only if its result does not depend on where in a vector register
-the element stands: `exp` of a concatenation may differ in its last bit from the concatenation of `exp`s, and `maximum`
-of 0.0 and -0.0 is the first or the second as memory lies. `laws` names the operators and dtypes for which that holds.
-With `reassociates`, where rounding may differ anyway, all elementwise operators are taken apart, sums are taken as sets
-of terms, and a sum of reductions as the reduction of the sum.
+Contract: an operator is followed element by element only if its result does not depend on the position of the element
+in a vector register. For example, `exp` of a concatenation may differ in its last bit from the concatenation of `exp`s,
+and `maximum` of 0.0 and -0.0 is the first or the second depending on the memory layout. `laws` names the operators and
+dtypes for which this holds. With `reassociates`, where rounding may differ anyway, all elementwise operators are
+followed, sums are sets of terms, and a sum of reductions is the reduction of the sum.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from weft.verification.symbolic.tensors import (
 
 FOREACH = "_foreach_"
 OF_EACH: Mapping[str, str] = {"scalar": "other", "scalars": "other"}
-"""Arguments of a `_foreach` operator, and what the operator itself calls them."""
+"""Arguments of a `_foreach` operator, and their names in the operator on single tensors."""
 MASKS = ("condition", "mask")
 ADDITIVE = ("sum", "avg")
 
 
 def applied(call: Call) -> list[Value]:
-    """The result of an elementwise operator, in bits.
+    """The result of an elementwise operator, exact in every bit.
 
-    Its tensors have one dtype, but for a mask: a kernel may convert a number beside a vector with or without rounding.
+    Its tensors have one dtype, except for a mask: a kernel may convert a scalar tensor next to a vector with or without
+    rounding.
     """
     shape, dtype = call.results[0]
     if len({v.dtype for key, v in call.arguments.items() if isinstance(v, Value) and key not in MASKS}) > 1:
@@ -50,12 +51,12 @@ def applied(call: Call) -> list[Value]:
 
 
 def applied_to_each(call: Call) -> list[Value]:
-    """A `_foreach` operator: the operator on each item of its lists."""
+    """A `_foreach` operator: the operator applied to each item of its lists."""
     return [item for one in each(call) for item in applied(one)]
 
 
 def each(call: Call) -> list[Call]:
-    """The calls that a `_foreach` operator stands for."""
+    """The single calls that a `_foreach` operator makes."""
     lists = {key: value for key, value in call.arguments.items() if isinstance(value, list)}
     if any(len(value) != len(call.results) for value in lists.values()):
         raise Undecided
@@ -82,7 +83,7 @@ def apply(
     *,
     reassociates: bool = False,
 ) -> Value:
-    """The result of an elementwise operator. Inputs have the shape of the result, or one element."""
+    """The result of an elementwise operator. Each input has the shape of the result, or one element."""
     full: list[Value] = []
     slots: list[Hashable] = []
     mixes_dtypes = len({value.dtype for value in arguments.values() if isinstance(value, Value)}) > 1
@@ -90,7 +91,7 @@ def apply(
         if not isinstance(value, Value):
             slots.append((argument, constant(value, dtype)))
         elif same_elements(value.shape, shape):
-            # Beside another dtype a tensor without dims is converted as a number is.
+            # Next to another dtype, a tensor without dims is converted like a number.
             slots.append((argument, value.dtype, mixes_dtypes and not value.shape))
             full.append(value)
         elif is_single(value):
@@ -108,7 +109,7 @@ def apply(
 
 
 def constant(value: Any, dtype: torch.dtype | None = None) -> Hashable:
-    """A scalar as part of a label: 0.0 is not -0.0 and True is not 1, but 2 is 2.0 where floats are computed."""
+    """A scalar as part of a label: 0.0 is not -0.0 and True is not 1, but 2 is 2.0 in floating-point arithmetic."""
     if value is not None and not isinstance(value, bool | int | float | str | complex | sympy.Basic | torch.dtype):
         raise Undecided
     if type(value) is int and dtype is not None and dtype.is_floating_point and abs(value) <= 1 << 53:
@@ -120,7 +121,7 @@ def constant(value: Any, dtype: torch.dtype | None = None) -> Hashable:
 
 
 def _added(terms: Terms, segment: Segment, dtype: torch.dtype) -> Run:
-    """The sum of two runs, with the terms of inner sums, in an order that depends on the terms alone."""
+    """The sum of two runs, flattened to its terms, in an order that depends only on the terms."""
     atoms, starts, length = segment
     found: list[tuple[int, Size]] = []
     for atom, start in zip(atoms, starts, strict=True):
@@ -135,11 +136,11 @@ def _added(terms: Terms, segment: Segment, dtype: torch.dtype) -> Run:
 
 
 def _common_reduction(terms: Terms, found: list[tuple[int, Size]], dtype: torch.dtype) -> tuple[int, Size] | None:
-    """The sum of reductions of one kind, op and group, as the reduction of the sums; None where they are not that."""
+    """A sum of reductions with one kind, op and group as the reduction of the sums; None for other sums."""
     label = terms.labels[found[0][0]]
     if not (isinstance(label, tuple) and label[0] in ("all_reduce", "reduce_scatter") and label[1] in ADDITIVE):
         return None
-    if label[1] == "avg" and not (dtype.is_floating_point or dtype.is_complex):  # it rounds
+    if label[1] == "avg" and not (dtype.is_floating_point or dtype.is_complex):  # an integer average rounds
         return None
     if any(terms.labels[atom] != label for atom, _ in found):
         return None

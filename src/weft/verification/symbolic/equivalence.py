@@ -1,12 +1,13 @@
 """Prove that two graphs compute the same, at any size and without data.
 
-Contract: sound, not complete. `proved` means that every output, every input that is written, every draw and every
-effect outside is the same on every rank for all data, as far as each operator is a function of its arguments, their
-strides and what was drawn, and every rank runs the same text. Not proved means only that: the two may still be equal.
+Contract: sound, not complete. `proved` means that every output, every written input, every random draw and every
+external effect is the same on every rank for all data. This assumes that each operator is a function of its arguments,
+their strides and the random numbers drawn, and that every rank runs the same text. Graphs that are not proved equal may
+still be equal.
 
-Both graphs run once on symbolic values (`symbolic_run`) that share one table (`terms`). Bucketing, deduplication,
-reordering and folded casts then leave the same names for the same elements. Strides and sharing of storage among the
-outputs are not compared. The time is that of one pass over each graph.
+Both graphs run once on symbolic values (`run`) that share one table (`tensors.Terms`). Bucketing, deduplication,
+reordering and folded casts then leave the same names for the same elements. Strides of outputs, and storage that they
+share with each other, are not compared. The proof takes one pass over each graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, read_groups, with_nested
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import same_bits
-from weft.verification.rendezvous import cannot_tell
+from weft.verification.rendezvous import ambiguous_groups
 from weft.verification.symbolic.arguments import Token, literal
 from weft.verification.symbolic.run import Setting, SymbolicRun
 from weft.verification.symbolic.storage import Lost
@@ -35,21 +36,22 @@ from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 MAX_WORDS = 8
-QUIET = ("", "call", "elementwise", "value", "int", "float", "str", "bool", "NoneType", "None")
-"""Words of labels that tell a reader nothing."""
+"""Maximum number of words of a label that a message shows."""
+UNINFORMATIVE = ("", "call", "elementwise", "value", "int", "float", "str", "bool", "NoneType", "None")
+"""Words of labels that messages leave out."""
 MAX_COMPARED = 1 << 20
-"""Elements of a constant that is compared by content; a larger one is equal only to itself."""
+"""Largest constant, in elements, that is compared by content; a larger one equals only itself."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether two graphs were shown to be equal."""
+    """The result of an attempt to prove two graphs equal."""
 
     proved: bool
     difference: str
-    """The first output or input that was not shown to be equal, and the first place inside it; empty if proved."""
+    """The first output or input that was not proved equal, and the first position in it; empty if proved."""
     num_values: int
-    """How many different values the two graphs hold."""
+    """Number of different values in the two graphs."""
 
     def __bool__(self) -> bool:
         return self.proved
@@ -65,8 +67,9 @@ def prove(
 ) -> Proof:
     """Try to prove that two graphs compute the same on every rank.
 
-    `groups` gives the sizes or ranks of groups that the modules do not carry. With `reassociates` equality is that of
-    real arithmetic: terms of a sum may be added in any order and before or after a reduction, and strides do not count.
+    `groups` gives the sizes or ranks of groups that the modules do not carry. With `reassociates`, graphs are compared
+    in real arithmetic: the terms of a sum may be added in any order, before or after a reduction, and strides do not
+    matter.
     """
     terms = Terms()
     with collector_paused():
@@ -74,7 +77,7 @@ def prove(
             sides = _run_both(before, after, groups, terms, reassociates)
             difference = next(_differences(terms, *sides), "")
         except GraphError as error:
-            difference = f"a graph is not valid: {error}"
+            difference = f"one of the graphs is invalid: {error}"
         except VerificationError as error:
             difference = str(error).splitlines()[0]
         except (Lost, Undecided) as error:
@@ -109,9 +112,10 @@ def _run_both(
 
 
 def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -> list[dict[str, Hashable]]:
-    """What tells each group from others, by canonical name: its ranks and identity, never a name that was made up.
+    """A key for each group by canonical name: its ranks and identity, never a name that Weft made up.
 
-    Names do where both modules have one table, and run-time names where neither carries any: both are of one rank.
+    If both modules have one table, names suffice. If neither carries a table, both belong to one rank, and run-time
+    names suffice.
     """
     carried = [module.meta.get(TABLE_KEY) for module in modules]
     by_name = carried[0] is not None and carried[0] is carried[1]
@@ -120,7 +124,7 @@ def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -
     found: list[dict[str, Hashable]] = []
     for table in tables:
         if table.alike is not None and not by_name and not by_runtime_name:
-            raise VerificationError(cannot_tell(*table.alike))
+            raise VerificationError(ambiguous_groups(*table.alike))
         names: dict[str, Hashable] = {}
         for group in table:
             is_told = not by_runtime_name and group.name not in table.unplaced
@@ -137,7 +141,7 @@ def _constants(
     groups: Sequence[Mapping[str, Hashable]],
     dags: Sequence[Dag],
 ) -> list[dict[str, Hashable]]:
-    """What tells the attributes of each module from others, by path: the path, where both modules have the same."""
+    """A key for each attribute of each module: the path alone if both modules hold the same at that path."""
     paths = [{str(node.target) for node in module.graph.nodes if node.op == "get_attr"} for module in modules]
     shared = [_shared(module, dag) for module, dag in zip(modules, dags, strict=True)]
     same: set[str] = set()
@@ -152,14 +156,14 @@ def _constants(
 
 
 def _is_one(first: Any, second: Any) -> bool:
-    """Whether two constants are one tensor of one memory."""
+    """Whether two constants are the same memory."""
     return isinstance(first, Tensor) and isinstance(second, Tensor) and memory_of(first) == memory_of(second)
 
 
 def _shared(module: GraphModule, dag: Dag) -> dict[str, Hashable]:
-    """Which memory the constants are in that share it with something that is written, by path."""
+    """The memory of each constant that shares it with something that is written, by path."""
     effects = dag.effects
-    nodes = [node for node in dag.nodes if node.op in ("placeholder", "get_attr")] if effects.written else []
+    nodes = [node for node in dag.nodes if node.op in ("placeholder", "get_attr")] if effects.memory.written else []
     once = {(node.op, str(node.target)): node for node in nodes}
     holders = Counter(s for node in once.values() for s in set(effects.held(dag.index[node])))
     given = {s for node in nodes if node.op == "placeholder" for s in effects.held(dag.index[node])}
@@ -168,16 +172,16 @@ def _shared(module: GraphModule, dag: Dag) -> dict[str, Hashable]:
     placed = places(tensors)
     found: dict[str, Hashable] = {}
     for path, tensor in tensors.items():
-        mine = effects.written.intersection(effects.held(dag.index[once["get_attr", path]]))
+        mine = effects.memory.written.intersection(effects.held(dag.index[once["get_attr", path]]))
         if path in placed and mine and mine.isdisjoint(given):
             found[path] = placed[path]
-        elif any(holders[s] > 1 for s in mine):  # an input lies there too, or may: there, and in no copy of it
+        elif any(holders[s] > 1 for s in mine):  # an input may lie in this very memory, not in a copy of it
             found[path] = ("memory", *memory_of(tensor))
     return found
 
 
 def _groups_inside(value: Any, table: GroupTable, groups: Mapping[str, Hashable]) -> Iterator[Hashable]:
-    """The groups in which a nested graph launches, in order."""
+    """The groups of the launches in a nested graph, in order."""
     for node in with_nested(value) if isinstance(value, GraphModule) else ():
         argument = group_argument(node) if node.op == "call_function" and ops.is_communication(node.target) else None
         if argument is not None:
@@ -194,7 +198,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _is_same_graph(first: GraphModule, second: GraphModule) -> bool:
-    """Whether two nested graphs are the same call for call, with the same arguments and attributes."""
+    """Whether two nested graphs have the same calls in order, with the same arguments and attributes."""
     modules = (first, second)
     nodes = [list(module.graph.nodes) for module in modules]
     places = [{node: k for k, node in enumerate(found)} for found in nodes]
@@ -214,7 +218,7 @@ def _is_same_graph(first: GraphModule, second: GraphModule) -> bool:
 
 
 def _spelled(argument: Any, places: Mapping[Node, int]) -> Hashable:
-    """An argument of a call in a nested graph, with its nodes by place."""
+    """An argument of a call in a nested graph, with nodes replaced by their positions."""
     if isinstance(argument, Node):
         return "node", places[argument]
     if isinstance(argument, list | tuple):
@@ -229,29 +233,29 @@ def _spelled(argument: Any, places: Mapping[Node, int]) -> Hashable:
 
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
     if not {type(first), type(second)} <= {Tensor, torch.nn.Parameter}:
-        return False  # fakes and other subclasses have no bits to compare
+        return False  # fake tensors and other subclasses have no bits to compare
     if first.is_meta or second.is_meta:
         return False
     return first.numel() <= MAX_COMPARED and same_bits(first, second)
 
 
-# What differs.
+# Differences.
 
 
 def _differences(terms: Terms, first: SymbolicRun, second: SymbolicRun) -> Iterator[str]:
-    """Sentences about what was not shown to be equal; the two runs are equal if there is none."""
+    """One sentence for each difference; an empty iterator means equal runs."""
     num_inputs = [
         sum(1 for key in run.inputs if isinstance(key, tuple) and key[0] == "input") for run in (first, second)
     ]
     if num_inputs[0] != num_inputs[1]:
-        yield f"{num_inputs[0]} inputs before, {num_inputs[1]} after"
+        yield f"the graph has {num_inputs[0]} inputs before and {num_inputs[1]} after"
         return
     yield from _trees(terms, "outputs", first.outputs, second.outputs)
     if first.containers != second.containers:
-        yield "the outputs are in other containers"
+        yield "the outputs are in different containers"
     late = [k for k, (old, new) in enumerate(zip(first.in_flight, second.in_flight, strict=False)) if new and not old]
     if late:
-        yield f"tensor {late[0]} of the outputs is in flight after, complete before"
+        yield f"tensor {late[0]} of the outputs is complete before and still in flight after"
     for key in {**first.inputs, **second.inputs}:
         place = f"inputs[{key[1]}]" if isinstance(key, tuple) and key[0] == "input" else f"constant {key!r}"
         if key in first.inputs and key in second.inputs:
@@ -260,15 +264,15 @@ def _differences(terms: Terms, first: SymbolicRun, second: SymbolicRun) -> Itera
             yield f"{place} is written on one side only"
     yield from (sentence for race, sentence in second.races.items() if race not in first.races)
     for what, old, new in (
-        ("draws from generators", first.draws, second.draws),
-        ("effects outside", first.events, second.events),
+        ("random draws", first.draws, second.draws),
+        ("external effects", first.events, second.events),
     ):
         if old != new:
             yield f"{what} differ: {len(old)} before, {len(new)} after"
 
 
 def _is_covered(key: Hashable, first: SymbolicRun, second: SymbolicRun) -> bool:
-    """Whether a constant that one side leaves out is not written, or lies with one that both sides have."""
+    """Whether a constant that one side lacks is not written, or shares its storage with one that both sides have."""
     mine, other = (first, second) if key in first.inputs else (second, first)
     if key not in mine.written:
         return True
@@ -284,7 +288,7 @@ def _trees(terms: Terms, place: str, old: Any, new: Any) -> Iterator[str]:
             yield from _trees(terms, f"{place}[{key!r}]", old[key], new[key])
     elif isinstance(old, Value) and isinstance(new, Value):
         if terms.number(old) != terms.number(new):
-            yield f"{place} was not shown to be equal: {_explain(terms, old, new)}"
+            yield f"{place} may differ: {_explain(terms, old, new)}"
     elif type(old) is not type(new) or repr(old) != repr(new) or (old != new and old == old):  # 0.0 is not -0.0
         yield f"{place} is {_show(old)} before, {_show(new)} after"
 
@@ -294,7 +298,7 @@ def _show(held: Any) -> str:
         return _type(held)
     if isinstance(held, list | dict):
         return f"a {type(held).__name__} of {len(held)}"
-    return "a value that is no tensor" if isinstance(held, Token) else repr(held)
+    return "a value that is not a tensor" if isinstance(held, Token) else repr(held)
 
 
 def _type(value: Value) -> str:
@@ -303,31 +307,31 @@ def _type(value: Value) -> str:
 
 
 def _explain(terms: Terms, old: Value, new: Value) -> str:
-    """The innermost place at which two values differ, by nodes of both graphs."""
+    """The innermost position at which two values differ, in terms of nodes of both graphs."""
     position: Size = 0
     for _ in range(len(terms.labels) + 1):
         if old.shape != new.shape or old.dtype != new.dtype:
             return f"{_type(old)} before, {_type(new)} after"
         runs = next(((a, b) for a, b in zip(old.runs, new.runs, strict=False) if a != b), None)
         if runs is None:
-            return f"{len(old.runs)} runs before, {len(new.runs)} after"
+            return f"it consists of {len(old.runs)} runs of elements before and {len(new.runs)} after"
         place = next(k for k, pair in enumerate(zip(old.runs, new.runs, strict=False)) if pair == runs)
         position = sum(run[2] for run in old.runs[:place])
         (first, start, length), (second, other, count) = runs
         if first == second:
             return (
-                f"element {position} begins a run of elements of {_origin(terms, 0, first)}: "
-                f"{length} from {start} on before, {count} from {other} on after"
+                f"from element {position}, it takes elements of {_origin(terms, 0, first)}: "
+                f"{length} elements from index {start} before, {count} elements from index {other} after"
             )
         inner = _descend(terms, first, second)
         if isinstance(inner, str):
             return f"from element {position}, {inner}"
         old, new = inner
-    return "the two are made differently"
+    return "the two are computed differently"
 
 
 def _descend(terms: Terms, first: int, second: int) -> str | tuple[Value, Value]:
-    """From two atoms to the first operands that differ: in words, or two whole values to compare further."""
+    """The first operands of two atoms that differ: a phrase, or two whole values to compare further."""
     while True:
         operands = terms.operands[first], terms.operands[second]
         values = terms.values[first], terms.values[second]
@@ -339,20 +343,21 @@ def _descend(terms: Terms, first: int, second: int) -> str | tuple[Value, Value]
         numbers = next(((a, b) for a, b in zip(*values, strict=False) if a != b), None)
         if alike and numbers is not None and len(values[0]) == len(values[1]):
             return terms.numbered[numbers[0]], terms.numbered[numbers[1]]
-        return f"{_origin(terms, 0, first)} before is not {_origin(terms, 1, second)} after"
+        old, new = _origin(terms, 0, first), _origin(terms, 1, second)
+        return f"the graph before uses {old} where the graph after uses {new}"
 
 
 def _origin(terms: Terms, side: int, atom: int) -> str:
-    """The node that made an atom, and how."""
+    """The node that made an atom, and the words of its label."""
     name = terms.origins[side].get(atom) or next((o[atom] for o in terms.origins if atom in o), "?")
     label = terms.labels[atom]
-    if isinstance(label, tuple) and label[0] == "result":  # of a call, which says more
+    if isinstance(label, tuple) and label[0] == "result":  # the label of the call says more
         label = terms.labels[terms.operands[atom][0][0]]
     return f"{name} ({_made_by(label)})"
 
 
 def _made_by(label: Hashable) -> str:
-    """The words of a label: what made an atom."""
+    """The informative words of a label."""
     words: list[str] = []
     stack: list[Any] = [label]
     while stack and len(words) < MAX_WORDS:
@@ -361,6 +366,6 @@ def _made_by(label: Hashable) -> str:
             stack[:0] = part
         elif isinstance(part, Group):
             words.append(part.name)
-        elif part is not None and part not in QUIET:
+        elif part is not None and part not in UNINFORMATIVE:
             words.append(DTYPE_NAMES.get(part, str(part)))
     return " ".join(words)

@@ -1,8 +1,8 @@
-"""Calls that give back what they are given, and tensors that are filled with one number.
+"""Rules for calls that return one of their arguments, and for tensors filled with one number.
 
-Contract: written from what the operators mean, and from nothing else in Weft; the passes that take such calls away are
-not looked at. Each rule holds for every bit, but for the payload of a NaN: x + 0.0 is not x, since it makes 0.0 of
--0.0. A rule sees the arguments that its law names in `laws`, and no others; it returns None where it does not apply.
+Contract: derived from the meaning of the operators and from nothing else in Weft; in particular not from the passes
+that remove such calls. Each rule holds in every bit, except for the payload of a NaN: x + 0.0 is not x, since it turns
+-0.0 into 0.0. A rule sees only the arguments that its law names in `laws`. It returns None where it does not apply.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from weft.verification.symbolic.tensors import Run, Terms, Value, join
 
 
 def given_back(call: Call, value: Any) -> list[Value] | None:
-    """An argument as the result of a call, where it has the type of the result."""
+    """An argument as the result of a call, if it has the type of the result."""
     shape, dtype = call.results[0]
     if not isinstance(value, Value) or not call.same_device or len(call.results) != 1:
         return None
     return [Value(shape, dtype, value.runs)] if (value.shape, value.dtype) == (shape, dtype) else None
 
 
-# Tensors of one number.
+# Tensors filled with one number.
 
 FILLED: Mapping[str, int | None] = {
     **dict.fromkeys(("full", "full_like", "new_full"), None),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
 }
-"""Operators that make a tensor of one number, and the number where it is not an argument."""
+"""Operators that fill a tensor with one number, and the number if it is not an argument."""
 
 
 def filled(call: Call) -> list[Value] | None:
-    """A tensor of one number, known by the number and the device."""
+    """A tensor filled with one number, known by the number and the device."""
     return _of_one(call, call.arguments.get("fill_value", FILLED[call.operator]))
 
 
 def times_zero(call: Call) -> list[Value] | None:
-    """A product with zero, of integers."""
+    """A product of integers with zero."""
     return (
         _of_one(call, 0) if 0 in (_number(call.terms, call.arguments.get(key)) for key in ("self", "other")) else None
     )
@@ -50,7 +50,7 @@ def _of_one(call: Call, number: Any) -> list[Value]:
 
 
 def _number(terms: Terms, value: Any) -> int | float | None:
-    """The number that an argument is or is filled with; None where there is none."""
+    """The number that an argument is or is filled with, or None."""
     if isinstance(value, int | float):
         return value
     if not isinstance(value, Value) or not value.runs:
@@ -63,7 +63,7 @@ def _number(terms: Terms, value: Any) -> int | float | None:
 
 
 def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> LawRule:
-    """A rule: an operator leaves alone what it takes with this number; of zeros of floats only one keeps the sign."""
+    """A rule: this number is neutral for the operator. Of the two zeros of floats, only one preserves signs."""
 
     def rule(call: Call) -> list[Value] | None:
         pairs = [("self", "other"), ("other", "self")] if either_way else [("self", "other")]
@@ -81,7 +81,7 @@ def neutral(number: int, *, either_way: bool, negative_zero: bool = False) -> La
 
 
 def first_if(holds: Callable[[Mapping[str, Any]], bool], argument: str = "self") -> LawRule:
-    """A rule: a call gives back an argument, where that holds of its arguments."""
+    """A rule: a call returns one of its arguments if `holds` is true of them."""
 
     def rule(call: Call) -> list[Value] | None:
         return given_back(call, call.arguments.get(argument)) if holds(call.arguments) else None
@@ -90,17 +90,17 @@ def first_if(holds: Callable[[Mapping[str, Any]], bool], argument: str = "self")
 
 
 def twice_is_none(call: Call) -> list[Value] | None:
-    """An operator that undoes itself."""
+    """An operator that is its own inverse."""
     return given_back(call, _inside(call))
 
 
 def twice_is_once(call: Call) -> list[Value] | None:
-    """An operator that does nothing to its own results."""
+    """An idempotent operator."""
     return given_back(call, call.arguments.get("self")) if _inside(call) is not None else None
 
 
 def _inside(call: Call) -> Value | None:
-    """The value that an operator of one argument was applied to before, where it takes its own result."""
+    """The inner argument, if a unary operator is applied to its own result."""
     value, terms = call.arguments.get("self"), call.terms
     if not isinstance(value, Value) or not value.runs:
         return None
@@ -116,7 +116,7 @@ def _inside(call: Call) -> Value | None:
 
 
 def both_alike(call: Call) -> list[Value] | None:
-    """An operator that chooses between two values that are one."""
+    """An operator that chooses between two equal values."""
     value, other = call.arguments.get("self"), call.arguments.get("other")
     if isinstance(value, Value) and isinstance(other, Value) and call.terms.number(value) == call.terms.number(other):
         return given_back(call, value)
@@ -129,6 +129,6 @@ def is_one(number: Any) -> bool:
 
 
 def covers_all(arguments: Mapping[str, Any]) -> bool:
-    """Whether a source that is scattered is as large as its target."""
+    """Whether the scattered source covers the whole target."""
     target, source = arguments.get("self"), arguments.get("src")
     return isinstance(target, Value) and isinstance(source, Value) and target.shape == source.shape

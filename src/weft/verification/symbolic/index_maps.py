@@ -1,7 +1,7 @@
-"""Where each element of a view, a copy, a slice or a concatenation comes from.
+"""Index maps: where each element of a view, a copy, a slice, a permutation or a concatenation comes from.
 
-Contract: written from what the operators mean, and from nothing else in Weft; the code that builds buckets is not
-looked at. A map that cannot be followed raises `Undecided`.
+Contract: derived from the meaning of the operators and from nothing else in Weft, in particular not from the code that
+builds buckets. A map that cannot be followed raises `Undecided`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from weft.verification.symbolic.tensors import (
 
 CAST = "cast"
 FILL = "fill"
-"""Elements that are all one number, whatever the data."""
+"""Label of elements that are all one number, whatever the data."""
 MAX_ROWS = 1 << 11
-"""Rows that one slice or concatenation may cut through; buckets have one per rank, activations have millions."""
+"""Maximum number of rows that one slice or concatenation may cut; buckets have one per rank, activations millions."""
 MAX_BLOCKS = 1 << 11
-"""Pieces that one operator may cut."""
+"""Maximum number of blocks that one permutation may move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its arguments by name, tensors as values, and the types of what it returns."""
+    """One call: its arguments by name, with tensors as values, and the types of its results."""
 
     terms: Terms
     arguments: Mapping[str, Any]
@@ -49,9 +49,9 @@ class Call:
     same_device: bool
     """Whether everything is on one device."""
     device: str = ""
-    """Of the results."""
+    """The device of the results."""
     operator: str = ""
-    """Its name, without namespace, overload and the underscore of a call in place."""
+    """The name of the operator, without namespace, overload and the underscore of an in-place call."""
 
     @property
     def source(self) -> Value:
@@ -73,7 +73,7 @@ LawRule = Callable[[Call], list[Value] | None]
 
 
 def relabel(call: Call) -> list[Value]:
-    """The same elements in the same order under another shape."""
+    """The same elements in the same order, in another shape."""
     (shape, dtype), *_ = call.results
     if dtype != call.source.dtype:
         raise Undecided
@@ -81,7 +81,7 @@ def relabel(call: Call) -> list[Value]:
 
 
 def copied(call: Call) -> list[Value]:
-    """A copy on the same device, in another dtype where one is asked for."""
+    """A copy on the same device, possibly in another dtype."""
     if not call.same_device:
         raise Undecided
     (shape, dtype), *_ = call.results
@@ -90,7 +90,7 @@ def copied(call: Call) -> list[Value]:
 
 
 def copied_over(call: Call) -> list[Value] | None:
-    """`copy` and `copy_`: the source in the dtype of the target, where it has as many elements on the same device."""
+    """`copy` and `copy_`: the source in the dtype of the target, if both have the same elements and device."""
     source, (shape, dtype) = call.arguments["src"], call.results[0]
     if not isinstance(source, Value) or not call.same_device or not same_elements(source.shape, shape):
         return None
@@ -98,7 +98,7 @@ def copied_over(call: Call) -> list[Value] | None:
 
 
 def cast(terms: Terms, value: Value, dtype: torch.dtype) -> Value:
-    """A value converted to a dtype, element by element. A cast that loses nothing in front of it goes unseen."""
+    """A value converted to a dtype, element by element. A lossless cast before it is skipped."""
     if value.dtype == dtype:
         return value
     return Value(value.shape, dtype, join((_cast_atom(terms, a, dtype), s, n) for a, s, n in value.runs))
@@ -128,7 +128,7 @@ def sliced(call: Call) -> list[Value]:
 
 
 def narrowed(call: Call) -> list[Value]:
-    """`narrow`: a range of one dim by its length."""
+    """`narrow`: a range of one dim, given by its length."""
     dim = _dim(call.arguments["dim"], call.source.shape)
     extent, length = call.source.shape[dim], call.arguments["length"]
     start = _bound(call.arguments["start"], 0, extent)
@@ -136,7 +136,7 @@ def narrowed(call: Call) -> list[Value]:
 
 
 def selected(call: Call) -> list[Value]:
-    """`select`: one place of a dim, which goes away."""
+    """`select`: one index of a dim, which disappears."""
     dim = _dim(call.arguments["dim"], call.source.shape)
     extent = call.source.shape[dim]
     index = _bound(call.arguments["index"], 0, extent)
@@ -145,7 +145,7 @@ def selected(call: Call) -> list[Value]:
 
 
 def parted(call: Call) -> list[Value]:
-    """`split`, `split_with_sizes` and `chunk`: consecutive ranges of one dim, as long as the results are."""
+    """`split`, `split_with_sizes` and `chunk`: consecutive ranges of one dim, with the lengths of the results."""
     dim = _dim(call.arguments.get("dim", 0), call.source.shape)
     lengths = [shape[dim] for shape, _ in call.results]
     given = call.arguments.get("split_sizes", call.arguments.get("split_size"))
@@ -157,29 +157,29 @@ def parted(call: Call) -> list[Value]:
 
 
 def unbound(call: Call) -> list[Value]:
-    """`unbind`: every place of one dim."""
+    """`unbind`: every index of one dim."""
     dim = _dim(call.arguments.get("dim", 0), call.source.shape)
     pieces = _pieces(call, dim, [1] * len(call.results))
     return [_shaped(p.runs, shape, dtype, p.shape) for p, (shape, dtype) in zip(pieces, call.results, strict=True)]
 
 
 def concatenated(call: Call) -> list[Value]:
-    """`cat`: the sources one behind the other along one dim."""
+    """`cat`: the sources one after the other along one dim."""
     shape, dtype = call.results[0]
     dim = _dim(call.arguments.get("dim", 0), shape)
-    sources = [v for v in call.sources if v.shape != (0,)]  # torch skips empty vectors whatever the others' rank is
+    sources = [v for v in call.sources if v.shape != (0,)]  # torch skips empty vectors, whatever the rank of the others
     return [_interleave(call, sources, dim, [v.shape[dim] for v in sources], shape, dtype)]
 
 
 def stacked(call: Call) -> list[Value]:
-    """`stack`: the sources one behind the other along a new dim."""
+    """`stack`: the sources one after the other along a new dim."""
     shape, dtype = call.results[0]
     dim = _dim(call.arguments.get("dim", 0), shape)
     return [_interleave(call, call.sources, dim, [1] * len(call.sources), shape, dtype)]
 
 
 def of_one_number(call: Call, number: Any, shape: tuple[Size, ...], dtype: torch.dtype) -> Value:
-    """A tensor of one number, known by the number and the device."""
+    """A tensor filled with one number, known by the number and the device."""
     if product(shape) == 0:
         return Value(shape, dtype, ())
     is_large = type(number) is int and number.bit_length() > 64
@@ -190,7 +190,7 @@ def of_one_number(call: Call, number: Any, shape: tuple[Size, ...], dtype: torch
 
 
 def number_of(label: Hashable) -> int | float | None:
-    """The number that an atom of this label is filled with; None for others."""
+    """The number that an atom with this label is filled with, or None."""
     if not (isinstance(label, tuple) and label[0] == FILL):
         return None
     number = ast.literal_eval(text) if (text := str(label[1])) not in ("inf", "-inf", "nan") else float(text)
@@ -216,7 +216,7 @@ def padded(call: Call) -> list[Value]:
 
 
 def permuted(call: Call) -> list[Value]:
-    """Dims in another order."""
+    """`permute`, `transpose` and `t`: dims in another order."""
     value, (shape, dtype) = call.source, call.results[0]
     dims = _order_of(call.arguments, len(value.shape))
     moving = [d for d in dims if value.shape[d] != 1]
@@ -243,7 +243,7 @@ def reinterpreted(call: Call) -> list[Value]:
 
 
 def packed(call: Call) -> list[Value]:
-    """`weft::pack`: row k holds the k-th row of every tensor, converted, each from an aligned byte on."""
+    """`weft::pack`: row k holds the converted k-th row of every tensor, each at an aligned byte."""
     terms, shape = call.terms, call.results[0][0]
     num_rows, alignment = call.arguments["num_rows"], call.arguments["alignment"]
     rows: list[list[Run]] = [[] for _ in range(num_rows)]
@@ -294,7 +294,7 @@ def bytes_of(terms: Terms, atom: int) -> int:
 
 
 def as_dtype(terms: Terms, atom: int, dtype: torch.dtype) -> int:
-    """The atom whose bytes are those of `atom`."""
+    """The atom of another dtype that has the same bytes as `atom`."""
     if dtype is torch.uint8:
         return atom
     if terms.labels[atom] == "bytes":
@@ -322,7 +322,7 @@ def _dim(dim: Any, shape: Sequence[Size]) -> int:
 
 
 def _bound(given: Any, default: Size, extent: Size) -> Size:
-    """A start or an end as torch reads it: from the end if negative, and never outside."""
+    """A start or an end as torch reads it: counted from the end if negative, and clamped."""
     if given is None:
         return default
     if type(given) is int:
@@ -335,7 +335,7 @@ def _bound(given: Any, default: Size, extent: Size) -> Size:
 
 
 def _around(shape: Sequence[Size], dim: int) -> tuple[int, Size]:
-    """How many rows lie outside of a dim, and how many elements inside one place of it."""
+    """The number of rows outside a dim, and the number of elements at one index of it."""
     outer, inner = product(shape[:dim]), product(shape[dim + 1 :])
     if type(outer) is not int or outer > MAX_ROWS:
         raise Undecided
@@ -363,7 +363,7 @@ def _pieces(call: Call, dim: int, lengths: Sequence[Size]) -> list[Value]:
 def _interleave(
     call: Call, sources: Sequence[Value], dim: int, extents: Sequence[Size], shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """The rows of each source in turn."""
+    """The rows of all sources, taken in turn."""
     if settle(sum(extents)) != (shape[dim] if sources else 0):
         raise Undecided
     outer, inner = _around(shape, dim)
@@ -391,7 +391,7 @@ def _order_of(arguments: Mapping[str, Any], rank: int) -> list[int]:
 def _shaped(
     runs: tuple[Run, ...], shape: tuple[Size, ...], dtype: torch.dtype | None, before: tuple[Size, ...] | None
 ) -> Value:
-    """A value of another shape, refused where the sizes say that elements would be lost."""
+    """A value in another shape; undecided if the number of elements would change."""
     if before is None:
         count = settle(sum(n for _, _, n in runs))
     else:
@@ -405,7 +405,11 @@ def _shaped(
 
 
 def turned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Run, ...]:
-    """The elements of a value whose dims, none of size one, are put in another order."""
+    """The elements of a value after a permutation of its dims, all of size two or more.
+
+    Elements that stay together are followed as blocks, and the matrices of a batch are permuted one by one. Where that
+    would give too many blocks, the result is a new atom, named by the order and by everything that is permuted.
+    """
     value, order = _unturned(terms, value, order)
     if order == tuple(range(len(order))):
         return value.runs
@@ -425,7 +429,7 @@ def turned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Run, ...
 
 
 def _unturned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-    """Two orders of dims, one behind the other, as one of what was there before."""
+    """Two permutations in a row as one permutation of the original value."""
     label = terms.labels[value.runs[0][0]] if len(value.runs) == 1 else None
     if not (isinstance(label, tuple) and label[0] == "permute" and value.runs[0][1:] == (0, product(value.shape))):
         return value, order
@@ -437,7 +441,7 @@ def _unturned(terms: Terms, value: Value, order: tuple[int, ...]) -> tuple[Value
 
 
 def _blocks(extents: tuple[Size, ...], order: tuple[int, ...]) -> tuple[Size, list[int]] | None:
-    """The elements that stay together, and where each such block came from; None where there are too many blocks."""
+    """Elements per block that stays together, and the source of each block; None if there are too many blocks."""
     still = 0
     while order[-1 - still] == len(order) - 1 - still:
         still += 1

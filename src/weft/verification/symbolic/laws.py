@@ -1,9 +1,10 @@
 """The laws of the symbolic proof, all in one table.
 
-Contract: a call is followed by a law of this table or it is opaque: known by its operator, all its arguments, and the
-strides of what it takes. A law says for which operators, dtypes, arguments and values it holds; without that it cannot
-be made. Its rule is given the arguments that the law reads and no others, and the law applies only where every other
-argument has its default. `tests/unit/verification/test_laws.py` runs each law against torch over its whole domain.
+Contract: a call is either followed by a law of this table or opaque, that is, known by its operator, all its arguments,
+and the strides of its tensors. A law states the operators, dtypes, arguments and values for which it holds; a law
+without a domain cannot be constructed. Its rule gets only the arguments that the law reads, and the law applies only if
+every other argument has its default. `tests/unit/verification/test_laws.py` tries each law against torch over its whole
+domain.
 
     times one     mul(x, 1) is x      bool, integers, floats     reads self, other
 """
@@ -26,13 +27,13 @@ from weft.verification.symbolic.index_maps import Call, LawRule
 from weft.verification.symbolic.tensors import Value
 
 TENSOR: tuple[Any, ...] = (torch.Tensor,)
-"""The samples of an argument that is a tensor: the test makes them of the dtypes of the domain."""
+"""Marks an argument that is a tensor; the test makes samples in the dtypes of the domain."""
 TENSORS: tuple[Any, ...] = (list,)
-"""Of an argument that is a list of tensors."""
+"""Marks an argument that is a list of tensors."""
 ALL = "all arguments"
-"""Stands for every argument that does not have its default: each becomes part of the term."""
+"""Stands for every argument that differs from its default; each becomes part of the label."""
 METADATA: tuple[Any, ...] = (None,)
-"""Of an argument whose effect is seen in the type of the result, and nowhere else."""
+"""Marks an argument that affects only the type of the result."""
 EVERY_VALUE = "every value in every bit, but for the payload of a NaN"
 REAL_NUMBERS = "real numbers: finite values, without rounding"
 
@@ -42,9 +43,9 @@ class Domain:
     """Where a law holds."""
 
     dtypes: frozenset[torch.dtype]
-    """Of every tensor that the call takes and returns."""
+    """The dtypes of all tensors that the call takes and returns."""
     reads: Mapping[str, Sequence[Any]]
-    """The arguments that the law reads, each with values to try. Every other argument must have its default."""
+    """The arguments that the law reads, each with sample values. Every other argument must have its default."""
     values: str = EVERY_VALUE
 
     def __post_init__(self) -> None:
@@ -54,22 +55,22 @@ class Domain:
 
 @dataclass(frozen=True)
 class Law:
-    """One fact about operators of torch, and where it holds."""
+    """One fact about operators of torch, and the domain in which it holds."""
 
     name: str
     operators: tuple[str, ...]
-    """Full names with the overload; `aten::mul.*` stands for all overloads, also those in place."""
+    """Full names with the overload; `aten::mul.*` stands for all overloads, including those in place."""
     domain: Domain
     rule: LawRule
     is_real: bool = False
-    """Whether it holds in real arithmetic only."""
+    """Whether the law holds in real arithmetic only."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.domain, Domain) or not self.name or not self.operators:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError("a law has a name, operators and a domain")
 
     def follow(self, call: Call, target: OpOverload) -> list[Value] | None:
-        """The results of a call by this law; None where it says nothing of the call."""
+        """The results of a call by this law; None if the law does not apply to the call."""
         values = [*_values(call.arguments.values()), *(Value(shape, dtype, ()) for shape, dtype in call.results)]
         if any(value.dtype not in self.domain.dtypes for value in values):
             return None
@@ -124,7 +125,7 @@ POINTWISE = "pointwise"
 EACH = "foreach"
 """Stands for all `_foreach` operators of aten."""
 NUMBERS = (0, 1, 2, 0.0, -0.0, 1.0, 0.5, True, False, torch.Tensor)
-"""Numbers for an argument that may be a number or a tensor."""
+"""Samples of an argument that may be a number or a tensor."""
 DIMS = (0, 1, -1)
 SIZES = ([], [0, 3], [1], [2, 3], [3, 2], [6], [1, 6], [2, 1, 3], [24], [2, 3, 4], [4, 6], [-1])
 INDICES = (None, 0, 1, 2, -1, -2, 9)
@@ -521,4 +522,4 @@ COLLECTIVES = (
     ),
 )
 LAWS = (*MOVES, *CASTS, *IDENTITIES, *IN_REAL_ARITHMETIC, *ELEMENTWISE, *COLLECTIVES)
-"""Every law there is; of one operator they are tried in this order."""
+"""All laws; the laws of one operator are tried in this order."""

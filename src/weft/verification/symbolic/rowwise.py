@@ -1,9 +1,9 @@
-"""Operators that make each row of their result from one row of some inputs and from all of the others.
+"""Operators that compute each row of their result from one row of some inputs and from all of the other inputs.
 
-Contract: written from what the operators mean, and from nothing else in Weft; the code that cuts products into chunks
-is not looked at. Used only where rounding may differ: a product of some rows may run another kernel than that of all. A
-row of the result is named by the elements of the rows it is made of, one by one, and by the numbers of the whole
-values; so the product of a concatenation of rows has the names of the products of its parts, whatever their order was.
+Contract: derived from the meaning of the operators and from nothing else in Weft, in particular not from the code that
+chunks products. Used only where rounding may differ, since a product of some rows may use another kernel than the
+product of all rows. A row of the result is named by the elements of its input rows and by the numbers of the whole
+inputs. So the product of a concatenation of rows has the names of the products of its parts, in any order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.verification.symbolic.index_maps import Call
 from weft.verification.symbolic.tensors import Run, Size, Terms, Undecided, Value, cut, join, product
 
 MAX_ROWS = 1 << 13
-"""Rows that are named one by one; those that follow each other evenly are named together and do not count."""
+"""Maximum number of rows that are named one by one. Evenly spaced rows are named together and do not count."""
 LEFT_AND_RIGHT: Mapping[str, tuple[str, str]] = {
     "mm": ("self", "mat2"),
     "addmm": ("mat1", "mat2"),
@@ -30,9 +30,9 @@ LEFT_AND_RIGHT: Mapping[str, tuple[str, str]] = {
     "_scaled_mm": ("self", "mat2"),
 }
 ONE_BY_ONE: Mapping[str, str] = {"bmm": "mm", "baddbmm": "addmm"}
-"""Products of batches, and what each matrix of a batch is."""
+"""Batched products, and the product of each matrix of the batch."""
 COMMUTES = ("add", "mul")
-"""Pointwise operators whose terms have no order."""
+"""Commutative pointwise operators."""
 ALONG_A_ROW = ("mean", "sum", "amax", "amin")
 
 
@@ -58,11 +58,11 @@ def applied_to_each(call: Call) -> list[Value]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A value of which each row of the result takes one row."""
+    """An input that contributes one row to each row of the result."""
 
     runs: Sequence[Run]
     width: int
-    """Elements of a row."""
+    """Number of elements in a row."""
 
 
 def product_of(
@@ -77,7 +77,7 @@ def product_of(
         raise Undecided
     others = {key: value for key, value in values.items() if key not in (left, right)}
     if name == "_scaled_mm" and not all(_is_per_row(key, value, shape) for key, value in others.items()):
-        raise Undecided  # scales of blocks depend on where a row stands
+        raise Undecided  # with block scales, the scale depends on the position of the row
     if name in ("addmm", "baddbmm") and _is_plain_sum(arguments):
         return _added(terms, first, second, others["self"], shape, dtype)
     name = ONE_BY_ONE.get(name, name)
@@ -102,7 +102,7 @@ def product_of(
 def _added(
     terms: Terms, first: Value, second: Value, added: Value, shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """A product, or one for each matrix of a batch, and what is added to it: the sum of the two."""
+    """A product, or one for each matrix of a batch, plus the value that is added to it."""
     num = product(shape[:-2])
     runs: list[Run] = []
     for mine, theirs, bias in zip(*(_batches(value, shape, num) for value in (first, second, added)), strict=True):
@@ -112,13 +112,13 @@ def _added(
 
 
 def _is_per_row(key: str, value: Value, shape: tuple[Size, ...]) -> bool:
-    """Whether an argument of a scaled product is one number, one for each row, or the same for all rows."""
+    """Whether an argument of a scaled product is one number, has one number per row, or is the same for all rows."""
     of_all = product(value.shape) == 1 or key == "bias"
     return of_all or value.shape == ((shape[0], 1) if key == "scale_a" else (1, shape[-1]))
 
 
 def _is_plain_sum(arguments: Mapping[str, Any]) -> bool:
-    """Whether what is added to a product is added as it is."""
+    """Whether a value is added to the product without scaling either."""
     return isinstance(arguments.get("self"), Value) and all(arguments.get(key, 1) == 1 for key in ("alpha", "beta"))
 
 
@@ -130,7 +130,7 @@ def reduced(
     if not isinstance(value, Value) or not isinstance(dims, list | tuple) or not dims:
         raise Undecided
     rank = len(value.shape)
-    if rank == 0:  # there are no rows
+    if rank == 0:  # a scalar has no rows
         raise Undecided
     gone = sorted(d % rank for d in dims)
     if gone != list(range(rank - len(gone), rank)):
@@ -145,14 +145,14 @@ def reduced(
 def pointwise(
     terms: Terms, name: str, arguments: Mapping[str, Any], shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """A pointwise operator: element by element, or by rows where an input is the same for all rows or along them."""
+    """A pointwise operator: element by element, or by rows if an input is broadcast over or along rows."""
     try:
         return elementwise.apply(terms, name, arguments, shape, dtype, reassociates=True)
     except Undecided:
         if len(shape) < 2:
             raise
     values = [(key, value) for key, value in arguments.items() if isinstance(value, Value)]
-    if name in COMMUTES and arguments.get("alpha", 1) == 1:  # the larger one first
+    if name in COMMUTES and arguments.get("alpha", 1) == 1:  # larger terms first
         values = [("term", value) for _, value in sorted(values, key=lambda pair: -product(pair[1].shape))]
     return _whole(terms, ("pointwise", name, _constants(arguments)), values, (), shape, dtype)
 
@@ -166,7 +166,7 @@ def _whole(
     dtype: torch.dtype,
     by_rows: str = "",
 ) -> Value:
-    """The result of a call that takes rows of some of these values, of `by_rows` always, and all of the others."""
+    """The result of a call that takes some values by rows, always `by_rows`, and the others whole."""
     _check_numbers(shape)
     count, rows, slots = product(shape[:-1]), list[Rows](), list[Hashable]()
     taken = list(wholes)
@@ -198,7 +198,7 @@ def _without_ones(shape: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
 
 
 def _batches(value: Value, shape: tuple[Size, ...], num: int) -> list[Value]:
-    """The matrices of a batch; a value without batches is the same for all."""
+    """The matrices of a batch; a value without batch dims is repeated."""
     if len(value.shape) <= 2:
         return [value] * num
     if product(value.shape[:-2]) != num or num > MAX_ROWS:
@@ -209,7 +209,7 @@ def _batches(value: Value, shape: tuple[Size, ...], num: int) -> list[Value]:
 
 
 def _constants(arguments: Mapping[str, Any]) -> Hashable:
-    """The arguments that are no tensors."""
+    """The arguments that are not tensors, as part of a label."""
     return tuple((key, repr(value)) for key, value in sorted(arguments.items()) if not isinstance(value, Value))
 
 
@@ -230,7 +230,7 @@ def _named(
     width: int,
     dtype: torch.dtype,
 ) -> tuple[Run, ...]:
-    """The runs of a result of `count` rows."""
+    """The runs of a result with `count` rows."""
     found: list[Run] = []
     named_alone = 0
     readers = [_RowReader(operand) for operand in operands]
@@ -256,10 +256,11 @@ def _row(
     width: int,
     dtype: torch.dtype,
 ) -> Run:
-    """A run of rows that follow each other evenly, named by the first: by the pieces that it is made of.
+    """A run of evenly spaced rows, named by the pieces of its first row.
 
-    The number of the row is that of the first piece among pieces of its length, and all other pieces are told by how
-    far they are from theirs of that number. So it does not matter where the rows begin, and no two rows share a name.
+    The first piece divides its atom into pieces of equal length, and its index among them is the number of the row. All
+    other pieces are given by their distance from their own position for that number. So the name does not depend on
+    where the rows begin, and no two rows share a name.
     """
     first, start, length = operands[0][0]
     if type(terms.sizes[first]) is not int:
@@ -281,13 +282,13 @@ class _RowReader:
         self.run: Run | None = next(self.rest, None)
 
     def whole_rows(self) -> int:
-        """How many rows lie within the run that comes next; 0 if the next row is made of several."""
+        """Number of whole rows in the next run; 0 if the next row spans several runs."""
         if self.run is None or self.width == 0 or type(self.run[2]) is not int or type(self.run[1]) is not int:
             raise Undecided
         return self.run[2] // self.width
 
     def take(self, count: int) -> list[Run]:
-        """The pieces of the next row, and go on behind that many rows."""
+        """The pieces of the next row; then skip `count` rows."""
         pieces: list[Run] = []
         need = self.width if self.whole_rows() == 0 else self.width * count
         while need:

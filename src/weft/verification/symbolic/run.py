@@ -1,8 +1,8 @@
 """Run a graph on symbolic values, node by node in program order.
 
-Contract: a call whose meaning is not known here becomes an atom that is named by the operator, the other arguments, the
-numbers of the values it takes and their strides (a kernel may add in the order of memory). The n-th draw from a
-generator is also named by n. Metadata is read for sizes, dtypes, devices and strides; nothing is computed with data.
+Contract: a call of unknown meaning becomes an atom. It is named by the operator, its constant arguments, the numbers of
+the values it takes, and their strides (a kernel may add in memory order). The n-th draw from a generator is also named
+by n. Sizes, dtypes, devices and strides come from metadata; nothing is computed with data.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
 
 @dataclass(frozen=True)
 class Setting:
-    """What both runs share, and what each is told about its module."""
+    """The table that both runs share, and the keys of the groups and constants of one module."""
 
     terms: Terms
     side: int
     groups: Mapping[str, Hashable]
-    """By canonical name, what tells a group from others."""
+    """The key of each group, by canonical name."""
     constants: Mapping[str, Hashable]
-    """By path, what tells an attribute of the module from others."""
+    """The key of each attribute of the module, by path."""
     reassociates: bool
 
 
 class SymbolicRun(SymbolicArguments):
-    """One graph, run once. Afterwards `outputs`, `inputs`, `events` and `draws` hold what it did."""
+    """One graph, run once. The results are in `outputs`, `inputs`, `events` and `draws`."""
 
     def __init__(self, module: GraphModule, dag: Dag, table: GroupTable, setting: Setting) -> None:
         super().__init__(setting.terms, ignores_strides=setting.reassociates)
@@ -64,13 +64,13 @@ class SymbolicRun(SymbolicArguments):
         self.effects = dag.effects
         self.outputs: Any = None
         self.containers: Hashable = None
-        """The kinds of containers that the output is made of."""
+        """The nesting of containers in the output."""
         self.in_flight: list[bool] = []
-        """Of each tensor of the output, in order: whether it leaves the graph before its wait."""
+        """For each tensor of the output, in order, whether it leaves the graph before its wait."""
         self.inputs: dict[Hashable, Any] = {}
-        """Inputs and constants: what each holds; after the run, what it holds then."""
+        """The contents of inputs and constants; after the run, their final contents."""
         self.written: dict[Hashable, int | None] = {}
-        """The inputs and constants that are written; of those in a tangled storage, which one."""
+        """The written inputs and constants, with the storage of those that are tangled."""
         self.events: list[int] = []
         self.draws: list[Hashable] = []
         self._profiles = dict(self.effects.special)
@@ -80,22 +80,22 @@ class SymbolicRun(SymbolicArguments):
         self._keys.update((node, ("constant", setting.constants[str(node.target)])) for node in constants)
         self._bases: dict[int, tuple[int, Hashable]] = {}
         self._copies: dict[tuple[int, int], int] = {}
-        """How many tangled tensors of a storage were made in the same way, less one."""
+        """The number of tangled tensors of a storage that were made in the same way, minus one."""
         self._fences = frozenset(self.effects.fences)
         self._mode: int | None = None
-        """The last call that may have changed a mode or a stream: operators after it may mean something else."""
+        """The last call that may have changed a mode or a stream; it may change the meaning of later operators."""
         self._syncs = frozenset(self.effects.syncs)
         self._on_the_way: list[tuple[StorageView | Tangle, Value, Value]] = []
-        """Copies to the host that are not known to be done: where, what they will be, what is there now."""
+        """Copies to the host that may be incomplete: the destination, its final value, and its current value."""
         self._arrivals = find_arrivals(dag)
-        self.followed = self.effects.written | {s for found in self._arrivals.values() for s in found}
+        self.followed = self.effects.memory.written | {s for found in self._arrivals.values() for s in found}
         self.tangled = find_tangles(dag, self.followed)
         self._flights: dict[int, list[Flight]] = {}
         for flight in self.effects.flights:
             for storage in sorted(set(map(self.effects.find, (*flight.reads, *flight.writes)))):
                 self._flights.setdefault(storage, []).append(flight)
         self.races: dict[Hashable, str] = {}
-        """Accesses to memory that may be that of a launch in flight, each with the sentence that tells of it."""
+        """Accesses to memory that a launch may have in flight, each with a sentence that describes it."""
         self._racing: dict[int, list[int]] = {}
         for flight, i in self.effects.doubtful_accesses_in_flight():
             self._racing.setdefault(i, []).append(flight.launch)
@@ -108,7 +108,7 @@ class SymbolicRun(SymbolicArguments):
         return {key for node, key in self._keys.items() if self.tangled.intersection(self._storages(node))}
 
     def run(self, shared: Set[Hashable]) -> None:
-        """Run every node. Inputs and constants in `shared` are tangled on the other side, and so on this one."""
+        """Run every node. Inputs and constants in `shared` are tangled on one side, so both sides treat them so."""
         self.terms.side = self.setting.side
         held = {s for node, key in self._keys.items() if key in shared for s in self._storages(node)}
         self.tangled |= held & self.followed
@@ -183,11 +183,11 @@ class SymbolicRun(SymbolicArguments):
         return self._own(i, self._compute(node, profile))
 
     def _order(self) -> Hashable:
-        """What tells one call that depends on the world outside from the same call at another time."""
+        """Distinguishes a call with external effects from the same call at another time."""
         return "order", len(self.events)
 
     def _compute(self, node: Node, profile: Profile) -> Any:
-        """What a call returns that writes nothing and shares nothing."""
+        """The result of a call that writes nothing and returns no views."""
         if profile.launch:
             return self._communicate(node) if _is_followed(node) else self._unknown(node, self._order())
         if profile.random:
@@ -204,7 +204,7 @@ class SymbolicRun(SymbolicArguments):
         return self._unknown(node, ("shares", self._names(node)) if profile.joins or profile.may_share else ())
 
     def _follow(self, node: Node, target: OpOverload) -> Any:
-        """The result of an operator that there is a law of; None for others."""
+        """The result of an operator by its laws; None if no law applies."""
         laws = laws_of(target, real=self.setting.reassociates)
         if not laws:
             return None
@@ -216,7 +216,7 @@ class SymbolicRun(SymbolicArguments):
         return None
 
     def _draw(self, node: Node) -> Any:
-        # Draws fill memory in its order, so the strides of the result are part of what is drawn.
+        # A draw fills memory in memory order, so the result depends on its strides.
         atom = self._name_call(node, ("draw", len(self.draws), self.layout(node), _kind_of_draw(node)))
         self.draws.append(atom)
         return self.result(ops.value_of(node), atom)
@@ -226,35 +226,35 @@ class SymbolicRun(SymbolicArguments):
         return self.result(ops.value_of(node), atom)
 
     def _name_call(self, node: Node, extra: Hashable) -> int:
-        """The atom that stands for a call."""
+        """The atom that represents a call."""
         numbers: list[int] = []
         frozen: Hashable = self.freeze((node.args, dict(sorted(node.kwargs.items()))), numbers)
-        if not isinstance(node.target, OpOverload):  # an operator takes a list for a tuple, a Python function need not
+        if not isinstance(node.target, OpOverload):  # operators treat lists and tuples alike, Python functions may not
             frozen = frozen, containers((node.args, dict(sorted(node.kwargs.items()))))
         extra = (extra, nested) if (nested := self._inside(node)) else extra
         target: Hashable = name_of(node.target)
-        if not isinstance(node.target, OpOverload):  # two closures may have one name
+        if not isinstance(node.target, OpOverload):  # two closures may share a name
             target = target, id(node.target)
-        if node.op != "call_function":  # the code behind a module is known only by what it is
+        if node.op != "call_function":  # the code of a module is known only by its identity
             target = node.op, str(node.target), id(ops.attribute(self.module, str(node.target)))
         return self.terms.atom(("call", target, frozen, extra, self._met(node)), None, None, values=tuple(numbers))
 
     def _met(self, node: Node) -> Hashable:
-        """The group in which a call meets other ranks; its name among the arguments may mean another one elsewhere."""
+        """The key of the group in which a call meets other ranks; the name alone may mean another group elsewhere."""
         is_launch = node.op == "call_function" and ops.is_communication(node.target)
         argument = group_argument(node) if is_launch else None
         name = None if argument is None else self.table.canonical(argument)
         return None if name is None else self.setting.groups.get(name, name)
 
     def _inside(self, node: Node) -> tuple[int, ...]:
-        """What was done to the tensors that a call finds in modules and nested graphs, besides those it takes."""
+        """The histories of the tangled storages that a call reaches through modules and nested graphs."""
         modules = [n for n in node.all_input_nodes if n.op == "get_attr" and isinstance(self.held[n], Token)]
         modules += [node] if node.op == "call_module" else []
         found = [s for module in modules for s in self._storages(module) if s in self.tangled]
         return tuple(map(self.contents.history, found))
 
     def _call_unknown(self, i: int, node: Node) -> Any:
-        """A call that may write what it takes, draw, and touch the world outside."""
+        """A call that may write its arguments, draw random numbers, and have external effects."""
         order = ("order", len(self.events), len(self.draws), self._names(node), self._flying(i, node))
         atom = self._name_call(node, order)
         self.events.append(atom)
@@ -266,12 +266,12 @@ class SymbolicRun(SymbolicArguments):
         return self._own(i, self.result(ops.value_of(node), atom))
 
     def _names(self, node: Node) -> tuple[Hashable, ...]:
-        """Which tangled tensors a call takes: writing one is not writing another that holds the same."""
+        """The tangled tensors that a call takes: writing one of them does not write another with equal contents."""
         found = [leaf for source in node.all_input_nodes for leaf in leaves(self.held[source])]
         return tuple(leaf.name if isinstance(leaf, Tangle) else -1 for leaf in found)
 
     def _flying(self, i: int, node: Node) -> tuple[Hashable, ...]:
-        """Which tensors that a call takes are being received or sent meanwhile: what it sees of them is not certain."""
+        """Which arguments of a call are in flight: the contents that the call sees are uncertain."""
         find = self.effects.find
         return tuple(
             tuple(
@@ -301,7 +301,7 @@ class SymbolicRun(SymbolicArguments):
         name = next(iter(self._profiles[i].aliases))
         source = self.held[bound[name]] if isinstance(bound[name], Node) else None
         if name_of(node.target) in BEYOND_THE_TENSOR:
-            return self._own(i, self._unknown(node, ("storage", self._behind(node), self._names(node))))
+            return self._own(i, self._unknown(node, ("storage", self._storage_of(node), self._names(node))))
         if not isinstance(source, StorageView | Tangle):
             return self._own(i, self._compute(node, PLAIN))
         several = isinstance(ops.value_of(node), list | tuple)
@@ -315,7 +315,7 @@ class SymbolicRun(SymbolicArguments):
         return places if several else places[0]
 
     def _viewed(self, node: Node, call: Call, name: str, value: Value) -> Sequence[Value]:
-        """A view of what a storage holds now."""
+        """A view of the current contents of a storage."""
         target: Any = node.target
         changed = replace(call, arguments={**call.arguments, name: value})
         for law in laws_of(target, real=False) if isinstance(target, OpOverload) else ():
@@ -353,7 +353,7 @@ class SymbolicRun(SymbolicArguments):
     # Copies between host and device.
 
     def _take_off(self, i: int, node: Node) -> None:
-        """Until the host waits for the device, what a copy gives is not what it will be."""
+        """Mark the destination of a copy as unknown until the host waits for the device."""
         label = ("raced", self.effects.races[i]) if i in self.effects.races else "in flight"
         transfer = transfer_of(node)
         for leaf in [leaf for end in transfer.destinations for leaf in leaves(self.held[end])] if transfer else []:
@@ -369,14 +369,14 @@ class SymbolicRun(SymbolicArguments):
                 self._on_the_way.append((leaf, value, mark))
 
     def _land(self, past: int | None = None) -> None:
-        """The host waits for the device; at a call of which that is not known (`past`) it may do so."""
+        """The host waits for the device; at an unknown call (`past`) it only may wait."""
         still: list[tuple[StorageView | Tangle, Value, Value]] = []
         for leaf, value, mark in self._on_the_way:
             if isinstance(leaf, Tangle):
                 self.contents.happened(leaf.storage, ("waited", past))
                 landed = mark
             elif self.terms.number(self.contents.read(leaf)) != self.terms.number(mark):
-                continue  # somebody wrote to it on its way: it stays what that left
+                continue  # the destination was overwritten in between and keeps that value
             else:
                 number = (self.terms.number(mark),)
                 landed = value if past is None else self.terms.whole(("waited", past), value.shape, value.dtype, number)
@@ -388,7 +388,7 @@ class SymbolicRun(SymbolicArguments):
     def _write(self, i: int, node: Node, profile: Profile) -> Any:
         bound = ops.bind(node)
         targets = [leaf for name in profile.writes for leaf in leaves(self.places(bound.get(name)))]
-        sends = [op != "irecv" for op in bound.get("op_list", ())]  # of a batch, which writes what it receives only
+        sends = [op != "irecv" for op in bound.get("op_list", ())]  # a batch writes only the tensors that it receives
         targets = [leaf for leaf, is_sent in zip_longest(targets, sends) if not is_sent]
         extra: Hashable = self._order() if profile.launch and not _is_followed(node) else ()
         if self._mode is not None:
@@ -409,7 +409,7 @@ class SymbolicRun(SymbolicArguments):
                 label = ("written", atom, k)
                 self.contents.write(target, values[k] if values else self.terms.whole(label, shape, dtype))
             elif target is not None:
-                raise Lost("it writes what has no metadata")
+                raise Lost("it writes a tensor without metadata")
         if not profile.aliases:
             return self._own(i, self.result(ops.value_of(node), atom))
         shared = [self.places(bound.get(name)) for name in profile.aliases]
@@ -419,9 +419,9 @@ class SymbolicRun(SymbolicArguments):
         return shared[0] if len(shared) == 1 else shared
 
     def _clashes(self, bound: Mapping[str, Any], targets: Sequence[Any], *, is_known: bool) -> bool:
-        """Whether something that a call writes overlaps with something else that it takes.
+        """Whether a tensor that a call writes overlaps with another argument.
 
-        A single known write may take its target as another argument too: `x += x` reads each element before it writes.
+        A single known write may also read its target: `x += x` reads each element before writing it.
         """
         taken: dict[int, list[StorageView]] = {}
         for leaf in leaves(list(map(self.places, bound.values()))):
@@ -436,7 +436,7 @@ class SymbolicRun(SymbolicArguments):
         )
 
     def _written(self, node: Node, bound: Mapping[str, Any], targets: Sequence[Any]) -> Sequence[Value] | None:
-        """The values that a known write leaves in its targets; None where they are not known."""
+        """The values that a known write stores in its targets, or None."""
         target: Any = node.target
         try:
             if _is_followed(node):
@@ -449,15 +449,15 @@ class SymbolicRun(SymbolicArguments):
         except (Undecided, AttributeError):
             return None
 
-    def _behind(self, node: Node) -> Hashable:
-        """The storage behind the tensor that a strided view takes."""
+    def _storage_of(self, node: Node) -> Hashable:
+        """The storage of the tensor that a strided view takes, and the offset in it."""
         source = next(iter(node.all_input_nodes))
         value: Any = ops.value_of(source)
         bases = tuple(self._bases.get(s) for s in self._storages(source))
         return bases, str(value.storage_offset()) if isinstance(value, Tensor) else ""
 
     def _own(self, i: int, result: Any) -> Any:
-        """The result of a node as what the node holds: a place, if its storage is written somewhere."""
+        """The result of a node as the node holds it: a `StorageView` if its storage is written anywhere."""
         storages = self.effects.storages[i]
         if isinstance(storages, tuple) and isinstance(result, list) and len(storages) == len(result):
             return [self._placed(i, item, s) for item, s in zip(result, storages, strict=True)]
@@ -476,7 +476,7 @@ class SymbolicRun(SymbolicArguments):
         if storage in self.tangled:
             name = self.terms.number(leaf)
             copy = 0
-            if not is_alias(self.dag.nodes[i]):  # new tensors with the same content stay apart: one may be written
+            if not is_alias(self.dag.nodes[i]):  # equal new tensors stay distinct, since one may be written
                 copy = self._copies[storage, name] = self._copies.get((storage, name), -1) + 1
             return self.contents.tangle(storage, leaf, copy)
         return self.contents.new(storage, leaf) if storage in self.followed else leaf
@@ -484,13 +484,13 @@ class SymbolicRun(SymbolicArguments):
     # Communication.
 
     def _communicate(self, node: Node) -> Any:
-        """What a collective of a known kind delivers, before or after its wait."""
+        """The results of a collective of a known kind, whether waited for or not."""
         collective = Collective(node)
         name = self.table.canonical(collective.group_argument)
         group = self.setting.groups.get(name, name)
         size, known = ops.bind(node).get("group_size"), self.table.groups.get(name)
         if known is not None and known.size and size is not None and size != known.size:
-            raise Lost(f"it has group_size {size}, group {name!r} has {known.size} ranks")
+            raise Lost(f"it has group_size {size}, but group {name!r} has {known.size} ranks")
         value, target = ops.value_of(node), node.target
         results = value if isinstance(value, list | tuple) else [value]
         sent = [self.read(self.held[source]) for source in collective.inputs]
@@ -507,7 +507,7 @@ class SymbolicRun(SymbolicArguments):
     def _delivered(
         self, target: Any, arguments: Mapping[str, Any], kind: tuple[tuple[Size, ...], torch.dtype]
     ) -> Value:
-        """What a rank receives for one tensor that it sent."""
+        """The tensor that a rank receives for one tensor that it sends."""
         call = Call(self.terms, arguments, [kind], same_device=True)
         for law in laws_of(target, real=self.setting.reassociates):
             found = law.follow(call, target)
@@ -517,12 +517,12 @@ class SymbolicRun(SymbolicArguments):
 
 
 def _kind_of_draw(node: Node) -> str:
-    """The type of what is drawn, and where: it says which generator moves on by how much."""
+    """Type and device of a draw: they determine which generator advances, and by how much."""
     value = ops.value_of(node)
     return f"{value} {value.device}" if isinstance(value, Tensor) else str(value)
 
 
 def _is_followed(node: Node) -> bool:
-    """Whether a call is a collective whose elements can be followed."""
+    """Whether a call is a collective that can be followed element by element."""
     form = ops.launch_form(node.target)
     return form is not None and form.kind not in ops.POINT_TO_POINT

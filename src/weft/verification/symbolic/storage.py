@@ -1,9 +1,9 @@
-"""What storages hold while a graph runs symbolically: views that see later writes, and writes through views.
+"""Contents of storages in a symbolic run: views that see later writes, and writes through views.
 
-Contract: only storages that something writes are followed here. A place is a base or a view of another place; reading
-it computes its view from what the storage holds now, and writing it replaces just the elements that it shows. Where
-several tensors share a storage in a way that is not known (two inputs of one storage, a strided view, an opaque call),
-what they hold is named by all that has been done to that storage so far.
+Contract: only storages that are written are tracked. A `StorageView` is a base, or a view of another one. Reading it
+applies the view to the current contents of the storage; writing it replaces exactly the elements that it shows. If
+several tensors share a storage in an unknown way (two inputs of one storage, a strided view, an opaque call), their
+contents are named by everything that has been done to that storage so far.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.graph.dag import Dag
 from weft.graph.profiles import PLAIN, is_alias
 from weft.verification.symbolic.tensors import Run, Terms, Undecided, Value, cut, join, product
 
-# Operators on the storage behind a tensor, not only on the elements that the tensor shows.
+# Operators that reach elements of the storage which the tensor itself does not show.
 BEYOND_THE_TENSOR = frozenset(
     {
         "aten::as_strided",
@@ -43,44 +43,44 @@ BEYOND_THE_TENSOR = frozenset(
 ViewFunction = Callable[[Value], Sequence[Value]]
 
 
-class Lost(Exception):  # noqa: N818  # a signal to `prove`, which then has proved nothing
-    """What a storage holds cannot be followed."""
+class Lost(Exception):  # noqa: N818  # a signal to `prove`, which then proves nothing
+    """The contents of a storage cannot be tracked."""
 
 
 @dataclass(eq=False, slots=True)
 class StorageView:
-    """A tensor that lies in a storage which is written: the base, or a view of another place."""
+    """A tensor in a storage that is written: the base, or a view of another `StorageView`."""
 
     storage: int
     address: Value
-    """Which elements of the base it shows, as a value over an atom that stands for the base."""
+    """The elements of the base that it shows, as a value over an atom that represents the base."""
     parent: StorageView | None = None
     view: ViewFunction | None = None
     item: int = 0
     seen: int = -1
-    """The version of the storage for which `value` was computed."""
+    """The version of the storage for which `value` is valid."""
     value: Value | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False, slots=True)
 class Tangle:
-    """A tensor in a storage that is shared in an unknown way: one that claims it, or a view of another."""
+    """A tensor in a storage that is shared in an unknown way: it claims the storage, or is a view of another."""
 
     storage: int
     name: int
     """The number of `address`."""
     address: Value
-    """Its elements, as a value over an atom that stands for the one that claims the storage."""
+    """Its elements, as a value over an atom that represents the tensor that claims the storage."""
     parent: Tangle | None = None
     view: ViewFunction | None = None
     item: int = 0
     seen: int | None = None
-    """The history of the storage for which `value` was computed."""
+    """The history of the storage for which `value` is valid."""
     value: Value | None = field(default=None, repr=False)
 
 
 class Contents:
-    """The storages of one graph that are written."""
+    """The contents of all storages that one graph writes."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -89,32 +89,32 @@ class Contents:
         self._histories: dict[int, int] = {}
 
     def new(self, storage: int, value: Value) -> StorageView:
-        """The base of a storage, which holds `value`."""
+        """Create the base of a storage that holds `value`."""
         if storage in self._held:
-            raise Lost(f"a second tensor claims the storage of {self.terms.node}")
+            raise Lost(f"another tensor already claims the storage of {self.terms.node}")
         self._held[storage], self._versions[storage] = value, 0
         size = product(value.shape)
         base = self.terms.atom("base", size, value.dtype)
         return StorageView(storage, Value(value.shape, value.dtype, join([(base, 0, size)])))
 
     def tangle(self, storage: int, leaf: Value, copy: int) -> Tangle:
-        """A tensor that claims a storage of which others may have elements too, `copy` of them made just so before."""
+        """A tensor that claims a storage with others; `copy` counts the earlier ones that were made in the same way."""
         address = self.terms.whole(("tangled", self.terms.number(leaf), copy), leaf.shape, leaf.dtype)
         return Tangle(storage, self.terms.number(address), address)
 
     def tangled_views(self, parent: Tangle, view: ViewFunction) -> list[Tangle]:
-        """What a view of a tangled tensor makes."""
+        """The results of a view of a tangled tensor."""
         return [
             Tangle(parent.storage, self.terms.number(address), address, parent, view, item)
             for item, address in enumerate(view(parent.address))
         ]
 
     def history(self, storage: int) -> int:
-        """What stands for all that was done to a storage whose tensors are tangled."""
+        """An atom that represents everything that was done to a storage with tangled tensors."""
         return self._histories.get(storage, -1)
 
     def views(self, parent: StorageView, view: ViewFunction) -> list[StorageView]:
-        """The places that a view of a place makes."""
+        """The results of a view of a `StorageView`."""
         seen: list[tuple[int, Sequence[Value]]] = [(-1, ())]
 
         def once_per_version(value: Value) -> Sequence[Value]:
@@ -128,7 +128,7 @@ class Contents:
         ]
 
     def read(self, place: StorageView | Tangle) -> Value:
-        """What a place shows now."""
+        """The current elements of a view."""
         if isinstance(place, Tangle):
             return self._read_tangle(place)
         version = self._versions[place.storage]
@@ -159,7 +159,7 @@ class Contents:
         return value
 
     def write(self, place: StorageView, value: Value) -> None:
-        """Let the elements that a place shows be those of `value`."""
+        """Overwrite the elements that a view shows with those of `value`."""
         held = self._held[place.storage]
         try:
             runs = self._replaced(held, place.address, value)
@@ -170,7 +170,7 @@ class Contents:
         self._versions[place.storage] += 1
 
     def happened(self, storage: int, event: Hashable) -> None:
-        """Note something that was done to a storage whose tensors are tangled."""
+        """Record an event on a storage with tangled tensors."""
         before = self._histories.get(storage, -1)
         self._histories[storage] = self.terms.atom(("event", event, before), 1, None)
 
@@ -198,7 +198,7 @@ class Contents:
         return join(run for strip in strips for run in strip)
 
     def overlap(self, first: StorageView, second: StorageView, *, same_is_fine: bool) -> bool:
-        """Whether two places of one storage may show a common element; optionally not where they show just the same."""
+        """Whether two views of one storage may overlap; with `same_is_fine`, equal views do not count."""
         if first.address.runs == second.address.runs:
             return not same_is_fine
         held = self._held[first.storage]
@@ -211,7 +211,7 @@ class Contents:
 
 
 def find_arrivals(dag: Dag) -> dict[int, set[int]]:
-    """Waits for what was launched before the graph began, each with the storages that it completes."""
+    """Waits for launches from before the graph began, each with the storages that it completes."""
     ends: dict[int, set[int]] = {}
     for flight in dag.effects.flights:
         if flight.wait is not None:
@@ -229,7 +229,7 @@ def find_arrivals(dag: Dag) -> dict[int, set[int]]:
 
 
 def find_tangles(dag: Dag, followed: Set[int]) -> set[int]:
-    """Storages that are written and whose tensors are not all views of one base."""
+    """Written storages whose tensors are not all views of one base."""
     if not followed:
         return set()
     profiles = dict(dag.effects.special)
@@ -250,12 +250,12 @@ def find_tangles(dag: Dag, followed: Set[int]) -> set[int]:
 
 
 def _is_tensor(node: Node) -> bool:
-    """Whether an attribute is a tensor; a nested graph, say, has tensors of its own."""
+    """Whether an attribute is a tensor; a nested graph, for example, has tensors of its own."""
     held = ops.value_of(node)
     return isinstance(held if held is not None else ops.attribute(node.graph.owning_module, str(node.target)), Tensor)
 
 
 def without(places: Sequence[StorageView], one: StorageView) -> list[StorageView]:
-    """The places less one occurrence of one of them."""
+    """The views without one occurrence of one of them."""
     position = next(k for k, place in enumerate(places) if place is one)
     return [*places[:position], *places[position + 1 :]]

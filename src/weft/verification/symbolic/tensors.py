@@ -1,9 +1,9 @@
 """Symbolic tensors: each is a list of runs over its elements in row-major order.
 
 Contract: equal numbers mean equal values on every rank, whatever the data. A run (atom, start, length) names `length`
-consecutive elements of an atom; an atom is a tensor of unknown data, known by what made it. Runs are joined wherever
-they continue each other, so two values whose elements have the same names have the same runs. Order is that of the
-elements, not of memory: a view, a copy and a reshape have the runs of their source.
+consecutive elements of an atom. An atom is a tensor of unknown data, known by the call that made it. Adjacent runs are
+joined, so two values whose elements have the same names have the same runs. Runs follow the order of elements, not of
+memory: a view, a copy and a reshape have the runs of their source.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ Run = tuple[int, Size, Size]
 Segment = tuple[tuple[int, ...], tuple[Size, ...], Size]
 
 MAX_RUNS = 1 << 16
-"""Of a value, and of the pieces that one operator cuts: beyond it an operator is taken as unknown."""
+"""Maximum number of runs of a value, and of pieces that one operator cuts; beyond it an operator counts as unknown."""
 
 
 class Undecided(Exception):  # noqa: N818  # a signal between our own functions, never shown to a caller
-    """An index map cannot be followed: sizes of unknown order, or too many runs. The operator is then opaque."""
+    """An index map cannot be followed, because sizes cannot be compared or there are too many runs.
+
+    The operator is then treated as opaque.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -36,23 +39,23 @@ class Value:
     dtype: torch.dtype | None
     runs: tuple[Run, ...]
     number: int = -1
-    """Given by `Terms.number` at its first use; equal numbers mean equal values."""
+    """Assigned by `Terms.number` on first use; equal numbers mean equal values."""
 
 
 class Terms:
-    """The table that two graphs share: what each atom is made of, and how large it is."""
+    """The table of atoms that both graphs share: how each atom was made, and its size."""
 
     def __init__(self) -> None:
         self.labels: list[Hashable] = []
         self.operands: list[tuple[tuple[int, Size], ...]] = []
-        """Of each atom, the atoms that it is made of elementwise, each with its shift against the first."""
+        """For each atom, the atoms that it is computed from elementwise, each with its shift relative to the first."""
         self.values: list[tuple[int, ...]] = []
-        """Of each atom, the numbers of the whole values that it is made of."""
+        """For each atom, the numbers of the whole values that it is computed from."""
         self.sizes: list[Size] = []
         self.dtypes: list[torch.dtype | None] = []
         self.numbered: list[Value] = []
         self.origins: list[dict[int, str]] = [{}, {}]
-        """By side, the first node that made each atom."""
+        """For each side, the first node that made each atom."""
         self.side = 0
         self.node = ""
         self._atoms: dict[Hashable, int] = {}
@@ -66,7 +69,7 @@ class Terms:
         operands: tuple[tuple[int, Size], ...] = (),
         values: tuple[int, ...] = (),
     ) -> int:
-        """The number of an atom; the same for the same making."""
+        """The number of an atom; equal arguments give the same atom."""
         key = (label, operands, values, size, dtype)
         atom = self._atoms.get(key)
         if atom is None:
@@ -102,9 +105,10 @@ class Terms:
         return Value(shape, dtype, join([(self.atom(label, size, dtype, values=values), 0, size)]))
 
     def combined(self, label: Hashable, segment: Segment, dtype: torch.dtype | None) -> Run:
-        """A run whose element e is made of one element of each atom of a segment, which is kept by shifts alone.
+        """A run in which each element is computed from one element of each atom of a segment.
 
-        So it does not matter where the segment begins: its start is the index into the first atom.
+        The atom records only shifts, so it does not depend on where the segment begins. The start of the run is the
+        index into the first atom.
         """
         atoms, starts, length = segment
         first = starts[0]
@@ -116,7 +120,7 @@ class Terms:
 
 
 def settle(size: Size) -> Size:
-    """A size in its one form: an int where it is one."""
+    """A size in canonical form: an int if it is constant."""
     if type(size) is int:
         return size
     expanded: Any = sympy.expand(size)
@@ -144,7 +148,7 @@ def divide(size: Size, by: int) -> Size:
 
 
 def order(first: Size, second: Size) -> int:
-    """-1, 0 or 1 as `first` is less than, equal to or more than `second`."""
+    """-1, 0 or 1 if `first` is less than, equal to or greater than `second`."""
     if type(first) is int and type(second) is int:
         return (first > second) - (first < second)
     gap: Any = settle(first - second)
@@ -161,7 +165,7 @@ def order(first: Size, second: Size) -> int:
 
 
 def join(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Runs with those that continue each other made one, and empty ones left out."""
+    """Join adjacent runs, and drop empty ones."""
     joined: list[Run] = []
     last, end = -1, None
     for run in runs:
@@ -180,7 +184,7 @@ def join(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def cut(runs: Sequence[Run], lengths: Iterable[Size]) -> list[list[Run]]:
-    """The runs in consecutive pieces of these lengths, which must add up to the whole."""
+    """Cut runs into consecutive pieces of these lengths, which must add up to the whole."""
     pieces: list[list[Run]] = []
     rest = iter(runs)
     atom, start, have = 0, 0, 0
@@ -205,7 +209,7 @@ def cut(runs: Sequence[Run], lengths: Iterable[Size]) -> list[list[Run]]:
 
 
 def align(lists: Sequence[Sequence[Run]]) -> Iterable[Segment]:
-    """Cut lists of equal total length at each other's ends: segments in which each list has one run."""
+    """Cut lists of equal total length into segments in which each list has a single run."""
     if len(lists) == 1:
         for atom, start, length in lists[0]:
             yield (atom,), (start,), length
@@ -239,7 +243,7 @@ def align(lists: Sequence[Sequence[Run]]) -> Iterable[Segment]:
 
 
 def same_elements(first: tuple[Size, ...], second: tuple[Size, ...]) -> bool:
-    """Whether two shapes differ only in dims of size one: the order of elements is then the same."""
+    """Whether two shapes differ only in dims of size one, so that their elements are in the same order."""
     return first == second or [n for n in first if n != 1] == [n for n in second if n != 1]
 
 

@@ -1,11 +1,11 @@
 """VirtualCluster: all ranks of a program in one process, with exact collective semantics.
 
-Every rank runs its graph node by node. A launch posts its part and goes on; a wait blocks its rank until all members
-have posted. Results are filled with nonsense until they are waited for, and what was sent is read as late as possible,
-so that what would be a race on real ranks is a wrong value here, every time. So are copies to the host with
-`non_blocking`, until the host waits for the device. Reads before a wait and writes to a buffer
-in flight are found by the storages of the real tensors and raise, as do ranks that disagree on the order of a group,
-and deadlocks. No communication operator reaches torch's own kernels.
+Every rank runs its graph node by node. A launch posts its part and continues; a wait blocks its rank until all members
+have posted. Results hold garbage until they are waited for, and inputs are read as late as possible. So a race on real
+ranks always gives a wrong value here. Copies to the host with `non_blocking` also hold garbage, until the host waits
+for the device. Reads before a wait and writes to a buffer in flight are found by the storages of the actual tensors.
+They raise an error, as do deadlocks and ranks that disagree on the launch order of a group. No communication operator
+reaches torch's kernels.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
 from weft.graph.profiles import touched
-from weft.verification.rank import Program, Rank, RankResult, check_inputs, one_per_rank, show, tensors_in
-from weft.verification.rendezvous import RESHARD, MeetingPlaces, told_apart
+from weft.verification.rank import Rank, RankProgram, RankResult, check_inputs, one_per_rank, show, tensors_in
+from weft.verification.rendezvous import RESHARD, MeetingPlaces, with_distinct_groups
 from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments
 from weft.verification.virtual.in_flight import TensorInFlight, TensorsInFlight
 from weft.verification.virtual.launches import LaunchReader, poison
@@ -35,7 +35,7 @@ from weft.verification.virtual.meetings import Rendezvous
 
 @dataclass(frozen=True)
 class Blocked:
-    """Where a rank stands, and the flights it waits for there."""
+    """The node at which a rank is blocked, and the tensors that it waits for."""
 
     node: Node
     flights: tuple[TensorInFlight, ...]
@@ -51,7 +51,7 @@ Steps = Generator[Blocked, None, RankResult]
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """An interpreter of `num_ranks` ranks in one process."""
+    """An interpreter that runs `num_ranks` ranks in one process."""
 
     num_ranks: int
 
@@ -64,13 +64,13 @@ class VirtualCluster:
         *,
         wide: bool = False,
     ) -> list[RankResult]:
-        """Run one graph on every rank, or one per rank, on `inputs[rank]`; rank r draws from the seed `seed + r`.
+        """Run one graph on every rank, or one graph per rank, on `inputs[rank]`; rank r has the random seed `seed + r`.
 
-        `wide` computes in f64 what the graph computes in narrower dtypes.
+        `wide` runs in f64, whatever dtypes the graph asks for.
         """
         graphs = one_per_rank(modules, GraphModule, self.num_ranks, "modules")
-        tables = told_apart(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
-        programs = {id(module): Program(module) for module in graphs}
+        tables = with_distinct_groups(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
+        programs = {id(module): RankProgram(module) for module in graphs}
         check_inputs(inputs, [len(programs[id(module)].placeholders) for module in graphs])
         rendezvous, places = Rendezvous(tables), MeetingPlaces()
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -82,13 +82,13 @@ class VirtualCluster:
             return self._take_turns(steps, rendezvous)
 
     def _take_turns(self, steps: dict[int, Steps], rendezvous: Rendezvous) -> list[RankResult]:
-        """Let each rank in turn run until it blocks, until all have ended."""
+        """Run each rank in turn until it blocks, and repeat until all ranks have ended."""
         blocked: dict[int, Blocked] = {}
         results: dict[int, RankResult] = {}
         while steps:
             able = [r for r in steps if r not in blocked or blocked[r].is_over]
             if not able:
-                rendezvous.compare_open()  # ranks that disagree say more than ranks that are stuck
+                rendezvous.compare_open()  # an error about a disagreement says more than one about a deadlock
                 raise _deadlock(blocked)
             for r in able:
                 try:
@@ -108,7 +108,7 @@ def _deadlock(blocked: dict[int, Blocked]) -> VerificationError:
         waits = f"rank {r}: {stand.node.name} waits for {flight.launch.name} of {flight.meeting.place}"
         where.append(f"{waits}; not launched by {missing}")
     do = "launch the collectives of every group in one order on all its ranks"
-    return VerificationError(compose("virtual cluster", "deadlock: no rank can go on", where=where, do=do))
+    return VerificationError(compose("virtual cluster", "deadlock: no rank can continue", where=where, do=do))
 
 
 def _stand(blocked: Blocked | None) -> str:
@@ -131,7 +131,8 @@ class _RankRun:
         for node in rank.program.nodes:
             if node.op == "output":
                 outputs = rank.resolve(node.args[0])
-                yield from self._land(node, tuple(self.flights))  # launches that escape: the caller sees them complete
+                # The caller gets launches without a wait complete.
+                yield from self._land(node, tuple(self.flights))
                 self._land_copies()
                 return rank.result(outputs)
             target: Any = node.target if node.op == "call_function" else None
@@ -160,11 +161,11 @@ class _RankRun:
             self.flights.close(flight)
 
     def _take_off(self, node: Node, value: Any) -> Any:
-        """A copy to the host that is on its way: nonsense until the host waits for the device."""
+        """Start a copy to the host: its destination holds garbage until the host waits for the device."""
         filled = self.rank.program.landings[node]
         given = {storage_key(tensor) for tensor in self._given(node).tensors}
         if filled == (node,) and any(storage_key(tensor) in given for tensor in tensors_in(value)):
-            value = value.clone()  # on one device, a copy may be its argument
+            value = value.clone()  # on one device, the copy may be the argument itself
         self.rank.values[node] = value
         for tensor in [tensor for end in filled for tensor in tensors_in(self.rank.values[end])]:
             self._on_the_way.append((tensor, tensor.clone()))
@@ -179,7 +180,11 @@ class _RankRun:
     def _launch(self, node: Node) -> Any:
         target: Any = node.target
         if ops.launch_form(target) is None and target.name() != RESHARD:
-            self._refuse(node, f"cannot run {ops.name_of(target)}", "verify on real ranks, or replace the operator")
+            self._refuse(
+                node,
+                f"cannot run {ops.name_of(target)}",
+                "verify on real ranks, or replace the operator",
+            )
         launch = self._attempt(node, lambda: self.reader.read(node, self.rank.resolve(ops.bind(node))))
         for part in launch.parts:
             self._stop_at(node, read_hazard(self.flights, self._given(node), part.sent))
@@ -194,7 +199,7 @@ class _RankRun:
     # Nodes that compute.
 
     def _compute(self, node: Node) -> Any:
-        """Evaluate a node that does not communicate, and see that it keeps off what is in flight."""
+        """Evaluate a node that does not communicate, and check that it does not touch a tensor in flight."""
         if not self.flights or node.op in ("placeholder", "get_attr"):
             return self._attempt(node, lambda: self._evaluate(node))
         given = self._given(node)
@@ -214,11 +219,11 @@ class _RankRun:
         return value
 
     def _given(self, node: Node) -> Given:
-        """The tensors that a node takes, by the argument that holds them."""
+        """The tensors that a node takes, with the names of its arguments."""
         return Given([(n.name, t) for n in touched(node) for t in tensors_in(self.rank.values[n])])
 
     def _evaluate(self, node: Node) -> Any:
-        """Evaluate with this rank's random numbers, and with communication out of reach."""
+        """Evaluate with this rank's random numbers, and raise if the call communicates inside."""
         rank, target = self.rank, node.target if node.op == "call_function" else None
         held = rank.attribute(str(node.target)) if node.op in ("get_attr", "call_module") else None
         if isinstance(held, GraphModule):
@@ -230,12 +235,12 @@ class _RankRun:
             self._refuse_communication(node, node.args)
         elif isinstance(target, OpOverload):
             if ops.is_wrapper(target):
-                return rank.resolve(node.args[0])  # the wrapper of an asynchronous result: the tensor itself
+                return rank.resolve(node.args[0])  # the wrapper of an asynchronous result is the tensor itself
             if not ops.is_random(target):
                 return rank.evaluate(node)
         elif ops.name_of(target) is not None:  # a Python function on numbers
             return rank.evaluate(node)
-        elif not isinstance(held, GraphModule):  # anything may happen in there
+        elif not isinstance(held, GraphModule):  # the call may do anything
             with self._random(), intercept(lambda op: self._refuse_communication(node, [op])):
                 return rank.evaluate(node)
         with self._random():
@@ -243,7 +248,7 @@ class _RankRun:
 
     @contextmanager
     def _random(self) -> Generator[None]:
-        """Draw from this rank's generator."""
+        """Draw random numbers from this rank's generator."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
         try:
@@ -255,20 +260,20 @@ class _RankRun:
     # Refusals.
 
     def _refuse_communication(self, node: Node, targets: Iterable[Any]) -> None:
-        """Refuse it inside nested graphs and opaque calls: what is in flight there cannot be followed."""
+        """Raise if a nested graph or an opaque call communicates: its tensors in flight cannot be tracked."""
         for target in targets:
             if isinstance(target, OpOverload) and (ops.is_communication(target) or ops.is_wait(target)):
                 what = f"{node.name} communicates inside a nested call, by {ops.name_of(target)}"
                 self._refuse(node, what, "inline the call into the graph")
 
     def _attempt(self, node: Node, action: Callable[[], T], likely: Hazard | None = None) -> T:
-        """Do it; an exception becomes an error that names the node, or the hazard that is likely its cause."""
+        """Run an action; turn an exception into an error that names the node, or the hazard that probably caused it."""
         try:
             return action()
         except WeftError:
             raise
         except Exception as error:
-            self._stop_at(node, likely)  # nonsense in, exception out
+            self._stop_at(node, likely)  # garbage in a tensor in flight may have caused it
             text = next(iter(str(error).strip().splitlines()), "")
             self._refuse(node, f"{node.name} failed with {type(error).__name__}: {text}", cause=error)
 

@@ -1,7 +1,7 @@
-"""What collectives compute: from what each member of a group sent, what each one receives.
+"""Semantics of collectives: computes the tensors that each member of a group receives from those that all members sent.
 
 Contract: exact and deterministic. Reductions add in the order of the group's ranks, in the dtype of the data. Values
-are flat; the receiver gives them their shape. `src` counts within the group, as in torch (tried on gloo, 2.13).
+are flat; the receiver gives them their shape. `src` counts within the group, as in torch (seen with gloo, torch 2.13).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Post:
     node: Node
     kind: Kind
     tensors: tuple[Tensor, ...]
-    """The data sent; for a recv the buffer, of which only dtype and size matter."""
+    """The data that is sent; for a recv the buffer, where only dtype and size matter."""
     reduce_op: str | None = None
     src: int | None = None
     in_splits: tuple[int, ...] = ()
@@ -49,23 +49,23 @@ class Post:
 
 @functools.cache
 def why_not_reduce(reduce_op: str | None, dtype: torch.dtype) -> str | None:
-    """Why this reduction does not exist for a dtype, or None."""
+    """The reason why this reduction does not exist for a dtype, or None."""
     if reduce_op not in REDUCTIONS:
         return f"no reduction is called {reduce_op!r}"
     is_whole = not (dtype.is_floating_point or dtype.is_complex)
     if reduce_op == "avg" and is_whole:
-        return f"avg of {dtype} is no {dtype}"
+        return f"the average of {dtype} numbers is not a {dtype} number"
     if reduce_op in INTEGERS_ONLY and not is_whole:
-        return f"{reduce_op} takes whole numbers, not {dtype}"
+        return f"{reduce_op} needs integers, found {dtype}"
     try:
         REDUCTIONS[reduce_op](torch.zeros(1, dtype=dtype), torch.zeros(1, dtype=dtype))
     except RuntimeError:
-        return f"{reduce_op} of {dtype} has no kernel on the CPU"
+        return f"torch has no CPU kernel for {reduce_op} of {dtype}"
     return None
 
 
 def receive(posts: Mapping[int, Post], members: Sequence[int]) -> dict[int, list[Tensor]]:
-    """What each member receives, one flat tensor per tensor of its launch."""
+    """The results of each member, one flat tensor per tensor of its launch."""
     first = posts[members[0]]
     if first.kind in (Kind.SEND, Kind.RECV):
         return _transfer(posts)

@@ -1,7 +1,7 @@
-"""What a node may not do while something is in flight: read what has not arrived, write what is still sent or received.
+"""Hazards of tensors in flight: a read before the wait, or a write while a launch still reads or writes the tensor.
 
-Contract: judged by the storages of real tensors. Whether a node reads a tensor is judged by its results: one that
-returns only views of what it was given, and writes nothing, has read nothing.
+Contract: decided by the storages of the actual tensors. Whether a node reads a tensor is decided by its results: a node
+that returns only views of its arguments, and writes nothing, has read no values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPE_OPERATORS = frozenset(
 
 @dataclass(frozen=True)
 class Hazard:
-    """What a node does to a tensor in flight."""
+    """A forbidden access to a tensor in flight."""
 
     verb: str
     """`reads` or `writes`."""
@@ -41,7 +41,7 @@ class Hazard:
     """The argument that holds the tensor."""
     launch: Node
     role: str
-    """What the launch still does with it: `reads` or `writes`."""
+    """How the launch still uses the tensor: `reads` or `writes`."""
 
     def __str__(self) -> str:
         if self.name == self.launch.name:
@@ -51,7 +51,7 @@ class Hazard:
 
 @dataclass(frozen=True)
 class Given:
-    """The tensors that a node takes, each with the name of the argument that holds it."""
+    """The tensors that a node takes, each with the name of its argument."""
 
     items: Sequence[tuple[str, Tensor]]
 
@@ -60,13 +60,13 @@ class Given:
         return [tensor for _, tensor in self.items]
 
     def name_of(self, tensor: Tensor) -> str:
-        """The argument that holds a tensor, or one on the same storage."""
+        """The argument that holds this tensor, or another tensor on the same storage."""
         same = [name for name, other in self.items if other is tensor]
         key = storage_key(tensor)
         return (same or [name for name, other in self.items if storage_key(other) == key])[0]
 
     def is_only_renamed(self, node: Node, value: Any) -> bool:
-        """Whether a node that writes nothing looked at no value: its results are shapes, or views of its arguments."""
+        """Whether a node without writes read no values: it returned shapes, or views of its arguments."""
         target: Any = node.target
         if isinstance(target, OpOverload) and target.name().partition(".")[0] in SHAPE_OPERATORS:
             return True
@@ -79,7 +79,7 @@ class Given:
 
 
 def read_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
-    """The first of the tensors that has not arrived."""
+    """The hazard of the first tensor that has not arrived, or None."""
     for tensor in tensors:
         for flight in flights.writing(tensor):
             return Hazard("reads", given.name_of(tensor), flight.launch, "writes")
@@ -87,7 +87,7 @@ def read_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tensor
 
 
 def write_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tensor]) -> Hazard | None:
-    """The first of the tensors that a launch still reads or writes."""
+    """The hazard of the first tensor that a launch still reads or writes, or None."""
     for tensor in tensors:
         for role, found in (("writes", flights.writing(tensor)), ("reads", flights.reading(tensor))):
             if found:
@@ -97,7 +97,7 @@ def write_hazard(flights: TensorsInFlight, given: Given, tensors: Iterable[Tenso
 
 @functools.cache
 def written_arguments(target: Any) -> tuple[str, ...]:
-    """The arguments that an operator writes, by its schema."""
+    """The arguments that an operator writes according to its schema."""
     if not isinstance(target, OpOverload):
         return ()
     arguments = schema_of(target).arguments

@@ -1,7 +1,7 @@
-"""What a rank has in flight, by the storages of the tensors it really holds.
+"""The tensors that a rank has in flight, by the storages of the actual tensors.
 
-Contract: independent of `graph.effects`: nothing here knows about views or schemas. A launch reads what it sent and
-writes what it receives until its wait.
+Contract: independent of `graph.effects`; this module knows nothing about views or schemas. Until its wait, a launch
+reads the tensors it sends and writes those it receives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from weft.verification.virtual.meetings import Meeting
 
 @dataclass(frozen=True, eq=False)
 class TensorInFlight:
-    """One tensor of a launch on its way."""
+    """One tensor of a launch that is not complete."""
 
     launch: Node
     meeting: Meeting
     position: int
-    """Which tensor of the launch it is."""
+    """The position of the tensor in its launch."""
     sent: Tensor | None
     """The buffer that is read until the wait; None for a recv."""
     result: Tensor
@@ -33,13 +33,13 @@ class TensorInFlight:
         return not self.meeting.missing
 
     def land(self, rank: int) -> None:
-        """Write what was received."""
+        """Copy the received data into the result."""
         received = self.meeting.take(rank, self.position)
         self.result.copy_(received.reshape(self.result.shape))
 
 
 class TensorsInFlight:
-    """The open flights of one rank. They hold their tensors, so that the keys of storages stay valid."""
+    """All tensors in flight on one rank. They keep their storages alive, so that storage keys stay valid."""
 
     def __init__(self) -> None:
         self._reads: dict[int, list[TensorInFlight]] = {}
@@ -68,9 +68,9 @@ class TensorsInFlight:
                 del table[key]
 
     def writing(self, tensor: Tensor) -> list[TensorInFlight]:
-        """The flights that fill the storage of a tensor."""
+        """The launches' tensors that will be received into the storage of this tensor."""
         return self._writes.get(storage_key(tensor), []) if self._writes else []
 
     def reading(self, tensor: Tensor) -> list[TensorInFlight]:
-        """The flights that read the storage of a tensor."""
+        """The launches' tensors that are sent from the storage of this tensor."""
         return self._reads.get(storage_key(tensor), []) if self._reads else []

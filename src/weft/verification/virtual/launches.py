@@ -1,7 +1,7 @@
-"""How a launch is read when it runs: what it sends, what it will fill, with whom it meets.
+"""Reads a launch at run time: the tensors it sends, the tensors it will fill, and the ranks it meets.
 
-Contract: arguments by schema; a launch that no backend could run (a size that does not split, an unknown reduction, a
-buffer of the wrong shape) is refused with the node's line.
+Contract: arguments are read by schema. A launch that no backend could run (a size that does not divide, an unknown
+reduction, a buffer of the wrong shape) raises an error that shows the node.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from weft.verification.virtual.collective_values import Post, why_not_reduce
 
 @dataclass(frozen=True, eq=False)
 class LaunchPart:
-    """One rank's part in one meeting, and the tensors that it fills there."""
+    """One rank's part in one meeting, and the tensors that the meeting fills on this rank."""
 
     place: MeetingPlace
     post: Post
     sent: tuple[Tensor, ...]
-    """The buffers that are read until the wait; none for a recv. `post` holds their data."""
+    """The buffers that are read until the wait; empty for a recv. `post` holds their data."""
     results: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class RuntimeLaunch:
-    """A launch at run time."""
+    """A launch with the tensors of one rank."""
 
     parts: tuple[LaunchPart, ...]
     value: Any
-    """What the node returns: a tensor, or a list of them."""
+    """The value of the node: a tensor, or a list of tensors."""
     written: tuple[Tensor, ...] = ()
-    """The arguments that it writes; new results are not among them."""
+    """The arguments that the launch writes, without new results."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LaunchReader:
     places: MeetingPlaces
 
     def read(self, node: Node, bound: dict[str, Any]) -> RuntimeLaunch:
-        """The launch of a node whose arguments, by name, are `bound`."""
+        """Read the launch of a node; `bound` holds its arguments by name."""
         form = ops.launch_form(node.target)
         members = self._members(node)
         group = self.groups.canonical(group_argument(node))
@@ -77,9 +77,10 @@ class LaunchReader:
         for tensor, buffer, shape in zip(sent, written, expected, strict=False):
             if tuple(buffer.shape) != shape or buffer.dtype != tensor.dtype:
                 found = f"{tuple(buffer.shape)} of {buffer.dtype}"
-                self.refuse(node, f"{node.name} fills {shape} of {tensor.dtype}, its buffer is {found}")
+                self.refuse(node, f"{node.name} needs a buffer {shape} of {tensor.dtype}, found {found}")
         results = written or tuple(t.new_empty(shape) for t, shape in zip(sent, expected, strict=True))
-        # What it sends is read when it completes, except where the launch itself overwrites it.
+        # Inputs are read when the launch completes, so that a write in between gives a wrong value. An input that the
+        # launch itself overwrites must be copied now.
         overwritten = {storage_key(buffer) for buffer in written}
         data = tuple(t.clone() if storage_key(t) in overwritten else t for t in sent)
         post = self._post(node, form, bound, data, members)
@@ -87,11 +88,11 @@ class LaunchReader:
         return RuntimeLaunch((LaunchPart(place, post, sent, results),), value, written)
 
     def _members(self, node: Node) -> tuple[int, ...]:
-        """The ranks of this rank's group."""
+        """The ranks of the group that this rank belongs to."""
         group = self.groups.group(group_argument(node))
         mine = next((part for part in partition_of(group, self.num_ranks) if self.rank in part), None)
         if mine is None:
-            self.refuse(node, f"no part of group {group.name!r} holds this rank")
+            self.refuse(node, f"group {group.name!r} does not contain this rank")
         return mine
 
     def _received_shape(
@@ -100,7 +101,7 @@ class LaunchReader:
         if kind in (Kind.ALL_REDUCE, Kind.BROADCAST):
             return tuple(tensor.shape)
         if tensor.dim() == 0:
-            self.refuse(node, f"{node.name} takes a tensor of at least one dim, found none")
+            self.refuse(node, f"{node.name} needs a tensor with at least one dim, found a scalar")
         first, *rest = tensor.shape
         if kind is Kind.ALL_GATHER:
             return (first * size, *rest)
@@ -110,7 +111,8 @@ class LaunchReader:
             return (first // size, *rest)
         out_splits, in_splits = bound["output_split_sizes"], bound["input_split_sizes"]
         if len(out_splits) != size or len(in_splits) != size:
-            self.refuse(node, f"{node.name} needs {size} splits, has {len(out_splits)} out and {len(in_splits)} in")
+            found = f"found {len(in_splits)} for the input and {len(out_splits)} for the output"
+            self.refuse(node, f"{node.name} needs {size} splits, {found}")
         if sum(in_splits) != first:
             self.refuse(node, f"the splits {list(in_splits)} do not add up to the {first} rows of the input")
         return (sum(out_splits), *rest)
@@ -125,7 +127,10 @@ class LaunchReader:
                 self.refuse(node, reason)
         src = bound.get("src")
         if src is not None and not 0 <= src < len(members):
-            self.refuse(node, f"src {src} is no rank of a group of {len(members)}; src counts within it")
+            self.refuse(
+                node,
+                f"src {src} is not a rank within the group, which has {len(members)} ranks",
+            )
         return Post(
             rank=self.rank,
             node=node,
@@ -150,9 +155,12 @@ class LaunchReader:
         parts: list[LaunchPart] = []
         for is_send, peer, tag, tensor in zip(sends, peers, tags, tensors, strict=True):
             if not 0 <= peer < len(members) or members[peer] == self.rank:
-                self.refuse(node, f"peer {peer} is no other rank of a group of {len(members)}; peers count within it")
+                self.refuse(
+                    node,
+                    f"peer {peer} is not another rank within the group, which has {len(members)} ranks",
+                )
             if not tensor.is_contiguous():
-                self.refuse(node, f"{node.name} takes contiguous tensors only")
+                self.refuse(node, f"{node.name} needs contiguous tensors")
             ends = (self.rank, members[peer]) if is_send else (members[peer], self.rank)
             post = Post(self.rank, node, Kind.SEND if is_send else Kind.RECV, (tensor,))
             sent, result = ((tensor,), tensor.new_empty(0)) if is_send else ((), tensor)
@@ -174,13 +182,13 @@ class LaunchReader:
         return RuntimeLaunch((LaunchPart(place, post, (tensor,), (result,)),), result)
 
     def refuse(self, node: Node, what: str, do: str = "") -> NoReturn:
-        """Raise, with the node's line."""
+        """Raise an error that shows the node."""
         where = show(node, self.groups)
         raise VerificationError(compose("virtual cluster", f"{what} (rank {self.rank})", where=where, do=do))
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill a tensor that has not arrived, so that whoever reads it sees nonsense."""
+    """Fill a tensor that has not arrived with garbage, so that an early read gives a wrong value."""
     if tensor.dtype == torch.bool:
         tensor.fill_(True)
     elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:

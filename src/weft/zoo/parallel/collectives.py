@@ -1,4 +1,4 @@
-"""Functional collectives as plain functions: launched and waited for at once, as a captured step has them."""
+"""Functional collectives as plain functions that launch and wait at once, as in a captured step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from weft.graph.ops import op_names
 
-__tracebackhide__ = True  # a line of the model says more
+__tracebackhide__ = True  # errors should show a line of the model
 
-# Looked up once: torch.compile traces calls of operators, not the look-up.
+# Looked up once: torch.compile traces operator calls, not the look-up.
 ALL_REDUCE = op_names()["all_reduce"]
 ALL_GATHER = op_names()["all_gather"]
 REDUCE_SCATTER = op_names()["reduce_scatter"]
@@ -33,7 +33,7 @@ def all_reduce(x: Tensor, reduce_op: str, group: str) -> Tensor:
 
 
 def all_gather(x: Tensor, size: int, group: str) -> Tensor:
-    """The `x` of all ranks, joined along dim 0."""
+    """The tensors of all ranks, concatenated along dim 0."""
     return WAIT(ALL_GATHER(x.contiguous(), size, group))
 
 
@@ -43,7 +43,7 @@ def reduce_scatter(x: Tensor, reduce_op: str, size: int, group: str) -> Tensor:
 
 
 class ExchangeRows(torch.autograd.Function):
-    """Equal parts of dim 0 go to each rank of the group, by an all-to-all; gradients go the same way back."""
+    """All-to-all of equal parts of dim 0 over the group; backward sends gradients the same way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:

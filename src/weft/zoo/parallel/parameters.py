@@ -1,8 +1,8 @@
-"""Parameters that ranks hold in parts: gathered where a module uses them, their gradients reduced to parts again.
+"""Sharded parameters: gathered when a module uses them; their gradients are reduced to shards again.
 
 Contract: after `spread`, each parameter is a DTensor over the mesh (plain if every rank holds all of them), under its
-old name. A module that reads it gets a plain tensor in the compute dtype: the whole of it, or what the rank's share of
-the computation needs. Optimizers, checkpoints and gradient clipping see the DTensors.
+old name. A module that reads it gets a plain tensor in the compute dtype: the whole parameter, or the part that the
+rank's share of the computation needs. Optimizers, checkpoints and gradient clipping see the DTensors.
 
     shard f32 -> bf16 -> all-gather -> used by the module              forward
     gradient bf16 -> f32 -> reduce-scatter -> gradient of the shard    backward
@@ -23,7 +23,7 @@ from weft.compat import strided_shard
 from weft.graph.profiles import profile
 from weft.zoo.parallel.collectives import ALL_GATHER, WAIT, all_gather, all_reduce, group_name, reduce_scatter
 
-__tracebackhide__ = True  # a line of the model says more than one of the code that gathers for it
+__tracebackhide__ = True  # errors should show a line of the model
 
 Axes = tuple[str, ...]
 
@@ -33,25 +33,25 @@ class Precision:
     """The dtypes of a step. Parameters and their gradients are f32."""
 
     compute: torch.dtype = torch.bfloat16
-    """Of gathered parameters and activations."""
+    """Dtype of gathered parameters and activations."""
     reduce: torch.dtype = torch.float32
-    """In which gradients are summed."""
+    """Dtype in which gradients are summed."""
 
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where the parts of one parameter are, and what its gradient is the sum of."""
+    """How one parameter is divided among ranks, and how its gradient is reduced."""
 
     shard: Axes = ()
-    """Axes over which dim 0 is sharded; gathered to compute, gradients averaged."""
+    """Axes over which dim 0 is sharded: gathered for compute, gradients averaged."""
     replicate: Axes = ()
-    """Axes whose ranks hold the same and see other data: gradients are averaged."""
+    """Axes whose ranks hold copies and see different data: gradients are averaged."""
     replicate_first: bool = False
-    """Average the whole gradient over `replicate` before it is scattered, as DTensor does, and not the part after."""
+    """Average the whole gradient over `replicate` before scattering it, as DTensor does, not the part afterwards."""
     split: tuple[str, int] | None = None
-    """The axis and the dim of which a rank computes with its own part only."""
+    """Axis and dim over which the parameter is split; a rank computes with its part only."""
     sum: Axes = ()
-    """Axes whose ranks hold the same and see other parts of one sequence: gradients are summed."""
+    """Axes whose ranks hold copies and see different parts of one sequence: gradients are summed."""
     scale: float = 1.0
     """Factor of the gradient."""
 
@@ -60,8 +60,10 @@ def spread(
     model: nn.Module, layouts: dict[str, ParameterLayout], mesh: DeviceMesh, precision: Precision, reshard: bool
 ) -> None:
     """Leave each rank its part of every parameter; `layouts` has one for each path of `model.named_parameters()`."""
-    in_parts = any(layout.shard or layout.split for layout in layouts.values())  # then all: optimizers do not mix kinds
-    made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two modules share stays one
+    in_parts = any(
+        layout.shard or layout.split for layout in layouts.values()
+    )  # if one is a DTensor, all are: optimizers do not mix
+    made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter shared by two modules stays shared
     for path, module in model.named_modules():
         own = dict(module.named_parameters(path, recurse=False))
         routes: dict[str, Route] = {}
@@ -85,7 +87,7 @@ def part_of(whole: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> DTensor
         axis, dim = layout.split
         part = part.chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)]
         placements[axis] = Shard(dim)
-        if dim == 0 and layout.shard:  # the split comes first, so a shard's rows are strided in the whole
+        if dim == 0 and layout.shard:  # the split comes first, so a shard has strided rows of the whole
             placements |= dict.fromkeys(layout.shard, strided_shard(0, mesh[axis].size()))
     for axis in layout.shard:
         part = part.chunk(mesh[axis].size())[mesh.get_local_rank(axis)]
@@ -104,7 +106,7 @@ def _axes(mesh: DeviceMesh) -> Axes:
 
 
 def _possible(parameter: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> ParameterLayout:
-    """The layout, or one that replicates where dim 0 does not split evenly: all ranks must run one graph."""
+    """The layout, or one that replicates if dim 0 does not divide evenly: all ranks must run one graph."""
     rows = parameter.shape[0] if parameter.dim() else 1
     if layout.split is not None and layout.split[1] == 0:
         rows //= mesh[layout.split[0]].size()
@@ -148,12 +150,12 @@ class Route:
         )
 
     def leaves(self, part: Tensor) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the part can be used as it is."""
         return not (self.gather or self.average or self.add) and self.scale == 1.0 and part.dtype == self.compute
 
 
 class GatherParameter(torch.autograd.Function):
-    """The tensor a module computes with, from this rank's part; backward takes the gradient to that part."""
+    """The tensor that a module computes with, from this rank's part; backward reduces the gradient to that part."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, route: Route) -> Tensor:
@@ -201,11 +203,11 @@ def _reader(name: str, route: Route) -> Any:
     return read
 
 
-# Resharding after forward: a module forgets what it has gathered, and gathers it again when backward asks for it.
+# Resharding after forward: a module drops its gathered weights and gathers them again in backward.
 
 
 def _is_worth_resharding(module: nn.Module) -> bool:
-    """Not where gathered weights are small (norms), nor where backward does not need them (embeddings)."""
+    """False if gathered weights are small (norms) or backward does not need them (embeddings)."""
     large = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return large and not getattr(module, "weight_is_a_table", False)
 
@@ -224,6 +226,6 @@ def _keep_all_but_weights() -> Any:
 
 
 def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Run gathers and what leads from them to a matmul again; keep the results of everything else."""
+    """Recompute gathers and the path from them to a matmul; keep all other results."""
     gathers = op in (ALL_GATHER, WAIT, torch.ops.aten._to_copy.default) or profile(op).is_view
     return CheckpointPolicy.MUST_RECOMPUTE if gathers else CheckpointPolicy.MUST_SAVE

@@ -1,4 +1,4 @@
-"""The parallelisms by name: the axes of their meshes, and what each does to a model.
+"""Parallelisms by name: the axes of their meshes, and how each divides a model.
 
 ddp       every rank holds all parameters; gradients are averaged, one all-reduce per parameter
 fsdp      parameters are sharded; gathered to compute, gradients reduce-scattered
@@ -26,12 +26,12 @@ from weft.zoo.parallel.parameters import Axes, ParameterLayout, Precision, sprea
 from weft.zoo.parallel.tensor import add_exchanges, check_split, split_layouts
 
 INNER_SIZE = 8
-"""Ranks of the inner axis where only the number of all ranks is given: those of one node."""
+"""Ranks of the inner axis if only the total is given: one node."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What the axes of a mesh are for."""
+    """The use of each axis of a mesh."""
 
     axes: Axes
     shard: Axes = ()
@@ -67,7 +67,7 @@ def strategy_of(parallel: str) -> Strategy:
 
 
 def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
-    """The axes and sizes of a mesh: as given, else for that many ranks with up to eight of them inside."""
+    """Axes and sizes of a mesh: as given, or for a number of ranks with up to eight on the inner axis."""
     axes = strategy_of(parallel).axes
     if mesh is not None:
         _check_axes(parallel, axes, tuple(mesh))
@@ -79,7 +79,7 @@ def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) ->
     if len(axes) < 2:
         return dict.fromkeys(axes, count)
     inner = next(size for size in range(min(INNER_SIZE, max(count, 1)), 0, -1) if count % size == 0)
-    if inner == count and count > 1:  # keep both axes in use where the ranks allow it
+    if inner == count and count > 1:  # use both axes if there are enough ranks
         inner = next(size for size in range(count // 2, 0, -1) if count % size == 0)
     return {axes[0]: count // inner, axes[1]: inner}
 
@@ -94,7 +94,7 @@ def _check_axes(parallel: str, axes: Axes, found: Axes) -> None:
 def parallelise(
     model: nn.Module, parallel: str, mesh: DeviceMesh | None, precision: Precision, reshard: bool = True
 ) -> None:
-    """Leave this rank its part of the model, and put the communication into it."""
+    """Reduce the model to this rank's part, and insert the communication."""
     strategy = strategy_of(parallel)
     if mesh is None:
         _check_axes(parallel, strategy.axes, ())
@@ -121,7 +121,7 @@ def _combine(plain: ParameterLayout, special: ParameterLayout | None) -> Paramet
 def _special_layouts(
     model: nn.Module, parallel: str, strategy: Strategy, mesh: DeviceMesh
 ) -> dict[str, ParameterLayout]:
-    """Layouts of the parameters that tensor or expert parallelism splits; the modules get their communication."""
+    """Layouts of the parameters that tensor or expert parallelism splits; inserts communication into the modules."""
     if strategy.tensor is not None:
         plan = _ask(model, parallel, "tensor_plan")
         check_split(model, strategy.tensor, mesh[strategy.tensor].size())

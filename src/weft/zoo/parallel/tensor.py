@@ -4,8 +4,8 @@ A plan names modules by the end of their path and says how each is split:
 
     column       dim 0 of the weight; the rank computes its part of the output features
     row          dim 1 of the weight; the rank's output is a term of a sum
-    block        gathers the sequence before it, and adds up and scatters it behind it
-    output       column, behind a gather of the sequence
+    block        gathers the sequence before it, and reduce-scatters it after it
+    output       column, after a gather of the sequence
     vocabulary   the embedding's rows, and the columns of the logits in the loss
     sequence     a norm between blocks: sees its part of the sequence, so its gradient is a sum over ranks
 """
@@ -24,7 +24,7 @@ from weft.errors import CaptureError, compose
 from weft.zoo.parallel.collectives import group_name
 from weft.zoo.parallel.parameters import ParameterLayout
 
-__tracebackhide__ = True  # a line of the model says more than one of the code that splits it
+__tracebackhide__ = True  # errors should show a line of the model
 
 SPLIT_DIMS = {"column": 0, "output": 0, "vocabulary": 0, "row": 1}
 
@@ -39,7 +39,7 @@ def check_split(model: nn.Module, axis: str, size: int) -> None:
 
 
 def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[str, ParameterLayout]:
-    """The layout of each parameter that a plan speaks of."""
+    """The layout of each parameter that a plan names."""
     layouts: dict[str, ParameterLayout] = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
         word = _word(path.rpartition(".")[0], plan)
@@ -51,7 +51,7 @@ def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[
 
 
 def add_exchanges(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, axis: str) -> None:
-    """Put the communication of activations around the modules of a plan."""
+    """Insert the communication of activations around the modules of a plan."""
     part = mesh[axis]
     for path, module in model.named_modules():
         word = _word(path, plan)
@@ -73,7 +73,7 @@ def _has_rows(module: nn.Module) -> bool:
 
 
 def _tell_rows(model: nn.Module, module: nn.Module, mesh: DeviceMesh, axis: str) -> None:
-    """Tell a module which rows of the vocabulary it has, as a tensor: numbers would make the graphs of ranks differ."""
+    """Set the first vocabulary row of a module, as a tensor: a number would make the ranks' graphs differ."""
     config: Any = model.config
     rows: int = config.vocabulary // mesh[axis].size()
     module.register_buffer("first_row", torch.tensor(rows * mesh.get_local_rank(axis)), persistent=False)
@@ -96,12 +96,12 @@ def _scatter_result(mesh: DeviceMesh) -> Any:
 
 
 def gather_sequence(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The whole sequence, dim 1, from the parts of all ranks; backward adds up the ranks' gradients and scatters."""
+    """Gather the sequence (dim 1) from all ranks; backward reduce-scatters the gradients."""
     parts = DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
     return parts.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
 def scatter_sequence(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's part of the sequence, dim 1, of the sum over ranks; backward gathers."""
+    """Reduce-scatter the sequence (dim 1) over ranks; backward gathers."""
     terms = DTensor.from_local(x, mesh, [Partial()], run_check=False)
     return terms.redistribute(placements=[Shard(1)]).to_local()

@@ -1,7 +1,7 @@
-"""Shape: what every run of the scheduler needs to know of the jobs, found once.
+"""JobTables: facts about the jobs that every run of the scheduler needs, computed once.
 
-Memory here is by job: a storage that one job makes and uses is left out, since a fused kernel does not write it. It
-guides the scheduler; what counts is the memory of the whole order, which is measured on the program.
+Memory is counted by job. A storage that only one job makes and uses is left out, since a fused kernel never writes it.
+This memory only guides the scheduler; the final check measures the memory of the whole order on the program.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from weft.scheduling.jobs import NO_JOB, Jobs
 
 SHORT = 4
-"""What prepares a launch takes at most one of so many parts of it."""
+"""A job that prepares a launch takes at most 1/4 of the launch's time; a longer one is ordinary compute."""
 
 
-class Shape:
+class JobTables:
     """Tables of the jobs of one program."""
 
     def __init__(self, jobs: Jobs) -> None:
@@ -27,24 +27,24 @@ class Shape:
         self.size = size = len(jobs)
         self.is_launch = [queue >= 0 for queue in jobs.queue]
         self.elapsed = [0] * (size + 1)
-        """Compute before each job in the order of the jobs."""
+        """Compute time before each job, in the order of the jobs, in nanoseconds."""
         for job, ns in enumerate(jobs.duration):
             self.elapsed[job + 1] = self.elapsed[job] + (0 if self.is_launch[job] else ns)
         self.total = self.elapsed[size]
         self.span = max(self.total, sum(jobs.duration) - self.total)
-        """All compute or all communication, whichever is more."""
+        """Total compute or total communication, whichever is longer."""
         self.rest = [0] * size
-        """The longest path of compute behind each job."""
+        """The longest path of compute after each job."""
         self.tail = [0] * size
-        """The longest path behind each job, collectives included."""
+        """The longest path after each job, collectives included (its tail)."""
         self._find_paths()
         self._fillers: dict[int, tuple[list[bool], list[int]]] = {}
         self.prepares = self._preparing()
-        """Jobs that need nothing, that launches need and others only behind their uses, and that are short beside
-        these: casts of shards, even where an optimizer writes to the shards later."""
+        """Cheap source jobs whose only early consumers are launches, such as casts of shards. An optimizer may still
+        write to the shards later."""
         self.order_of_use = self._ordered_preparing()
         self.num_needs = self._num_needs()
-        """How many jobs each needs; launches, but for what prepares them: that is done with them."""
+        """Number of jobs that each job needs. A launch does not count the jobs that prepare it: they run with it."""
         self.memory = _memory(jobs)
         self.peaks = _Maxima(self.memory.curve)
 
@@ -57,8 +57,11 @@ class Shape:
                 tail[job] = max(tail[job], tail[succ] + ns)
 
     def fillers(self, share: int) -> tuple[list[bool], list[int]]:
-        """Which jobs are fillers, since the longest path behind them is less than so many thousandths of what is left;
-        and for each launch the first job that is none and needs it, the number of jobs where there is none."""
+        """Which jobs are fillers, and the first use of each launch by a job that is not one.
+
+        A filler is a job with little work after it: the longest compute path after it is less than `share` thousandths
+        of all compute that is left. A launch without such a use has the number of jobs as its first use.
+        """
         if share not in self._fillers:
             size, left = self.size, zip(self.rest, self.elapsed, strict=False)
             found = [rest * 1000 < share * (self.total - elapsed) for rest, elapsed in left]
@@ -76,7 +79,7 @@ class Shape:
         found = [not is_launch for is_launch in self.is_launch]
         used = list(first_use)
         last = 0
-        while sum(found) != last:  # until all that these need, and all that needs these, is of the sort
+        while sum(found) != last:  # both conditions depend on other jobs: repeat until nothing changes
             last = sum(found)
             for job in range(self.size):
                 found[job] = found[job] and not jobs.comm_preds[job] and all(found[p] for p in jobs.preds[job])
@@ -97,7 +100,7 @@ class Shape:
         return [sum(not (late and self.prepares[p]) for p in n) for n, late in zip(needs, is_late, strict=True)]
 
     def _ordered_preparing(self) -> list[int]:
-        """The jobs that prepare launches, by the first use of what is launched."""
+        """The jobs that prepare launches, ordered by the first use of what they launch."""
         jobs, use, (_, first_use) = self.jobs, dict[int, int](), self.fillers(0)
         for job in range(self.size - 1, -1, -1):
             if self.prepares[job]:
@@ -106,32 +109,32 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What jobs allocate and hold."""
+class JobMemory:
+    """Memory that jobs allocate and hold."""
 
     size: list[int]
-    """Bytes of each storage that is neither given nor inside one job; 0 for the others."""
+    """Bytes of each storage that is not an input and that several jobs use; 0 for the others."""
     made_bytes: list[int]
-    """What comes to life with each job."""
+    """Bytes that each job allocates for others."""
     passing_bytes: list[int]
-    """The most that each job makes beside each other, what is gone again with it included."""
+    """Peak bytes that each job adds while it runs, temporaries included."""
     least_bytes: list[int]
-    """The same, if what it is the last to need in the order of the jobs is free as soon as it needs it no more."""
+    """The same, if every storage whose last use is in this job is freed right after that use."""
     dying: list[tuple[int, ...]]
-    """The storages that each job is the last to need in the order of the jobs."""
+    """The storages whose last use, in the order of the jobs, is in each job."""
     held: list[tuple[int, ...]]
-    """The storages that each job needs or makes."""
+    """The storages that each job uses or allocates."""
     holders: list[int]
-    """How many jobs hold each storage; one more for what is kept to the end."""
+    """Number of jobs that hold each storage; one more if it lives to the end of the step."""
     curve: NDArray[np.int64]
-    """Bytes in use while each job runs, if they run in order and are waited for at once; and behind the last."""
+    """Bytes in use while each job runs, and after the last, if jobs run in order with immediate waits."""
     before: list[int]
-    """Bytes in use before each job runs, likewise, and behind the last."""
+    """Bytes in use before each job runs, and after the last, in the same order."""
     frees: list[bool]
-    """Launches that hold no less than they bring: waiting for them frees memory."""
+    """Launches that hold at least as many bytes as they produce: waiting for them frees memory."""
 
 
-def _memory(jobs: Jobs) -> Memory:
+def _memory(jobs: Jobs) -> JobMemory:
     program, count = jobs.program, len(jobs)
     made: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     holders: dict[int, set[int]] = {}
@@ -177,7 +180,7 @@ def _memory(jobs: Jobs) -> Memory:
     sent = [sum(size[s] for s in held[job]) - made_bytes[job] for job in range(count)]
     frees = [queue >= 0 and sent[job] >= made_bytes[job] for job, queue in enumerate(jobs.queue)]
     before[count] = curve[count] = now
-    return Memory(
+    return JobMemory(
         size=size,
         made_bytes=made_bytes,
         passing_bytes=passing_bytes,
@@ -192,7 +195,7 @@ def _memory(jobs: Jobs) -> Memory:
 
 
 def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int]) -> int:
-    """The most that a job adds at once, if what dies with it is free behind the last of its operations to need it."""
+    """Peak bytes that a job adds, if each storage that dies in it is freed after its last operation that uses it."""
     program, ops = jobs.program, jobs.ops[job]
     last: dict[int, int] = {}
     for op in ops:
@@ -214,7 +217,7 @@ def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int
 
 
 class _Maxima:
-    """The maximum of any stretch of a row of numbers."""
+    """Range maxima of a row of numbers, by a sparse table: any range is the union of two ranges of a power of two."""
 
     def __init__(self, row: NDArray[np.int64]) -> None:
         self.most = int(row.max(initial=0))
@@ -224,10 +227,10 @@ class _Maxima:
             last = levels[-1]
             levels.append(np.maximum(last[:-width], last[width:]))
             width *= 2
-        self.levels = [level.data for level in levels]  # one number of these is read faster than one of an array
+        self.levels = [level.data for level in levels]  # reading one element of a memoryview is faster than of an array
 
     def of(self, first: int, last: int) -> int:
-        """Of the numbers from first to last."""
+        """The maximum of the numbers from `first` to `last`, both included."""
         level = (last - first + 1).bit_length() - 1
         row = self.levels[level]
         return max(row[first], row[last - (1 << level) + 1])

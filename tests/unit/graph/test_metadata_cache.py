@@ -1,4 +1,4 @@
-"""Calls that were made before: their fake results are those that the operator itself would give."""
+"""Fake results are remembered by argument types: a remembered result is the one that the operator itself would give."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from weft.compat import call_fake, new_fake_mode, storage_key
 from weft.graph import metadata
+from weft.graph.metadata import call_remembered
 from weft.graph.ops import op_of
-from weft.graph.remembered import remembered
 
 MODE = new_fake_mode()
 
@@ -41,7 +41,7 @@ def test_the_second_answer_is_the_first_one(name: str, args: tuple[object, ...],
     target = op_of(name)
     expected = call_fake(target, args, kwargs, MODE)
     for _ in range(2):
-        found = remembered(target, args, kwargs, MODE)
+        found = call_remembered(target, args, kwargs, MODE)
         assert metadata.same(found, expected)
         tensors = [t for t in args if isinstance(t, Tensor)]
         shares = [storage_key(t) == storage_key(found) for t in tensors]
@@ -50,19 +50,19 @@ def test_the_second_answer_is_the_first_one(name: str, args: tuple[object, ...],
 
 def test_two_results_never_share_memory():
     args = (fake(4, 6), fake(6, 8))
-    first, second = (remembered(op_of("mm"), args, {}, MODE) for _ in range(2))
+    first, second = (call_remembered(op_of("mm"), args, {}, MODE) for _ in range(2))
     assert storage_key(first) != storage_key(second)
 
 
 def test_a_new_tensor_begins_where_its_storage_begins_whatever_torch_was_asked_before():
     view, part = fake(8, 4)[4:], fake(2, 4)
-    answers = [remembered(op_of("slice_scatter"), (view, part, 0, 0, 2), {}, MODE) for _ in range(2)]
+    answers = [call_remembered(op_of("slice_scatter"), (view, part, 0, 0, 2), {}, MODE) for _ in range(2)]
     assert [answer.storage_offset() for answer in answers] == [0, 0]
     assert storage_key(answers[0]) not in (storage_key(view), storage_key(answers[1]))
 
 
 def test_one_is_not_true_and_zero_is_not_minus_zero():
     x = fake(4, dtype=torch.bool)
-    assert remembered(op_of("add"), (x, 1), {}, MODE).dtype == torch.int64
-    assert remembered(op_of("add"), (x, True), {}, MODE).dtype == torch.bool
-    assert remembered(op_of("add"), (x, 1), {}, MODE).dtype == torch.int64
+    assert call_remembered(op_of("add"), (x, 1), {}, MODE).dtype == torch.int64
+    assert call_remembered(op_of("add"), (x, True), {}, MODE).dtype == torch.bool
+    assert call_remembered(op_of("add"), (x, 1), {}, MODE).dtype == torch.int64

@@ -1,31 +1,31 @@
-"""Room: what a schedule in the making holds in memory, and whether more fits under its budget.
+"""MemoryBudget: how much memory a partial schedule holds, and whether more fits under its budget.
 
-Contract: bytes are those of the shape's memory: storages that more than one job needs, and for each job the most that
-it adds while it runs. What runs ahead of the order of the graph must fit on top of all that lies between; bytes of the
-job that runs next are reserved while launches are chosen that go off before it.
+Contract: bytes are counted as in `JobMemory`: storages that more than one job needs, and for each job the most that it
+adds while it runs. A job that runs ahead of the graph's order must fit on top of the peak of all jobs in between. While
+the scheduler chooses launches that start before the next job, the bytes of that job are reserved.
 """
 
 from __future__ import annotations
 
-from weft.scheduling.shape import Shape
+from weft.scheduling.job_tables import JobTables
 
 NO_LIMIT = 1 << 62
 
 
-class Room:
-    """The memory of one schedule in the making."""
+class MemoryBudget:
+    """The memory of one partial schedule."""
 
-    def __init__(self, shape: Shape, budget_bytes: int) -> None:
-        self.memory, self.peaks, self.last = shape.memory, shape.peaks, shape.size - 1
+    def __init__(self, tables: JobTables, budget_bytes: int) -> None:
+        self.memory, self.peaks, self.last = tables.memory, tables.peaks, tables.size - 1
         self.budget_bytes = budget_bytes
         self.in_use = self.most_in_use = 0
         self.reserved = 0
-        """Bytes that the job needs that runs next."""
-        self.left = list(shape.memory.holders)
-        """How many jobs hold each storage still."""
+        """Bytes that the next job needs."""
+        self.left = list(tables.memory.holders)
+        """Number of unfinished jobs that hold each storage."""
 
     def fits(self, front: int, until: int, num_bytes: int) -> bool:
-        """Whether bytes more may be held from now, where `front` is the first job that is left, until a job."""
+        """Whether `num_bytes` more fit from now until job `until`; `front` is the first job that has not run."""
         budget = self.budget_bytes
         if budget == NO_LIMIT:
             return True
@@ -38,19 +38,19 @@ class Room:
         return self.peaks.of(front, max(front, min(until, self.last))) <= room
 
     def may_run(self, front: int, job: int) -> bool:
-        """Whether there is room for a job now, and for the first that is left behind it."""
+        """Whether a job fits now, and the first unfinished job still fits after it."""
         if job == front:
             return self.in_use + self.passing_bytes(job) <= self.budget_bytes
         return self.fits(front, front, self.passing_bytes(job))
 
     def passing_bytes(self, job: int) -> int:
-        """The most that a job adds at once: less where it is the last to need something before it ends."""
+        """Peak bytes that a job adds while it runs; less if it is the last holder of what it frees on the way."""
         memory, left = self.memory, self.left
         most, least = memory.passing_bytes[job], memory.least_bytes[job]
         return least if least < most and all(left[storage] == 1 for storage in memory.dying[job]) else most
 
     def is_freed_by(self, job: int) -> bool:
-        """Whether less is in use behind a job than before it."""
+        """Whether less memory is in use after a job than before it."""
         memory, left = self.memory, self.left
         return sum([memory.size[s] for s in memory.held[job] if left[s] == 1]) > memory.made_bytes[job]
 
