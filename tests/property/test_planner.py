@@ -20,8 +20,9 @@ from torch.fx import GraphModule
 
 import weft
 from tests.property.strategies import BUCKET_STEPS, STEPS, random_listing
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster
 from weft.cost.device import Device
+from weft.cost.levels import Level, Link
 from weft.errors import RefusedError
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render

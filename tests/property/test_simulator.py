@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import weft
 from tests.property.strategies import random_listing, random_order, random_program
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster
 from weft.cost.device import Device
+from weft.cost.levels import Level, Link
 from weft.graph.groups import read_groups
 from weft.simulation.build import program_of, sequence_of
 from weft.simulation.program import OpKind, Program, Queue

@@ -22,8 +22,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weft.cost.cluster_file import larger, load, read
 from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.levels import Level
 from weft.cost.measured_table import Estimate, Table, find_table
 from weft.errors import ClusterError, compose
 from weft.graph.groups import Group
@@ -34,38 +36,6 @@ LARGE_BYTES = 1 << 38
 
 _SHARED = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL})
 """Kinds in which a rank does not send its own part of the full tensor."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """The cost of one collective at a level."""
-
-    latency_us: float
-    hop_us: float
-    """Cost of each step around the ring."""
-    bandwidth_gbps: float
-
-
-@dataclass(frozen=True)
-class Level:
-    """Blocks of consecutive ranks joined by one kind of link."""
-
-    name: str
-    num_ranks: int
-    """Number of ranks in one block."""
-    link: Link
-    overrides: tuple[tuple[Kind, Link], ...] = ()
-    """Links for kinds of collectives that differ from the rest."""
-    wire: str = ""
-    """`nvlink`, `pci` or `network`, for NCCL's model; empty: nvlink within a node, network between nodes."""
-    rails: bool = False
-    """Whether a ring that joins blocks of several ranks uses the links of all those ranks at once."""
-    min_saturating_bytes: int = 0
-    """Messages below this size never saturate the level, however small the group."""
-
-    def link_of(self, kind: Kind) -> Link:
-        """The link that collectives of this kind use."""
-        return next((link for known, link in self.overrides if known is kind), self.link)
 
 
 @dataclass(frozen=True)
@@ -85,9 +55,12 @@ class Cluster:
     @classmethod
     def load(cls, name_or_path: str | Path) -> Cluster:
         """A preset by its name, such as `h100-8x8`, or the cluster that a TOML file describes."""
-        from weft.cost.cluster_file import load
+        return cls(*load(name_or_path))
 
-        return load(name_or_path)
+    @classmethod
+    def read(cls, who: str, content: bytes) -> Cluster:
+        """The cluster that a file's content describes; errors name it `who`."""
+        return cls(*read(who, content))
 
     @property
     def num_ranks(self) -> int:
@@ -101,10 +74,9 @@ class Cluster:
     def check(self, num_ranks: int, who: str = "the mesh") -> None:
         """Raise if more ranks are needed than the cluster has."""
         if num_ranks > self.num_ranks:
-            from weft.cost.cluster_file import larger
-
             what = f"it has {self.num_ranks} ranks, {who} needs {num_ranks}"
-            do = f"use {larger(self, num_ranks)}, or a graph for at most {self.num_ranks} ranks"
+            other = larger(self.name, self.ranks_per_node, num_ranks)
+            do = f"use {other}, or a graph for at most {self.num_ranks} ranks"
             raise ClusterError(compose(f"cluster {self.name}", what, do=do))
 
     def level_of(self, group: Group) -> Level:

@@ -47,13 +47,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weft.cost.cluster import Cluster, Level, Link
 from weft.cost.communication import Nccl
 from weft.cost.device import MATMUL_EFFICIENCY, Device
+from weft.cost.levels import Level, Link
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
@@ -198,7 +198,19 @@ _TABLES: Mapping[tuple[str, int], type[_Table]] = {
 """The table that a key belongs to, by the first part and the length of its path; else the whole file."""
 
 
-def load(name_or_path: str | Path) -> Cluster:
+class ClusterFields(NamedTuple):
+    """The fields of a `Cluster`, as a file or a preset describes them."""
+
+    name: str
+    num_nodes: int
+    ranks_per_node: int
+    levels: tuple[Level, ...]
+    device: Device
+    nccl: Nccl | None
+    tables: tuple[Table, ...]
+
+
+def load(name_or_path: str | Path) -> ClusterFields:
     """A preset by its name, or the cluster of a file.
 
     A Path, a text with a slash, or a name that ends in `.toml` is a file; so is an existing file that is not a preset.
@@ -210,18 +222,18 @@ def load(name_or_path: str | Path) -> Cluster:
     return _preset(text)
 
 
-def larger(cluster: Cluster, num_ranks: int) -> str:
+def larger(name: str, ranks_per_node: int, num_ranks: int) -> str:
     """The name of a preset with at least `num_ranks` ranks, of the same device if possible."""
-    device, size = cluster.name.rpartition("-")[0], cluster.ranks_per_node
-    for name in (f"{device}-{-(-num_ranks // size)}x{size}", f"{device}-1x{num_ranks}"):
+    device, size = name.rpartition("-")[0], ranks_per_node
+    for larger_name in (f"{device}-{-(-num_ranks // size)}x{size}", f"{device}-1x{num_ranks}"):
         try:
-            return _preset(name).name
+            return _preset(larger_name).name
         except ClusterError:
             continue
     return f"another cluster such as h100-{-(-num_ranks // 8)}x8"
 
 
-def read(who: str, content: bytes) -> Cluster:
+def read(who: str, content: bytes) -> ClusterFields:
     """The cluster that a file's content describes; errors name it `who`."""
     return _build(who, _parse(who, content))
 
@@ -278,7 +290,7 @@ def _devices() -> dict[str, bytes]:
     return {file.name.removesuffix(".toml"): file.read_bytes() for file in files if file.name.endswith(".toml")}
 
 
-def _preset(name: str) -> Cluster:
+def _preset(name: str) -> ClusterFields:
     """The cluster DEVICE-NODESxRANKS; NODES defaults to 1."""
     devices, found = _devices(), PRESET.fullmatch(name)
     if found is None or found[1] not in devices:
@@ -294,7 +306,7 @@ def _preset(name: str) -> Cluster:
     return _build(repr(name), {**table, "name": title, "num_nodes": num_nodes, "ranks_per_node": ranks_per_node})
 
 
-def _build(who: str, table: Mapping[str, Any]) -> Cluster:
+def _build(who: str, table: Mapping[str, Any]) -> ClusterFields:
     try:
         made = ClusterTable.model_validate(table)
     except ValidationError as error:
@@ -310,7 +322,7 @@ def _build(who: str, table: Mapping[str, Any]) -> Cluster:
     nccl = Nccl(**_tuples(made.nccl.model_dump())) if made.nccl is not None else None
     tables = tuple(_measured(table) for table in made.tables)
     device = _device(made.device, made.ranks_per_node if made.device.shared else 1)
-    return Cluster(made.name, made.num_nodes, made.ranks_per_node, used, device, nccl, tables)
+    return ClusterFields(made.name, made.num_nodes, made.ranks_per_node, used, device, nccl, tables)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

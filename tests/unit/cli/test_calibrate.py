@@ -13,7 +13,6 @@ from typer.testing import Result
 
 from tests.unit.cost.measured import LOOPBACK, event, loopback_tables, nccl_table, write_trace
 from weft.cost.cluster import Cluster
-from weft.cost.cluster_file import read
 
 Weft = Callable[..., Result]
 
@@ -38,7 +37,7 @@ def tables(tmp_path: Path) -> Path:
 def test_the_cluster_goes_to_stdout_and_the_fit_with_its_residuals_to_stderr(weft: Weft, tables: Path):
     done = weft("calibrate", tables, "--name", "loopback")
     assert done.exit_code == 0
-    assert read("stdout", done.stdout.encode()).name == "loopback"
+    assert Cluster.read("stdout", done.stdout.encode()).name == "loopback"
     lines = done.stderr.splitlines()
     assert lines[:4] == [
         "all_gather of 2 ranks, intra-node: 52.09 us + 2.922 GB/s on the wire, from 8192 to 536870912 bytes",

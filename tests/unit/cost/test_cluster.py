@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from weft.cost.cluster import Cluster, Level, Link, assumed_cluster
-from weft.cost.cluster_file import LevelTable, presets, read
+from weft.cost.cluster import Cluster, assumed_cluster
+from weft.cost.cluster_file import LevelTable, presets
+from weft.cost.levels import Level, Link
 from weft.errors import ClusterError
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
@@ -52,7 +53,7 @@ bandwidth_gbps = 10.0
 latency_us = 30.0
 hop_us = 0.0
 """
-BOXES = read("boxes.toml", TEXT.encode())
+BOXES = Cluster.read("boxes.toml", TEXT.encode())
 LISTED = (
     "a100-8x8, b200-8x8, ethernet-h100-8x8, gloo-1x4, h100-8x8, h200-8x8, loopback-1x4, mi300x-8x8, pcie-h100-1x8, "
     "with any number of nodes"
@@ -62,7 +63,7 @@ WIRED = [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL,
 
 def refusal(text: str) -> str:
     with pytest.raises(ClusterError) as error:
-        read("boxes.toml", text.encode())
+        Cluster.read("boxes.toml", text.encode())
     return str(error.value)
 
 
@@ -150,7 +151,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
 
 
 def test_a_level_that_holds_no_more_than_the_one_within_it_is_left_out():
-    one = read("boxes.toml", TEXT.replace("num_nodes = 2", "num_nodes = 1").encode())
+    one = Cluster.read("boxes.toml", TEXT.replace("num_nodes = 2", "num_nodes = 1").encode())
     assert [level.name for level in one.levels] == ["pair", "node"]
 
 
@@ -230,7 +231,7 @@ def test_the_digest_tells_clusters_apart():
     assert Cluster.load("h100-8").digest == Cluster.load("h100-1x8").digest == "15e8e0336e2ed5d2a2589f559376d2f3"
     others = [Cluster.load("h100-8x8"), BOXES, replace(BOXES, levels=BOXES.levels[:2]), replace(BOXES, name="boxes")]
     assert len({cluster.digest for cluster in others}) == 4
-    assert hash(BOXES) == hash(read("other.toml", TEXT.encode()))
+    assert hash(BOXES) == hash(Cluster.read("other.toml", TEXT.encode()))
 
 
 # Levels.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.cost.cluster import Cluster
-from weft.cost.cluster_file import PeakTable, read
+from weft.cost.cluster_file import PeakTable
 from weft.cost.device import DTYPES, MATMUL_EFFICIENCY, UNDESCRIBED, Device
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError
@@ -54,25 +54,25 @@ us = [5]
 
 def refusal(text: str) -> list[str]:
     with pytest.raises(ClusterError) as error:
-        read("box.toml", text.encode())
+        Cluster.read("box.toml", text.encode())
     return str(error.value).splitlines()
 
 
 def test_a_file_describes_a_device():
-    device = read("box.toml", (LINKS + DEVICE).encode()).device
+    device = Cluster.read("box.toml", (LINKS + DEVICE).encode()).device
     assert device == Device(
         "some GPU", (("bf16", 1000.0), ("f32", 60.0)), 2000.0, 80_000_000_000, 2.5, 0.2, 0.1, matmul_efficiency=0.5
     )
 
 
 def test_a_device_fuses_unless_its_file_says_otherwise():
-    device = read("box.toml", (LINKS + "[device]\nfuses = false\n").encode()).device
+    device = Cluster.read("box.toml", (LINKS + "[device]\nfuses = false\n").encode()).device
     assert not device.fuses
-    assert read("box.toml", LINKS.encode()).device.fuses
+    assert Cluster.read("box.toml", LINKS.encode()).device.fuses
 
 
 def test_a_file_without_a_device_says_nothing_of_compute():
-    device = read("box.toml", LINKS.encode()).device
+    device = Cluster.read("box.toml", LINKS.encode()).device
     assert device == UNDESCRIBED
     assert (device.launch_gap_us, device.overlap_slowdown, device.collective_slowdown) == (0.0, 0.0, 0.0)
     assert device.matmul_efficiency == MATMUL_EFFICIENCY
@@ -81,7 +81,7 @@ def test_a_file_without_a_device_says_nothing_of_compute():
 
 
 def test_products_take_their_flops_at_the_stated_share_of_the_peak_of_their_dtype():
-    device = read("box.toml", (LINKS + DEVICE).encode()).device
+    device = Cluster.read("box.toml", (LINKS + DEVICE).encode()).device
     assert device.product_ns(10**12, torch.bfloat16) == 2_000_000
     assert device.product_ns(3 * 10**10, torch.float32) == 1_000_000
     assert device.product_ns(10**12, torch.float16) is None
@@ -113,7 +113,7 @@ def test_a_device_without_a_rate_that_can_be_counted_is_refused(efficiency: floa
 def test_the_slowest_device_that_a_file_may_describe_takes_finite_times():
     slowest = LINKS.replace("100.0", "1e-6").replace("10.0", "1e12")
     slowest += "[device]\npeak_tflops = { f32 = 1e-6 }\nmemory_gbps = 1e-6\nmatmul_efficiency = 1.0\n"
-    made = read("box.toml", slowest.encode())
+    made = Cluster.read("box.toml", slowest.encode())
     assert (made.device.product_ns(10**6, torch.float32), made.device.traffic_ns(1000)) == (10**9, 10**9)
 
 
@@ -129,7 +129,7 @@ def test_every_dtype_of_a_product_has_a_key_for_its_peak():
 
 
 def test_a_file_holds_measured_tables():
-    made = read("box.toml", (LINKS + TABLES).encode())
+    made = Cluster.read("box.toml", (LINKS + TABLES).encode())
     assert made.tables == (
         Table(Kind.ALL_GATHER, 4, ((4000, 10.0), (16000, 20.0)), "nvlink"),
         Table(Kind.ALL_REDUCE, 2, ((1000, 5.0),)),
@@ -181,7 +181,7 @@ def test_tables_that_contradict_themselves_are_refused_with_the_levels_that_do_n
 
 
 def test_the_digest_tells_devices_and_tables_apart():
-    box = read("box.toml", (LINKS + DEVICE + TABLES).encode())
+    box = Cluster.read("box.toml", (LINKS + DEVICE + TABLES).encode())
     others = [
         replace(box, device=UNDESCRIBED),
         replace(box, device=replace(box.device, overlap_slowdown=0.3)),
@@ -190,4 +190,4 @@ def test_the_digest_tells_devices_and_tables_apart():
         replace(box, nccl=Cluster.load("h100-8").nccl),
     ]
     assert len({cluster.digest for cluster in (box, *others)}) == 6
-    assert hash(box) == hash(read("other.toml", (LINKS + DEVICE + TABLES).encode()))
+    assert hash(box) == hash(Cluster.read("other.toml", (LINKS + DEVICE + TABLES).encode()))

@@ -35,7 +35,6 @@ from weft.cost.calibration.json_stream import CHUNK
 from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.calibration.samples import MeasurementError, Sample
 from weft.cost.cluster import Cluster
-from weft.cost.cluster_file import read
 from weft.cost.device import Device
 from weft.cost.prices import price
 from weft.errors import WeftError
@@ -181,7 +180,7 @@ def test_links_price_a_number_of_ranks_that_was_not_measured(tmp_path: Path):
         for n in (2, 8)
         for size in (2**k for k in range(10, 30))
     ]
-    cluster = read("c.toml", cluster_text(fit(samples)).encode())
+    cluster = Cluster.read("c.toml", cluster_text(fit(samples)).encode())
     (level,) = cluster.levels
     link = level.link_of(Kind.ALL_GATHER)
     assert (link.latency_us, link.hop_us, link.bandwidth_gbps) == pytest.approx((10, 2, 100), rel=0.1)
@@ -199,7 +198,7 @@ def test_groups_inside_of_a_node_and_between_nodes_get_levels_of_their_own():
         for ranks, truth in places.items()
         for size in (2**k for k in range(10, 30))
     ]
-    cluster = read("c.toml", cluster_text(fit(samples, ranks_per_node=4)).encode())
+    cluster = Cluster.read("c.toml", cluster_text(fit(samples, ranks_per_node=4)).encode())
     assert (cluster.num_nodes, cluster.ranks_per_node) == (2, 4)
     assert [(level.name, level.num_ranks) for level in cluster.levels] == [("intra-node", 4), ("inter-node", 8)]
     bandwidths = [level.link_of(Kind.ALL_REDUCE).bandwidth_gbps for level in cluster.levels]
@@ -215,7 +214,7 @@ def test_a_level_that_was_not_measured_is_priced_as_the_other(ranks: tuple[int, 
     fitted = fit([Sample(Kind.ALL_REDUCE, 2, size, 10 + size / 1e3, ranks) for size in (1000, 10**6)], ranks_per_node=4)
     other = "intra-node" if measured == "inter-node" else "inter-node"
     assert f"no {other} group was measured: such groups are priced as {measured} ones" in fitted.notes
-    cluster = read("c.toml", cluster_text(fitted).encode())
+    cluster = Cluster.read("c.toml", cluster_text(fitted).encode())
     assert [(level.name, level.num_ranks) for level in cluster.levels] == [(measured, 8)]
     for group in (Group("inside", 2), Group("across", 2, 4)):
         assert cluster.collective_us(Kind.ALL_REDUCE, group, 10**6) == pytest.approx(1010)
@@ -224,18 +223,18 @@ def test_a_level_that_was_not_measured_is_priced_as_the_other(ranks: tuple[int, 
 def test_what_is_known_of_a_device_is_written_down():
     device = Device("ours", (("bf16", 300.0),), 2000.0, None, 1.5, 0.25, 0.125, matmul_efficiency=1.0)
     samples = [Sample(Kind.ALL_REDUCE, 2, size, 10 + size / 1e3) for size in (1000, 10**6)]
-    assert read("c.toml", cluster_text(fit(samples, device=device)).encode()).device == device
+    assert Cluster.read("c.toml", cluster_text(fit(samples, device=device)).encode()).device == device
 
 
 def test_a_long_table_is_thinned_with_its_ends_kept():
     samples = [Sample(Kind.ALL_REDUCE, 2, size, 10 + size / 1e3) for size in range(1000, 2000)]
-    (table,) = read("c.toml", cluster_text(fit(samples)).encode()).tables
+    (table,) = Cluster.read("c.toml", cluster_text(fit(samples)).encode()).tables
     assert (len(table.points), table.points[0][0], table.points[-1][0]) == (MAX_POINTS, 1000, 1999)
 
 
 def test_names_of_files_cannot_leave_their_comment():
     text = cluster_text(fit([Sample(Kind.ALL_REDUCE, 2, size, size / 10) for size in (100, 1000)]), ['a\nname = "b"'])
-    assert read("c.toml", text.encode()).name == "calibrated"
+    assert Cluster.read("c.toml", text.encode()).name == "calibrated"
 
 
 # Traces.
@@ -649,7 +648,7 @@ def only_errors_of_weft(path: Path) -> None:
     chrome_trace._read.cache_clear()  # two files within one tick of the clock look alike
     with contextlib.suppress(WeftError):
         text = cluster_text(fit(read_measurements([path]).samples, ranks_per_node=2))
-        assert read("c.toml", text.encode()).tables
+        assert Cluster.read("c.toml", text.encode()).tables
 
 
 @FUZZ

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster
+from weft.cost.levels import Level, Link
 from weft.cost.measured_table import Estimate, Table, find_table
 from weft.graph.groups import Group
 from weft.graph.ops import Kind

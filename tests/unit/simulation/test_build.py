@@ -8,8 +8,9 @@ import pytest
 
 import weft
 from weft.bounds.bounded_simulation import simulate_modules
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster
 from weft.cost.device import Device
+from weft.cost.levels import Level, Link
 from weft.errors import ClusterError, GraphError
 from weft.graph.groups import read_groups
 from weft.simulation.build import program_of, sequence_of

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from weft.cost import cluster_file
 from weft.cost.calibration.fit import Fit, FittedLine
-from weft.cost.cluster import Level, Link
 from weft.cost.device import Device
+from weft.cost.levels import Level, Link
 from weft.graph.ops import Kind
 
 NO_DEVICE = "# Without [device], compute takes no time: the measurements contain no compute."

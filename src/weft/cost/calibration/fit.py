@@ -24,8 +24,9 @@ from weft.cost.calibration.compute_trace import merge_compute
 from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.calibration.robust_fit import fit_times
 from weft.cost.calibration.samples import MeasurementError, Measurements, Sample, open_measurements
-from weft.cost.cluster import Cluster, Level, Link
+from weft.cost.cluster import Cluster
 from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.levels import Level, Link
 from weft.cost.measured_table import Estimate, Table
 from weft.graph.groups import Group
 from weft.graph.ops import Kind

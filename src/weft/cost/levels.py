@@ -1,0 +1,39 @@
+"""Levels of links: the ranks that each kind of link joins, and the cost of a collective on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.graph.ops import Kind
+
+
+@dataclass(frozen=True)
+class Link:
+    """The cost of one collective at a level."""
+
+    latency_us: float
+    hop_us: float
+    """Cost of each step around the ring."""
+    bandwidth_gbps: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """Blocks of consecutive ranks joined by one kind of link."""
+
+    name: str
+    num_ranks: int
+    """Number of ranks in one block."""
+    link: Link
+    overrides: tuple[tuple[Kind, Link], ...] = ()
+    """Links for kinds of collectives that differ from the rest."""
+    wire: str = ""
+    """`nvlink`, `pci` or `network`, for NCCL's model; empty: nvlink within a node, network between nodes."""
+    rails: bool = False
+    """Whether a ring that joins blocks of several ranks uses the links of all those ranks at once."""
+    min_saturating_bytes: int = 0
+    """Messages below this size never saturate the level, however small the group."""
+
+    def link_of(self, kind: Kind) -> Link:
+        """The link that collectives of this kind use."""
+        return next((link for known, link in self.overrides if known is kind), self.link)
