@@ -2,7 +2,7 @@
 
     python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step]
                                 [--pipeline schedule-overlap] [--overlap-costs] [--json FILE]
-    python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     every step of docs/planning.md
+    python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     every step of docs/planner-figures.md
     python benchmarks/simple.py --docs benchmarks/results/simple-DATE.json              writes its table there
 
 Simple pipelines hoist launches and sink waits. Most of them merge launches first, with each strategy of the bucketing
@@ -45,7 +45,7 @@ BUCKETS = {
 SINGLE = 5000
 """In larger graphs passes that merge run only all together."""
 LAYERS = "*.[0-9]/*.[0-9][0-9]"
-PAGE = HERE.parent / "docs" / "planning.md"
+PAGE = HERE.parent / "docs" / "planner-figures.md"
 BEGIN, END = "<!-- simple: begin -->", "<!-- simple: end -->"
 IB, ETHERNET = ("x8-nvlink", "x64-ib", "x512-ib"), ("x64-ethernet", "x512-ethernet")
 SHARDED = (*(f"fsdp-{each}" for each in IB), "tp-x8-nvlink", "fsdp-x64-tp-x8", "hsdp-x64", "moe-x64")
@@ -61,7 +61,7 @@ TABLES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("backward", 32, ("fsdp-x8-nvlink", "fsdp-x64-ib", "moe-x64")),
 )
 STEPS = [(part, layers, name) for part, layers, names in TABLES for name in names]
-"""The steps of the tables in docs/planning.md: 17 joint ones and 28 parts."""
+"""The steps of the tables in docs/planner-figures.md: 17 joint ones and 28 parts."""
 
 
 def simple_pipelines(module: GraphModule) -> Iterator[str]:
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--scenarios", default="all", help="names, separated by commas; all for all")
     parser.add_argument("--layers", type=int, default=0, help="those of the peer's figures where it is left out")
     parser.add_argument("--parts", default="joint", help="of joint, forward, backward, step, separated by commas")
-    parser.add_argument("--tables", action="store_true", help="the steps of docs/planning.md, whatever else is chosen")
+    parser.add_argument("--tables", action="store_true", help="the steps of docs/planner-figures.md, whatever else is chosen")
     parser.add_argument("--pipeline", default="schedule-overlap")
     parser.add_argument("--overlap-costs", action="store_true", help="with overlap slowdown and launch gap")
     parser.add_argument("--json", help="write the rows to this file")

@@ -21,7 +21,7 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_docs_show_the_latest_figures(simple: Any, tmp_path: Path):
-    copy = tmp_path / "planning.md"
+    copy = tmp_path / "planner-figures.md"
     copy.write_text(simple.PAGE.read_text())
     simple.fill(copy, simple.page(json.loads(RESULTS[-1].read_text())), simple.BEGIN, simple.END)
     assert copy.read_text() == simple.PAGE.read_text(), f"run: python benchmarks/simple.py --docs {RESULTS[-1]}"
