@@ -2,7 +2,7 @@
 
     python benchmarks/simple.py [--scenarios all] [--layers 8] [--parts joint,forward,backward,step]
                                 [--pipeline schedule-overlap] [--overlap-costs] [--json FILE]
-    python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     every step of docs/planner-figures.md
+    python benchmarks/simple.py --tables --json benchmarks/results/simple-DATE.json     all steps of the figures page
     python benchmarks/simple.py --docs benchmarks/results/simple-DATE.json              writes its table there
 
 Simple pipelines hoist launches and sink waits. Most of them merge launches first, with each strategy of the bucketing
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--scenarios", default="all", help="names, separated by commas; all for all")
     parser.add_argument("--layers", type=int, default=0, help="those of the peer's figures where it is left out")
     parser.add_argument("--parts", default="joint", help="of joint, forward, backward, step, separated by commas")
-    parser.add_argument("--tables", action="store_true", help="the steps of docs/planner-figures.md, whatever else is chosen")
+    parser.add_argument("--tables", action="store_true", help="the steps of the figures page, whatever else is chosen")
     parser.add_argument("--pipeline", default="schedule-overlap")
     parser.add_argument("--overlap-costs", action="store_true", help="with overlap slowdown and launch gap")
     parser.add_argument("--json", help="write the rows to this file")

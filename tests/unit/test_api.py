@@ -141,6 +141,22 @@ def test_equivalence_is_proved_and_named():
     assert report.witnesses[1].startswith("equivalence: proved equal (")
 
 
+def test_a_proof_in_real_arithmetic_says_so():
+    text = """group('dp', size=4)
+
+def graph(x: f32[8], y: f32[8]):
+    a: f32[2] = reduce_scatter(x, 'sum', 4, 'dp')
+    b: f32[2] = wait(a)
+    c: f32[2] = reduce_scatter(y, 'sum', 4, 'dp')
+    d: f32[2] = wait(c)
+    r: f32[2] = add(b, d)
+    return [r]
+"""
+    found = weft.optimize(weft.parse(text), pipeline="dedupe-reduce-scatters", verify="equivalence").report
+    assert [each.changed for each in found.passes] == [True]
+    assert found.witnesses[1].startswith("equivalence: proved equal in real arithmetic (")
+
+
 def test_what_is_not_proved_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("weft.api.prove", lambda *_, **__: Proof(False, "outputs[0] may differ", 1))
     with pytest.raises(VerificationError) as error:

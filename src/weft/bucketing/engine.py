@@ -1,9 +1,9 @@
-"""Engine: which collectives are merged into which bucket.
+"""Engine: decides which collectives are merged into which bucket.
 
-Contract: one engine serves every kind, policy and strategy. It takes members in launch order, so every rank decides the
-same. Members of a bucket need not be neighbours. A member that depends on another member with the same key goes to a
-later level, where it can still be merged. A bucket accepts a member if their keys are equal, if no dependency through
-the buckets formed so far forbids it, and if no write to its memory does. Every collective ends as one decision.
+Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every rank
+makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with the
+same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it, directly
+or through the buckets formed so far. Every collective gets exactly one decision.
 """
 
 from __future__ import annotations

@@ -51,14 +51,17 @@ class Proof:
     difference: str
     """The first output or input that was not proved equal, and the first position in it; empty if proved."""
     num_values: int
-    """Number of different values in the two graphs."""
+    """Number of distinct symbolic values in the two graphs."""
+    in_real_arithmetic: bool = False
+    """Whether laws were used that hold in real arithmetic only, so that rounding may differ."""
 
     def __bool__(self) -> bool:
         return self.proved
 
     def __str__(self) -> str:
         if self.proved:
-            return f"proved equal ({self.num_values} values)"
+            how = " in real arithmetic" if self.in_real_arithmetic else ""
+            return f"proved equal{how} ({self.num_values} values)"
         return f"not proved equal: {self.difference}"
 
 
@@ -82,7 +85,7 @@ def prove(
             difference = str(error).splitlines()[0]
         except (Lost, Undecided) as error:
             difference = f"{terms.node} of the graph {_SIDES[terms.side]} cannot be followed" + _because(error)
-    return Proof(not difference, difference, len(terms.labels))
+    return Proof(not difference, difference, len(terms.labels), in_real_arithmetic=reassociates)
 
 
 _SIDES = ("before", "after")
