@@ -404,7 +404,7 @@ def test_a_step_without_collectives_on_several_ranks_is_warned_of():
         weft.capture(Doubled(), [torch.randn(2, 4)], mesh={"dp": 2}, part="joint")
     assert str(caught[0].message) == (
         "capture: the step has no collectives, though the mesh has 2 ranks\n"
-        "    FSDP2 (fully_shard) and DDP by default communicate from hooks, which no graph shows\n"
+        "    FSDP2 (fully_shard) and DDP by default communicate from hooks, which are not part of the graph\n"
         "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
     )
     assert caught[0].filename == __file__
@@ -439,7 +439,7 @@ X = torch.ones(2, 4)
             linear(),
             [X],
             {},
-            "capture: part 'step' needs an optimizer, the step has none\n"
+            "capture: part 'step' needs an optimizer, but the step has none\n"
             "give one: TrainingStep(model, optimizer='adamw'); or ask for part='joint'",
         ),
         (
@@ -471,7 +471,7 @@ X = torch.ones(2, 4)
             lambda x: 3,
             [X],
             {},
-            "capture: the step returns no tensor but int\nreturn the loss, or what the step computes",
+            "capture: the step returns no tensor: it returns int\nreturn the loss, or another result of the step",
         ),
         (
             weft.TrainingStep(lambda mesh: 3),
@@ -493,7 +493,12 @@ X = torch.ones(2, 4)
             {"mesh": {"dp": 0}},
             "mesh: axis 'dp' has size 0, a whole number of at least 1 is needed\ngive axes and sizes: mesh={'dp': 8}",
         ),
-        (torch.relu, [X], {"mesh": {"d p": 2}}, "mesh: 'd p' is no name of an axis\nuse names such as dp and tp"),
+        (
+            torch.relu,
+            [X],
+            {"mesh": {"d p": 2}},
+            "mesh: 'd p' cannot be the name of an axis\nuse names such as dp and tp",
+        ),
         (
             torch.relu,
             [X],
@@ -504,7 +509,7 @@ X = torch.ones(2, 4)
             torch.relu,
             [X],
             {"mesh": {"dp": 1 << 21}},
-            "mesh: it has 2097152 ranks, at most 1048576 are possible\nuse a smaller mesh",
+            "mesh: it has 2097152 ranks, the limit is 1048576\nuse a smaller mesh",
         ),
     ],
 )
@@ -534,7 +539,7 @@ def test_a_wrapper_that_communicates_from_hooks_is_refused_with_what_to_use_inst
             weft.capture(given[0], [torch.ones(2, 4)], mesh, given[1])  # type: ignore[arg-type]
     first, *_, last = str(caught.value).splitlines()
     assert how in first
-    assert "from hooks that no graph shows" in first
+    assert "from hooks that are not part of the graph" in first
     assert last.startswith("use DTensor parameters (as weft.zoo does)")
 
 
@@ -549,7 +554,7 @@ def test_a_step_that_fails_is_shown_with_its_reason_and_its_line():
     place, _, source = line.strip().partition(": ")
     assert place == f"test_capture.py:{step.__code__.co_firstlineno + 1} in step"
     assert source == "return x @ torch.ones(3)"
-    assert last == "the step is run on fake CPU tensors: it must read no values and name no other device"
+    assert last == "the step runs on fake CPU tensors: it must not read their values or use another device"
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 

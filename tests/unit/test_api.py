@@ -245,7 +245,7 @@ def test_a_report_with_a_cluster_is_drawn_and_one_without_says_what_to_do(tmp_pa
     with pytest.raises(WeftError) as error:
         weft.optimize(module_of()).report.save_html(tmp_path / "none.html")
     assert str(error.value) == (
-        'report: there are no timelines, because no cluster was given\ngive one: weft.optimize(gm, cluster="h100-8x8")'
+        'report: timelines need a cluster, and none was given\ngive one: weft.optimize(gm, cluster="h100-8x8")'
     )
 
 

@@ -176,7 +176,7 @@ def _title(line: FittedLine) -> str:
     title = f"{line.kind.value} of {line.group.size} ranks, {line.level}"
     if line.latency_us is None:
         return f"{title}: no line"
-    speed = "no bandwidth to be told" if line.bandwidth_gbps is None else f"{line.bandwidth_gbps:.4g} GB/s on the wire"
+    speed = "unknown bandwidth" if line.bandwidth_gbps is None else f"{line.bandwidth_gbps:.4g} GB/s on the wire"
     return f"{title}: {line.latency_us:.4g} us + {speed}, from {line.min_bytes} to {line.max_bytes} bytes"
 
 

@@ -140,13 +140,13 @@ class Axes:
 
 
 def parse_sizes(text: str | None, option: str) -> list[int | None]:
-    """Sizes separated by commas; `none`, or no text at all, is no limit."""
+    """Sizes separated by commas; `none`, or no text at all, means unlimited."""
     words = [word.strip() for word in (text or NO_LIMIT).split(",")]
     return [None if word.lower() == NO_LIMIT else usage.parse_size(word, option) for word in words]
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """The number of the shard, and of how many."""
+    """The number of the shard, and the number of shards."""
     if text is None:
         return 1, 1
     found = SHARD.fullmatch(text)

@@ -3,13 +3,13 @@
 A zip file without compression that holds
 
     listing.txt         the graph, as `weft.listing` writes it
-    constants.json      the types of its constants; constants/*.bin their memory, in little-endian order, one file for
-                        those that share it
+    constants.json      the types of its constants
+    constants/*.bin     the memory of the constants, little-endian; constants that share memory share a file
     provenance.json     the origin of each node: stack trace, modules and other metadata
     facts.json          versions, run-time names of groups, the module's own description, checksums of the other files
 
-Contract: the same module gives the same bytes. Loading checks every name, size and checksum before it uses them, and
-runs nothing. A faulty file raises a ReadError.
+Contract: the same module gives the same bytes. Loading checks every name, size and checksum before use, and
+executes nothing. A faulty file raises a ReadError.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class _Constant(_Model):
     strides: list[int]
     is_parameter: bool
     data: str | None
-    """The file with its memory; None for a constant without values."""
+    """The file that holds its memory; None for a constant without values."""
     sha256: str | None
     base: str | None = None
-    """The constant whose memory it lies in; that one has the file."""
+    """The constant whose memory contains this one, and which has the file."""
     start: int = 0
-    """Where it begins in that memory, in bytes."""
+    """Offset in that memory, in bytes."""
 
 
 class _Origin(_Model):
@@ -106,12 +106,12 @@ def save(module: GraphModule, path: str | Path) -> None:
     """Write a module to an archive."""
     path = Path(path)
     if sys.byteorder != "little":
-        raise GraphError(compose("archive", "this machine has the byte order that archives do not have"))
+        raise GraphError(compose("archive", "archives are little-endian, this machine is not"))
     files: dict[str, bytes] = {LISTING: render(module).encode()}
     constants = _stored(module, files)
     shown = {name: constant.model_dump(exclude_defaults=False) for name, constant in constants.items()}
     for name, constant in constants.items():
-        if constant.base is None and not constant.start:  # as archives have it in which nothing shares memory
+        if constant.base is None and not constant.start:  # archives without shared memory omit these fields
             del shown[name]["base"], shown[name]["start"]
     files[CONSTANTS] = _json(shown)
     files[PROVENANCE] = _json(_provenance(module).model_dump(exclude_none=True))
@@ -136,12 +136,12 @@ def _json(value: Any) -> bytes:
     try:
         return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
-        what = f"meta[{ABOUT_KEY!r}] is no JSON: {error}"
+        what = f"meta[{ABOUT_KEY!r}] cannot be written as JSON: {error}"
         raise GraphError(compose("archive", what, do="keep strings, numbers, lists and dicts in it")) from None
 
 
 def _modules(module: GraphModule, path: str = "") -> Iterator[tuple[str, GraphModule]]:
-    """The module and those nested in it, each with its path and a slash."""
+    """The module and the modules nested in it, each with its path, which ends with a slash."""
     yield path, module
     for node in module.graph.nodes:
         nested = ops.attribute(module, str(node.target)) if node.op == "get_attr" else None
@@ -161,19 +161,19 @@ def _constants(module: GraphModule) -> dict[str, Tensor]:
 
 
 def _stored(module: GraphModule, files: dict[str, bytes]) -> dict[str, _Constant]:
-    """The types of the constants of a module; their memory goes to the files."""
+    """The types of a module's constants; adds their memory to `files`."""
     constants = _constants(module)
     where = placed(module, constants)
     lowest: dict[str, int] = {}
     ends: dict[str, int] = {}
     for name, value in constants.items():
         if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
-            what = f"constant {name!r} is a {value.layout} tensor of {value.dtype}, which no archive holds"
+            what = f"constant {name!r} is a {value.layout} tensor of {value.dtype}, which archives do not support"
             raise GraphError(compose("archive", what, do="make it a graph input"))
         if name in where:
             base, start = where[name].base, where[name].start
             if start % value.element_size():
-                what = f"constant {name!r} begins {start} bytes behind {base!r}, between two of its elements"
+                what = f"constant {name!r} begins {start} bytes after {base!r}, between two of its elements"
                 raise GraphError(compose("archive", what, do="make it a copy, or a graph input"))
             lowest[base] = min(lowest.get(base, start), start)
             ends[base] = max(ends.get(base, 0), start + span_bytes(value.shape, value.stride(), value.dtype))
@@ -248,7 +248,7 @@ def load(path: str | Path) -> GraphModule:
             return _Loader(path, archive).load()
     except (OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError) as error:
         do = "give a file that weft has saved"
-        raise ReadError(compose(str(path), f"it is no archive: {error or type(error).__name__}", do=do)) from None
+        raise ReadError(compose(str(path), f"it is not an archive: {error or type(error).__name__}", do=do)) from None
 
 
 class _Loader:
@@ -262,13 +262,13 @@ class _Loader:
         self._check_members()
         facts = self._model(_Facts, FACTS, self._text(FACTS))
         if facts.format != FORMAT:
-            raise self._error(FACTS, f"it has format {facts.format}, {FORMAT} is read", "use a newer Weft")
+            raise self._error(FACTS, f"it has format {facts.format}, expected {FORMAT}", "use a newer Weft")
         texts = {name: self._checked(name, facts) for name in (LISTING, CONSTANTS, PROVENANCE)}
         constants = self._constants(texts[CONSTANTS])
         module = parse(texts[LISTING].decode(), constants)
         unused = set(constants) - set(_constants(module))
         if unused:
-            raise self._error(CONSTANTS, f"{min(unused)!r} is no constant of the listing")
+            raise self._error(CONSTANTS, f"{min(unused)!r} is not a constant of the listing")
         self._restore(module, self._model(_Provenance, PROVENANCE, texts[PROVENANCE]))
         if facts.about is not None:
             module.meta[ABOUT_KEY] = facts.about
@@ -282,11 +282,13 @@ class _Loader:
         for info in self.archive.infolist():
             is_text = info.filename in TEXTS
             if not is_text and not DATA.fullmatch(info.filename):
-                raise self._error(info.filename[:80], "an archive has no such file", "give a file that weft has saved")
+                raise self._error(
+                    info.filename[:80], "archives do not have such a file", "give a file that weft has saved"
+                )
             if info.filename in self.members:
-                raise self._error(info.filename, "it is there twice")
+                raise self._error(info.filename, "the archive has it twice")
             if info.file_size > (MAX_TEXT_BYTES if is_text else total):
-                raise self._error(info.filename, f"it has {info.file_size} bytes, which is too much")
+                raise self._error(info.filename, f"it has {info.file_size} bytes, which is too many")
             if info.flag_bits & 1 or (not is_text and info.compress_type != zipfile.ZIP_STORED):
                 raise self._error(info.filename, "it is encrypted or compressed")
             self.members[info.filename] = info
@@ -299,7 +301,7 @@ class _Loader:
         with self.archive.open(info) as file:
             content = file.read(info.file_size + 1)
         if len(content) != info.file_size:
-            raise self._error(name, f"it has {len(content)} bytes, {info.file_size} are promised")
+            raise self._error(name, f"it has {len(content)} bytes, expected {info.file_size}")
         return content
 
     def _checked(self, name: str, facts: _Facts) -> bytes:
@@ -321,28 +323,35 @@ class _Loader:
         used = [constant.data for constant in constants.values() if constant.data is not None]
         unused = sorted(name for name in self.members if name not in TEXTS and name not in used)
         if unused or len(set(used)) < len(used):
-            raise self._error(CONSTANTS, "it does not name each file of constants once")
+            raise self._error(CONSTANTS, "it must name each file of constants exactly once")
         ends: dict[str, int] = {}
         for name, constant in constants.items():
             base = name if constant.base is None else constant.base
             ends[base] = max(ends.get(base, 0), self._end(name, constant))
             if constant.base is not None and (base not in constants or constants[base].base is not None):
-                raise self._error(CONSTANTS, f"constant {name!r} lies in the memory of {base[:80]!r}, which has none")
+                raise self._error(
+                    CONSTANTS, f"constant {name!r} is in the memory of {base[:80]!r}, which has no memory of its own"
+                )
             if constant.base is not None and (constant.data is not None or constant.sha256 is not None):
-                raise self._error(CONSTANTS, f"constant {name!r} has a file besides the memory of {base[:80]!r}")
+                raise self._error(
+                    CONSTANTS, f"constant {name!r} has its own file, but is in the memory of {base[:80]!r}"
+                )
         memory = {name: self._memory(constants[name], end) for name, end in ends.items()}
         return {
             name: self._constant(name, constant, memory[constant.base or name]) for name, constant in constants.items()
         }
 
     def _end(self, name: str, constant: _Constant) -> int:
-        """Where a constant ends in its memory, in bytes."""
+        """Offset of a constant's end in its memory, in bytes."""
         size, strides = constant.size, constant.strides
         if constant.dtype not in DTYPES or len(size) != len(strides) or min([0, *size, *strides]) < 0:
-            raise self._error(CONSTANTS, f"constant {name!r} has no possible type")
+            raise self._error(CONSTANTS, f"constant {name!r} has an impossible type")
         dtype = DTYPES[constant.dtype]
         if constant.start < 0 or constant.start % dtype.itemsize:
-            raise self._error(CONSTANTS, f"constant {name!r} begins at byte {constant.start}, where no element begins")
+            raise self._error(
+                CONSTANTS,
+                f"constant {name!r} begins at byte {constant.start}, which is not a multiple of its element size",
+            )
         return constant.start + span_bytes(size, strides, dtype)
 
     def _constant(self, name: str, constant: _Constant, memory: Tensor) -> Tensor:
@@ -356,7 +365,7 @@ class _Loader:
         return torch.nn.Parameter(value, requires_grad=is_real) if constant.is_parameter else value
 
     def _memory(self, constant: _Constant, num_bytes: int) -> Tensor:
-        """The memory of a constant and of those that lie in it."""
+        """The memory of a constant, which may contain other constants."""
         if constant.data is None:
             try:
                 return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
@@ -376,7 +385,7 @@ class _Loader:
         nodes = {path + node.name: node for path, inner in _modules(module) for node in inner.graph.nodes}
         for name, origin in provenance.nodes.items():
             if name not in nodes:
-                raise self._error(PROVENANCE, f"{name[:80]!r} is no node of the listing")
+                raise self._error(PROVENANCE, f"{name[:80]!r} is not a node of the listing")
             meta = nodes[name].meta
             if origin.trace is not None:
                 meta["stack_trace"] = self._item(provenance.traces, origin.trace)
@@ -390,5 +399,5 @@ class _Loader:
 
     def _item(self, items: list[Any], number: int) -> Any:
         if not 0 <= number < len(items):
-            raise self._error(PROVENANCE, f"it has {len(items)} of them, no number {number}")
+            raise self._error(PROVENANCE, f"entry {number} does not exist, it has {len(items)}")
         return items[number]

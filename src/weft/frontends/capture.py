@@ -1,8 +1,8 @@
 """Training steps to graphs, in one process: fake tensors, a fake world, any number of ranks.
 
-Contract: the graph is the one that every rank runs. Its inputs are parameters, buffers, optimizer state and the batch,
-in this order, under readable names; its nodes carry fake values, module names, source lines, and whether they are
-forward or backward. It needs no process group: the table of its groups travels with it.
+Contract: every rank runs this graph. Its inputs are parameters, buffers, optimizer state and the batch, in this order,
+under readable names. Its nodes carry fake values, module names, source lines, and a forward or backward tag. It needs
+no process group, because the graph carries a table of its groups.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TrainingStep:
     """A model, its loss and its optimizer."""
 
     model: nn.Module | Callable[[DeviceMesh | None], nn.Module]
-    """A module, or a factory that takes a mesh; a model made by a factory takes no memory, whatever its size."""
+    """A module, or a factory that takes a mesh; a model that a factory makes takes no memory, whatever its size."""
     loss: Callable[..., Tensor] | None = None
     """A function of the model's output and the targets; None if the model returns its loss."""
     num_targets: int = 1
@@ -87,13 +87,15 @@ def capture(
 ) -> GraphModule:
     """The graph of a training step on a mesh, traced with fake tensors: nothing is computed or sent.
 
-    A function of tensors is traced as it is; if it has an argument called `mesh`, it is given the device mesh. Of a
-    `TrainingStep`, or a module that returns a loss, `part` is captured: `forward` (the loss, and what backward needs),
-    `backward`, `joint` (loss and gradients), or `step` (joint, and the optimizer writes parameters and state in place).
+    A function of tensors is traced as it is; if it has an argument called `mesh`, it gets the device mesh. `part`
+    selects a part of a `TrainingStep`, or of a module that returns a loss: `forward` (the loss, and the values that
+    backward needs), `backward`, `joint` (loss and gradients), or `step` (joint, and the optimizer updates parameters
+    and state in place).
+
     `example_inputs` are the arguments of one call on one rank. `mesh` gives axes and sizes, `{'dp': 8, 'tp': 4}`, the
-    last one varying fastest, or is a live `DeviceMesh`; a step without collectives needs none. `dynamic` makes dim 0 of
-    the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph: the zoo
-    puts the model and its tokens there. `capture.md` lists which models can be captured.
+    last one varying fastest, or is a live `DeviceMesh`; a step without collectives does not need one. `dynamic` makes
+    dim 0 of the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph:
+    the zoo puts the model and its tokens there. `capture.md` lists the models that can be captured.
 
     Raises `CaptureError` if the step cannot be traced, or uses a group that the mesh does not have.
     """
@@ -147,7 +149,7 @@ def _what_is_asked(step: Callable[..., Any] | TrainingStep, part: str) -> Callab
         return step
     if part == "step" and step.optimizer is None:
         do = "give one: TrainingStep(model, optimizer='adamw'); or ask for part='joint'"
-        raise CaptureError(compose("capture", "part 'step' needs an optimizer, the step has none", do=do))
+        raise CaptureError(compose("capture", "part 'step' needs an optimizer, but the step has none", do=do))
     return step
 
 
@@ -158,12 +160,13 @@ def _world(mesh: Mesh | None, rank: int) -> contextlib.AbstractContextManager[De
 
 
 def _group_table(module: GraphModule, mesh: DeviceMesh | None) -> GroupTable:
-    """The groups of the launches by the names of their mesh axes; a group of all ranks is `world`."""
+    """The groups of the launches, named after their mesh axes; a group of all ranks is called `world`."""
     module.meta.pop(TABLE_KEY, None)
     found = read_groups(module)
     axes = mesh_groups(mesh) if mesh is not None else {}
     named: dict[str, Group] = {}
-    # A step may name a group by its axis too; the run-time name comes first, and the axis then is the canonical name.
+    # A step may use both the run-time name of a group and its axis. Run-time names come first, so that the axis
+    # becomes the canonical name of both.
     for name, group in sorted(found.groups.items(), key=lambda item: found.runtime[item[0]].isidentifier()):
         key = found.runtime[name]
         if axes.get(key) in named.values():
@@ -182,20 +185,22 @@ def _group_table(module: GraphModule, mesh: DeviceMesh | None) -> GroupTable:
 
 def _unknown_group(name: str, mesh: DeviceMesh | None) -> str:
     if mesh is None:
-        found, do = "there is no mesh", f"give the axis and its size: mesh={{{name!r}: 8}}"
+        found, do = "no mesh was given", f"give the axis and its size: mesh={{{name!r}: 8}}"
     else:
         axes = ", ".join(map(repr, mesh.mesh_dim_names or ())) or "without names"
         found = f"the mesh has {'axis' if mesh.ndim == 1 else 'axes'} {axes}"
         do = f"name an axis of the mesh in the step, or add {name!r} to the mesh"
-    return compose("capture", f"the step communicates in group {name!r}, {found}", do=do)
+    return compose("capture", f"the step communicates in group {name!r}, but {found}", do=do)
 
 
 def _warn_without_collectives(module: GraphModule, mesh: DeviceMesh) -> None:
     if mesh.size() == 1 or any(True for _ in collectives(module.graph)):
         return
     what = f"the step has no collectives, though the mesh has {mesh.size()} ranks"
-    why = ["FSDP2 (fully_shard) and DDP by default communicate from hooks, which no graph shows"]
-    warnings.warn(compose("capture", what, where=why, do=INSTEAD), stacklevel=4)  # a decorator of the caller is one
+    why = ["FSDP2 (fully_shard) and DDP by default communicate from hooks, which are not part of the graph"]
+    warnings.warn(
+        compose("capture", what, where=why, do=INSTEAD), stacklevel=4
+    )  # one of the levels is the decorator of `capture`
 
 
 def _refuse_hooks(model: nn.Module) -> None:
@@ -204,30 +209,30 @@ def _refuse_hooks(model: nn.Module) -> None:
         found = next((name for kind, name in WRAPPERS if isinstance(module, kind)), None)
         if found is not None:
             where = f"module {path!r}" if path else "the model"
-            what = f"{where} is wrapped by {found}, which communicates from hooks that no graph shows"
+            what = f"{where} is wrapped by {found}, which communicates from hooks that are not part of the graph"
             raise CaptureError(compose("capture", what, do=INSTEAD))
 
 
 def _refuse_in_place(module: GraphModule) -> None:
-    """Refuse collectives of process groups themselves, which write in place and are waited for outside of the graph."""
+    """Refuse c10d collectives, which write in place and are waited for outside the graph."""
     for node in module.graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace == "c10d":
             what = (
                 f"the step calls {node.target}, which is not a functional collective: {FSDP} and {DDP} communicate "
-                "from hooks that no graph shows"
+                "from hooks that are not part of the graph"
             )
             raise CaptureError(compose("capture", what, do=INSTEAD))
 
 
 def _refuse_failed_hooks(error: BaseException) -> None:
-    """Name the wrapper that failed: it may be inside a function, or fail before there is a model."""
+    """Name the wrapper that failed: it may be inside a function, or fail while the model is built."""
     seen: BaseException | None = error
     while seen is not None:
         files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(seen.__traceback__)]
         for part, name in (("/nn/parallel/distributed.py", DDP), ("/distributed/fsdp/", FSDP)):
             if any(part in file for file in files):
                 text = next(iter(str(error).strip().splitlines()), "")
-                what = f"the step uses {name}, which communicates from hooks that no graph shows"
+                what = f"the step uses {name}, which communicates from hooks that are not part of the graph"
                 where = [f"{type(error).__name__}: {text}", *failing_line(error)]
                 raise CaptureError(compose("capture", what, where=where, do=INSTEAD)) from error
         seen = seen.__cause__ or seen.__context__
@@ -241,18 +246,18 @@ class _Tracing:
         self.faker = Faker(mode, _device(mesh))
         self.recorder = Recorder()
         self.leaves: list[tuple[str, Tensor]] = []
-        """The leaves that become inputs of the graph, by path, in the order of the inputs."""
+        """Path and value of each leaf that becomes an input of the graph, in the order of the inputs."""
 
     # Tracing.
 
     def function(self, step: Callable[..., Any], example_inputs: Sequence[Any]) -> GraphModule:
-        """A plain function."""
+        """Trace a plain function."""
         arguments = self._batch(step, example_inputs)
         keywords = {"mesh": self.mesh} if "mesh" in _parameters(step) else {}
         return self._trace(lambda: step(*arguments, **keywords), None)
 
     def step(self, step: TrainingStep, example_inputs: Sequence[Any], part: str) -> GraphModule:
-        """A training step up to and with the part asked for."""
+        """Trace a training step up to the requested part, that part included."""
         model = self._model(step)
         state = self._state(model)
         trainable = {name: leaf for name, leaf in state.items() if leaf.requires_grad}
@@ -294,8 +299,8 @@ class _Tracing:
             with self.recorder.record(model):
                 result = run()
             if not any(True for _ in tensors_in(result)):
-                what = f"the step returns no tensor but {type(result).__name__}"
-                raise CaptureError(compose("capture", what, do="return the loss, or what the step computes"))
+                what = f"the step returns no tensor: it returns {type(result).__name__}"
+                raise CaptureError(compose("capture", what, do="return the loss, or another result of the step"))
             return plain(result)
 
         kernels = python_kernels() if self.dynamic else contextlib.nullcontext()
@@ -309,7 +314,7 @@ class _Tracing:
             text = next(iter(str(error).strip().splitlines()), "")
             what = f"the step failed with {type(error).__name__}: {text}"
             kind = self.faker.device.type.upper()
-            do = f"the step is run on fake {kind} tensors: it must read no values and name no other device"
+            do = f"the step runs on fake {kind} tensors: it must not read their values or use another device"
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
         return tidy(module, list(inputs), self.faker.constant)
 
@@ -344,7 +349,7 @@ class _Tracing:
                 raise CaptureError(compose("capture", f"no optimizer is called {factory!r}", do=do))
             factory = OPTIMIZERS[factory]
         optimizer: torch.optim.Optimizer = factory(list(trainable.values()))
-        with self.mode, as_if_compiled():  # the first step makes the state
+        with self.mode, as_if_compiled():  # the first step creates the optimizer state
             for leaf in trainable.values():
                 leaf.grad = torch.zeros_like(leaf)
             optimizer.step()
@@ -365,7 +370,7 @@ class _Tracing:
         return made
 
     def _input(self, name: str, value: Any) -> Any:
-        """An example input with fakes for the tensors in it; the rest is constant."""
+        """An example input with fake tensors in place of its tensors; other values stay constants."""
         if isinstance(value, Tensor):
             return self._add(name, value, batch=self.dynamic)
         if isinstance(value, list | tuple):
@@ -381,7 +386,7 @@ class _Tracing:
         return leaf
 
     def _inputs(self) -> dict[str, Tensor]:
-        """The plain tensors of all leaves, under names that nodes may have."""
+        """The plain tensors of all leaves, under names that are valid for nodes."""
         inputs: dict[str, Tensor] = {}
         for path, leaf in self.leaves:
             base = "".join(c if c.isalnum() else "_" for c in path)
@@ -395,13 +400,13 @@ class _Tracing:
 
 
 def _device(mesh: DeviceMesh | None) -> torch.device:
-    """The device of a live mesh, so that the graph can run there: attention, for one, is another operator on a GPU."""
+    """The device of a live mesh, so that the graph can run there: attention, for one, is another operator on GPUs."""
     kind = "cpu" if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 class _Host(nn.Module):
-    """Runs a function while a model holds other tensors: its backward too, which may run the model again."""
+    """Runs a function while a model holds other tensors; covers backward too, which may run the model again."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -431,7 +436,7 @@ def _loss(value: Any) -> Tensor:
 
 
 def _placed(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
-    """The gradient, laid out on the mesh as its parameter."""
+    """The gradient with the placements of its parameter."""
     placements = getattr(leaf, "placements", None)
     if gradient is None or placements is None or getattr(gradient, "placements", None) == placements:
         return gradient

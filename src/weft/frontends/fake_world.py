@@ -1,8 +1,8 @@
-"""A world of any number of ranks in one process, in which nothing is sent.
+"""A process group of any number of ranks in one process; its collectives send nothing.
 
-Contract: inside, this process is one rank of a process group of the asked size, and every axis of the mesh has a group.
-An existing process group of the right size is used and left alone. On exit a group that was made here is destroyed,
-and the exception hook that torch set with it is removed.
+Contract: inside the context, this process is one rank of a process group of the requested size, and every axis of the
+mesh has a group. An existing process group of that size is used and kept. On exit, a group that was made here is
+destroyed, and the exception hook that torch installed with it is removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fake_world(mesh: Mapping[str, int], *, rank: int = 0) -> Generator[DeviceMes
         _check_existing(num_ranks)
         yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
         return
-    hook = sys.excepthook  # torch puts one of its own before it for each world, and never takes it away
+    hook = sys.excepthook  # torch wraps it for each process group and never restores it
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=fake_store())
     try:
         yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
@@ -55,13 +55,15 @@ def _check(mesh: Mapping[str, int], rank: int) -> int:
         raise CaptureError(compose("mesh", "it has no axes", do="give axes and sizes: mesh={'dp': 8}"))
     for axis, size in mesh.items():
         if not axis.isidentifier():
-            raise CaptureError(compose("mesh", f"{axis!r} is no name of an axis", do="use names such as dp and tp"))
+            raise CaptureError(
+                compose("mesh", f"{axis!r} cannot be the name of an axis", do="use names such as dp and tp")
+            )
         if type(size) is not int or size < 1:
             what = f"axis {axis!r} has size {size!r}, a whole number of at least 1 is needed"
             raise CaptureError(compose("mesh", what, do="give axes and sizes: mesh={'dp': 8}"))
     num_ranks = prod(mesh.values())
     if num_ranks > MAX_RANKS:
-        what = f"it has {num_ranks} ranks, at most {MAX_RANKS} are possible"
+        what = f"it has {num_ranks} ranks, the limit is {MAX_RANKS}"
         raise CaptureError(compose("mesh", what, do="use a smaller mesh"))
     if not 0 <= rank < num_ranks:
         what = f"rank {rank} is not in a mesh of {num_ranks} ranks"

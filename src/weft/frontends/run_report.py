@@ -1,7 +1,7 @@
-"""RunReport: one report over all graphs of a run, and the side file that outlives the run.
+"""RunReport: the report on all graphs of a run, and the side file that outlives the run.
 
 Contract: the side file of a pass holds one JSON line per graph, under the pass's identity. Ranks and later runs append
-to it. Each line is written at once, so that lines do not mix; readers skip lines that they cannot parse.
+to it. Each line is one write, so lines of several processes do not mix; readers skip lines that they cannot parse.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def side_file(folder: Path, identity: str) -> Path:
 
 
 def read_entries(path: Path) -> Iterator[GraphEntry]:
-    """The entries of a side file; none if there is no file."""
+    """The entries of a side file; empty if the file does not exist."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def read_entries(path: Path) -> Iterator[GraphEntry]:
     for line in lines:
         try:
             yield GraphEntry(**json.loads(line))
-        except (ValueError, TypeError, RecursionError):  # incomplete, or of another version
+        except (ValueError, TypeError, RecursionError):  # incomplete, or written by another version
             continue
 
 

@@ -7,8 +7,8 @@ payload follows, indented by a tab:
     >   class GraphModule(torch.nn.Module):
     >       def forward(self, x: "f32[2, 4][4, 1]cpu"):
 
-Contract: a log is read line by line and a graph only when it is loaded, so memory holds at most one graph. Nothing in a
-log is run. A malformed line is a ReadError with its number; `strict=False` skips such lines.
+Contract: a log is read line by line, and the text of a graph only when it is loaded, so at most one graph is in memory.
+Nothing in a log is executed. A malformed line is a ReadError with its number; `strict=False` skips such lines.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MAX_LAUNCH_BYTES = 1 << 14
 HEAD_BYTES = 400
 RUNNABLE = "fx_graph_runnable"
 LISTING = "weft_after"
-"""The listing that Weft left: what its backends run."""
+"""The listing of the optimized graph, which Weft's backends log."""
 EXECUTED = (LISTING, "inductor_post_grad_graph", "aot_forward_graph", "aot_backward_graph", "aot_inference_graph")
-"""The kinds of graphs that a rank runs; of several for one compilation the first counts."""
+"""Kinds of graphs that a rank runs, in order of preference: the first that a compilation has is used."""
 BEFORE_AUTOGRAD = ("dynamo", "pre_grad", "autograd", "ddp_split")
-"""Parts of the kinds of graphs that hold calls of torch's functions rather than operators."""
-# Where a log says how many ranks a group has: in launches, and in what runnables set up.
+"""Substrings of the kinds whose graphs call torch functions rather than operators."""
+# A log states the number of ranks of a group in launches and in the set-up of runnables.
 GROUP_MARKS = (b"_c10d_functional", b"setup_fake_process_groups(")
 LAUNCH = re.compile(rb"(?:all_gather_into_tensor|reduce_scatter_tensor)\w*\.default\(.*, (\d{1,9}), '([^']{1,80})'\)")
 NAMED = re.compile(r"_c10d_functional\w*\.\w+(?:\.default)?\(.*'([^']{1,80})'\)")
@@ -67,14 +67,14 @@ class LoggedGraph:
     """`backward` or `joint` where gradients are among its inputs, else `forward`."""
     rank: int | None
     line: int
-    """Of the event, in the file."""
+    """Line number of the event in the file."""
     num_lines: int
-    """Of the graph's text."""
+    """Number of lines of the graph's text."""
     torch_version: str
     hints: Mapping[str, int] = field(repr=False)
-    """The sizes for which the log says that symbols stand."""
+    """Sizes of symbols, as the log states them."""
     group_sizes: Mapping[str, int] = field(repr=False)
-    """The sizes of groups, by their run-time names, that other graphs of the log tell."""
+    """Sizes of groups by run-time name, collected from all graphs of the log."""
     num_bytes: int = field(repr=False)
     offset: int = field(repr=False)
     checksum: str = field(repr=False)
@@ -82,7 +82,7 @@ class LoggedGraph:
     def text(self) -> str:
         """The text of the graph."""
         if self.num_bytes > 4 * MAX_CHARACTERS:
-            what = f"the text of the graph has {self.num_bytes} bytes, at most {4 * MAX_CHARACTERS} are read"
+            what = f"the text of the graph has {self.num_bytes} bytes, the limit is {4 * MAX_CHARACTERS}"
             raise error(str(self.path), self.line, what)
         with open_bytes(self.path) as file:
             file.seek(self.offset)
@@ -92,20 +92,24 @@ class LoggedGraph:
             return payload.decode()
         except UnicodeDecodeError as fault:
             number = self.line + 1 + payload[: fault.start].count(b"\n")
-            raise error(str(self.path), number, "the line is no UTF-8") from None
+            raise error(str(self.path), number, "the line is not valid UTF-8") from None
 
     def load(self, *, groups: Groups | None = None, hints: Mapping[str, int] | None = None) -> GraphModule:
         """The graph module.
 
-        `groups` gives the sizes or ranks of groups by their names in the log, where launches do not say them. `hints`
-        gives sizes for symbols; the log's own are used for those that are not given.
+        `groups` gives the sizes or ranks of groups that the launches do not state, by their names in the log. `hints`
+        gives sizes for symbols and overrides those of the log.
         """
         if any(part in self.kind for part in BEFORE_AUTOGRAD):
-            what = f"graphs of kind {self.kind} hold calls of torch's functions, not operators"
+            what = f"graphs of kind {self.kind} call torch functions, not operators"
             raise error(str(self.path), self.line, what, do="load an aot_* or a *_post_grad_graph of the log")
         content = self.text()
         digest = hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
-        advice = "" if digest == self.checksum else "the log was cut or edited: this is not the text that was written"
+        advice = (
+            ""
+            if digest == self.checksum
+            else "the log was truncated or edited: the checksum of this text does not match"
+        )
         source = PrintedText(str(self.path), content, self.line + 1, advice=advice)
         merged = {**self.hints, **(hints or {})}
         if self.kind == LISTING:
@@ -115,16 +119,17 @@ class LoggedGraph:
         else:
             reader = GraphReader(source, hints=merged, groups=groups, sizes=self.group_sizes)
             module = reader.read(source.only_class())
-            module.meta[APART_KEY] = self.kind.startswith("aot_") or "post_grad" in self.kind  # behind AOTAutograd
+            # AOTAutograd guarantees that inputs with different storages do not overlap.
+            module.meta[APART_KEY] = self.kind.startswith("aot_") or "post_grad" in self.kind
         about = {"source": "trace log", "kind": self.kind, "compile_id": self.compile_id, "rank": self.rank}
         module.meta[ABOUT_KEY] = about | {"part": self.part, "torch": self.torch_version}
         return module
 
 
 def read_log(path: str | Path, *, strict: bool = True) -> list[LoggedGraph]:
-    """The graphs in a log, in the order in which they were compiled; a folder stands for all logs in it.
+    """The graphs in a log, or in all logs of a folder, in the order in which they were compiled.
 
-    `strict=False` passes over lines that are malformed, such as the last ones of a run that was killed.
+    `strict=False` skips malformed lines, such as the last line of a run that was killed.
     """
     path = Path(path)
     try:
@@ -133,12 +138,12 @@ def read_log(path: str | Path, *, strict: bool = True) -> list[LoggedGraph]:
         with open_bytes(path) as file:
             return list(_Scan(path, file, strict).graphs())
     except (OSError, EOFError, ValueError, zlib.error) as fault:  # a NUL in the path is a ValueError
-        do = "read_log(path, strict=False) reads what is left of a file that was cut" if strict else ""
+        do = "read_log(path, strict=False) reads the intact part of a truncated file" if strict else ""
         raise ReadError(compose(str(path), f"it cannot be read: {fault}", do=do)) from None
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    """The logs in a folder and below it, since each rank may have a folder. Logs that torchrun writes do not count."""
+    """The logs in a folder and its subfolders, since each rank may have its own; logs of torchrun are left out."""
     files = sorted(file for file in folder.rglob("*") if file.name.endswith((".log", ".log.gz")))
     named = [file for file in files if file.name.startswith("dedicated_log_torch_trace_")]
     found = named or [file for file in files if file.parent == folder]
@@ -158,18 +163,20 @@ def read_ranks(path: str | Path) -> list[list[GraphModule]]:
         rank = int(found[1]) if found else next((graph.rank for graph in logged if graph.rank is not None), None)
         if rank is None or rank in files:
             known = (
-                "nothing says of which rank it is" if rank is None else f"rank {rank} has another log, {files[rank]}"
+                "the log does not say which rank wrote it"
+                if rank is None
+                else f"rank {rank} has another log, {files[rank]}"
             )
-            do = "give the folder of one run, which TORCH_TRACE named, with one log for each rank"
+            do = "give the TORCH_TRACE folder of one run, with one log for each rank"
             raise ReadError(compose(str(file), known, do=do))
         files[rank], graphs[rank] = file, logged
     missing = [rank for rank in range(max(files) + 1) if rank not in files]
     if missing:
-        what = f"it has logs of {len(files)} ranks, rank {missing[0]} has none"
+        what = f"it has logs of {len(files)} ranks, but none of rank {missing[0]}"
         raise ReadError(compose(str(path), what, do="give the folder with the logs of all ranks"))
     chosen = [_executed(graphs[rank]) for rank in range(len(files))]
     names = [{name for graph in several for name in NAMED.findall(graph.text())} for several in chosen]
-    # A group that every rank uses has all ranks, where nothing says its size.
+    # If no log states the size of a group that every rank uses, the group has all ranks.
     world = dict.fromkeys(sorted(set.intersection(*names)), len(names))
     loaded: list[list[GraphModule]] = []
     for several in chosen:
@@ -180,7 +187,7 @@ def read_ranks(path: str | Path) -> list[list[GraphModule]]:
 
 
 def _executed(graphs: Sequence[LoggedGraph]) -> list[LoggedGraph]:
-    """Of each compilation the graphs that run, forward before backward as the log has them."""
+    """The graphs of each compilation that are executed, in the order of the log: forward before backward."""
     chosen: dict[tuple[str, str], LoggedGraph] = {}
     for graph in graphs:
         key = graph.compile_id, graph.part
@@ -194,7 +201,7 @@ def _executed(graphs: Sequence[LoggedGraph]) -> list[LoggedGraph]:
 
 @dataclass
 class _Event:
-    """A line of a log, and what is known of the text behind it."""
+    """An event of a log, and a summary of the text that follows it."""
 
     line: int
     record: dict[str, Any]
@@ -208,7 +215,7 @@ class _Event:
         """Count a line of the text."""
         if len(self.head) < HEAD_BYTES:
             self.head += raw[1:HEAD_BYTES]
-        # The names of the inputs stand in the line of the function, or one each in the lines behind it.
+        # The names of the inputs are in the line of the function, or one per line after it.
         is_inputs = b"tangents" in raw and raw.lstrip().startswith((b"def forward(", b"def graph(", b"tangents"))
         self.has_tangents = self.has_tangents or is_inputs
         self.num_lines += 1
@@ -285,7 +292,7 @@ class _Scan:
             yield event
         elif self.strict:
             do = "compile something with TORCH_TRACE=folder set"
-            raise ReadError(compose(str(self.path), "it is no trace log: it has no events", do=do))
+            raise ReadError(compose(str(self.path), "it is not a trace log: it has no events", do=do))
 
     def _note_groups(self, raw: bytes) -> None:
         found = [(name, size) for size, name in LAUNCH.findall(raw)] + SETUP.findall(raw)
@@ -293,7 +300,7 @@ class _Scan:
             self.group_sizes.setdefault(name.decode(errors="replace"), int(size))
 
     def _record(self, number: int, raw: bytes) -> dict[str, Any] | None:
-        """The JSON of an event; nothing for a malformed line that is passed over, None for an empty line."""
+        """The JSON of an event; an empty record for a malformed line that is skipped, None for an empty line."""
         prefix = PREFIX.match(raw)
         what = ""
         if not raw.endswith(b"\n") and len(raw) >= MAX_LINE_BYTES:
@@ -301,20 +308,20 @@ class _Scan:
         elif not raw.strip():
             return None
         elif prefix is None:
-            what = "expected an event, or a text indented by a tab behind one"
-            what = "it is no trace log: " + what if number == 1 else what
+            what = "expected an event, or text indented by a tab after one"
+            what = "it is not a trace log: " + what if number == 1 else what
         else:
             try:
                 record = json.loads(raw[prefix.end() :])
                 if isinstance(record, dict):
                     return cast(dict[str, Any], record)
-                what = "the event is no JSON object"
+                what = "the event is not a JSON object"
             except (ValueError, RecursionError) as fault:
                 cut = "" if raw.endswith(b"\n") else "; the file ends in the middle of the line"
-                what = f"the event is no JSON: {str(fault)[:80]}{cut}"
+                what = f"the event is not valid JSON: {str(fault)[:80]}{cut}"
         if not self.strict:
             return {}
-        do = "give a file that TORCH_TRACE wrote" if number == 1 else "read_log(path, strict=False) passes over it"
+        do = "give a file that TORCH_TRACE wrote" if number == 1 else "read_log(path, strict=False) skips it"
         raise error(str(self.path), number, what, raw[:400].decode(errors="replace").strip(), do=do)
 
 

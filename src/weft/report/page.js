@@ -8,7 +8,7 @@ const end = Math.max(1, ...runs.map((run) => Math.max(run.step, run.bound))) * 1
 const view = { from: 0, to: end };
 let width = 0, height = 0, hovered = null, selected = null, matches = null, colors = {};
 
-// ---- What is drawn: lanes of bars in the order of time, one for the compute stream and one per group, for each run.
+// ---- Layout: each run has a lane of bars for the compute stream and one per group, in the order of time.
 function bars(items, kind) {
   let last = 0;
   return { items, kind, last: items.map((item) => (last = Math.max(last, item.end))) };
@@ -23,7 +23,7 @@ function makeLanes() {
     stalls.sort((a, b) => a.start - b.start);
     for (const c of run.collectives) {
       c.run = run; c.until = c.waited === null ? c.end : Math.max(c.waited, c.end);
-      c.from = c.exposed > 0 ? Math.max(c.start, c.end - c.exposed) : c.end; // where it begins to be exposed
+      c.from = c.exposed > 0 ? Math.max(c.start, c.end - c.exposed) : c.end; // start of the exposed part
     }
     run.lanes = [{ label: "compute", y, bars: bars(compute, COMPUTE), stalls: bars(stalls, STALL) }];
     y += 8; // room for arrows
@@ -169,7 +169,7 @@ function drawMemory(c, wide) {
     if (stop <= 0) return;
     let held = 0, point = 0;
     c.beginPath();
-    for (let x = 0; x < stop; x++) { // a column of pixels shows the most that is held within it
+    for (let x = 0; x < stop; x++) { // a column of pixels shows the peak within it
       let most = held;
       for (const until = timeAt(GUTTER + x + 1); point < run.memory.length && run.memory[point][0] < until; point++) {
         held = run.memory[point][1];
@@ -271,7 +271,7 @@ function hover(item, x, y) {
 let drag = null;
 canvas.addEventListener("wheel", (event) => {
   if (event.deltaX && Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / width);
-  else if (event.deltaY > 0 && view.to - view.from >= end) return; // nothing left to zoom out of: the page scrolls
+  else if (event.deltaY > 0 && view.to - view.from >= end) return; // fully zoomed out: let the page scroll
   else zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * 0.0025))), timeAt(Math.max(GUTTER, event.offsetX)));
   event.preventDefault();
 }, { passive: false });

@@ -25,9 +25,9 @@ from weft.report.plain_text import plain, table
 from weft.version import VERSION
 
 MAX_EXPOSED = 20
-"""Number of exposed collectives that the text lists; the data has all of them."""
+"""Most exposed collectives that the text lists; the data has all of them."""
 MAX_ALIKE = 3
-"""Decisions of one pass with one reason that the text lists one by one; of more it shows the first and the number."""
+"""Most decisions of one pass with one reason that the text lists; of more it shows the first and a count."""
 HINT = """\
 each collective: `weft explain SOURCE`; every decision: --json, or report.applied and report.declined in Python"""
 SHARED_INPUTS = (
@@ -189,7 +189,7 @@ class Report:
 
 def _refuse_without_cluster() -> NoReturn:
     do = 'give one: weft.optimize(gm, cluster="h100-8x8")'
-    raise ReportError(compose("report", "there are no timelines, because no cluster was given", do=do))
+    raise ReportError(compose("report", "timelines need a cluster, and none was given", do=do))
 
 
 def _line(sign: str, decision: Decision) -> str:

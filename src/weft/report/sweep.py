@@ -1,11 +1,11 @@
-"""Sweep: one graph on several clusters by several pipelines, under several limits, each of them a cell of a table.
+"""Sweep: one graph on several clusters with several pipelines and limits; each combination is a cell of a table.
 
     cells = sweep(module, ["h100-8x8", "a100-8x8"], memory_limits=[20 << 30, 24 << 30])
 
-Contract: a cell depends on nothing but the listing of the graph, its tokens, the effort and its place on the axes, so
-that cells run in any process and in any order; they are numbered by cluster, then by pipeline, limit of memory and size
-of buckets, and come back in that order. A cell that fails holds its error; one whose limit nothing meets also the
-number that would fit. What a cell says is a line of JSON; the lines of all shards of a sweep are joined by `merge`.
+Contract: a cell depends only on the listing of the graph, its tokens, the effort and its place on the axes, so cells
+run in any process and in any order. They are numbered by cluster, then by pipeline, memory limit and bucket size, and
+are returned in that order. A cell that fails holds its error. If no schedule was found that meets its memory limit, it
+also holds a limit that can be met. Each cell is one line of JSON; `merge` joins the lines of all shards of a sweep.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.report.work import check_tokens
 
 Effort = Literal["fast", "default", "best"]
 MAX_ERRORS = 20
-"""Of files to merge that are shown."""
+"""Number of faults that the error of `merge` lists."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Cell:
     """One cluster with one pipeline under one pair of limits."""
 
     sweep: str
-    """Digest of the graph and of all axes: cells of one sweep can be merged."""
+    """Digest of the graph and of all axes. Only cells with the same digest can be merged."""
     index: int
     num_cells: int
-    """Of the whole sweep."""
+    """Number of cells of the whole sweep."""
     cluster: str
     pipeline: str
     memory_limit_bytes: int | None = None
@@ -61,9 +61,9 @@ class Cell:
     after: Totals | None = None
     pass_seconds: float | None = None
     error: str | None = None
-    """Why there are no numbers."""
+    """The reason why the cell has no figures."""
     fitting_bytes: int | None = None
-    """The limit of memory that would have been met, where this one was not."""
+    """If no schedule was found that meets the memory limit: a limit that can be met."""
 
     def to_json(self) -> str:
         """The cell as one line of JSON."""
@@ -72,7 +72,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is sent: it reads the listing itself."""
+    """The message to a worker, which parses the listing itself."""
 
     cell: Cell
     listing: str
@@ -96,15 +96,15 @@ def sweep(
     tokens_per_step: int | None = None,
     done: Callable[[Cell], object] | None = None,
 ) -> list[Cell]:
-    """Optimize and simulate a graph on every cluster by every pipeline under every limit; None is no limit.
+    """Optimize and simulate a graph on every cluster with every pipeline under every limit; None means unlimited.
 
-    `memory_limits` are those of `weft.optimize`; `bucket_bytes` is the most that `schedule-overlap` launches as one.
-    The cells run on the executor; without one in this process, or for several jobs in a pool of spawned processes. The
+    `memory_limits` are limits for `weft.optimize`; `bucket_bytes` are largest bucket sizes for `schedule-overlap`.
+    The cells run on the executor. Without one they run in this process, or in a pool of `jobs` spawned processes. The
     shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on. `done` is called with each cell in order.
     """
     first, num_shards = shard
     if not 1 <= first <= num_shards:
-        raise ReportError(compose("sweep", f"there is no shard {first} of {num_shards}", do="count from 1"))
+        raise ReportError(compose("sweep", f"shard {first} of {num_shards} does not exist", do="count from 1"))
     tasks = tasks_of(module, clusters, pipelines, memory_limits, bucket_bytes, tokens_per_step, effort)
     tasks = tasks[first - 1 :: num_shards]
     cells: list[Cell] = []
@@ -137,9 +137,9 @@ def tasks_of(
     num_tokens: int | None = None,
     effort: Effort = "default",
 ) -> list[Task]:
-    """All cells in order, not yet run. Unknown clusters and passes are refused here."""
+    """The tasks of all cells, in order. Raises for unknown clusters and passes."""
     check_tokens(num_tokens)
-    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)  # a listing does not say it
+    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)  # a listing does not record it
     described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in clusters]
     names = [each.name if isinstance(each, Cluster) else str(each) for each in clusters]
     specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in pipelines]
@@ -172,7 +172,7 @@ def _check_once(axes: Mapping[str, Sequence[str]]) -> None:
 
 
 def run_task(task: Task) -> Cell:
-    """Run one cell: what any worker calls."""
+    """Run one cell; every worker calls this."""
     try:
         return _run(task)
     except MemoryLimitError as error:
@@ -196,14 +196,14 @@ def _run(task: Task) -> Cell:
 
 
 def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None) -> Pipeline:
-    """A pipeline whose planner launches no more bytes than that as one."""
+    """The pipeline with this limit on the bucket size of its planner."""
     if max_bytes is None:
         return pipeline
     passes = pipeline.chosen(module.graph, read_groups(module)).passes
     capped = [any(field.name == "max_bucket_bytes" for field in fields(each)) for each in passes]
     if not any(capped):
-        what = f"no pass of {str(pipeline)!r} takes a size of buckets"
-        raise PipelineError(compose("sweep", what, do="add schedule-overlap, or leave the sizes out"))
+        what = f"no pass of {str(pipeline)!r} has a bucket size"
+        raise PipelineError(compose("sweep", what, do="add schedule-overlap, or omit the bucket sizes"))
     given: dict[str, Any] = {"max_bucket_bytes": max_bytes}
     pairs = zip(passes, capped, strict=True)
     return Pipeline(tuple(replace(each, **given) if has else each for each, has in pairs))
@@ -211,7 +211,7 @@ def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None
 
 @lru_cache(maxsize=1)
 def _module_of(listing: str, _thread: int) -> GraphModule:
-    """A worker that runs several cells reads the graph once. Threads do not share it: it is not made for that."""
+    """The graph, parsed once for all cells of a worker. Threads do not share it: a graph module is not thread-safe."""
     return parse(listing)
 
 
@@ -243,14 +243,14 @@ def _failed(task: Task, error: Exception) -> Cell:
 
 
 def merge(paths: Sequence[str | Path]) -> list[Cell]:
-    """The cells of a whole sweep from the files of its shards. Every fault is told at once."""
+    """The cells of a whole sweep from the files of its shards. The error lists all faults, not only the first."""
     found: list[tuple[str, Cell]] = []
     faults: list[str] = []
     for path in paths:
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            faults.append(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}")
+            faults.append(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
             continue
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -292,19 +292,19 @@ def _numbers(data: dict[str, Any]) -> Iterator[float]:
 
 
 def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
-    """Cells of other sweeps, cells that come twice, and cells that are missing."""
+    """Cells of other sweeps, duplicate cells and missing cells."""
     if not found:
-        yield "there are no cells"
+        yield "the files have no cells"
         return
     first_place, first = found[0]
     places: dict[int, str] = {}
     for place, cell in found:
         if (cell.sweep, cell.num_cells) != (first.sweep, first.num_cells):
-            yield f"{place}: it is of another sweep than {first_place}"
+            yield f"{place}: it belongs to another sweep than {first_place}"
         elif cell.index >= cell.num_cells:
             yield f"{place}: cell {cell.index} of {cell.num_cells}, counted from 0"
         elif cell.index in places:
-            yield f"{place}: cell {cell.index} is in {places[cell.index]} already"
+            yield f"{place}: cell {cell.index} is already in {places[cell.index]}"
         else:
             places[cell.index] = place
     missing = first.num_cells - len(places)
@@ -318,11 +318,11 @@ def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
 HEAD = ("cluster", "pipeline", "memory limit", "buckets", "step", "exposed", "bound", "gap", "peak memory")
 HEAD_REST = ("collectives", "passes", "MFU", "tokens/s")
 WHERE_KNOWN = ("memory limit", "buckets", "MFU", "tokens/s")
-"""Columns that are left out where no cell knows them."""
+"""Columns that are omitted if no cell has a value for them."""
 
 
 def sweep_text(cells: Iterable[Cell]) -> str:
-    """The cells as a table, and the errors of those that failed."""
+    """The cells as a table, followed by the errors of the cells that failed."""
     head = [*HEAD, *HEAD_REST]
     rows = [head]
     errors: list[str] = []
@@ -333,14 +333,14 @@ def sweep_text(cells: Iterable[Cell]) -> str:
             place = ", ".join(map(plain_line, _told(cell)))
             errors += ["", f"{place}:", f"    {message}"]
     if len(rows) == 1:
-        return "there are no cells"
+        return "the sweep has no cells"
     known = [any(cell != "-" for cell in column[1:]) for column in zip(*rows, strict=True)]
     shown = [i for i, is_known in enumerate(known) if head[i] not in WHERE_KNOWN or is_known]
     return "\n".join([*table([[row[i] for i in shown] for row in rows]), *errors])
 
 
 def place_texts(cell: Cell) -> tuple[str, str, str, str]:
-    """Where a cell is on each axis: its cluster, its pipeline, and its limits."""
+    """The place of a cell on each axis: its cluster, its pipeline and its limits."""
     sizes = cell.memory_limit_bytes, cell.max_bucket_bytes
     memory, bucket = ("-" if size is None else exact_size_text(size) for size in sizes)
     return cell.cluster, cell.pipeline, memory, bucket

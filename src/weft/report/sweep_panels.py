@@ -1,10 +1,10 @@
-"""Panels of a sweep: the step against each axis that has several values, one line for each choice of the others.
+"""Panels of a sweep: step time against each axis that has several values, with one line per choice of the others.
 
-The axis of clusters has one panel, every other axis one for each cluster.
+The cluster axis has one panel; every other axis has one panel per cluster.
 
-Contract: values stand side by side at equal distances, sizes by size, and what is not given behind them all; a scale
-does not begin at zero, so its ends are written beside it. A cell that failed is a cross at the foot, with what would
-fit where that is known. Names are untrusted text: escaped, and without what XML cannot hold.
+Contract: values are equally spaced. Sizes are in ascending order, with "not given" last. The scale does not begin at
+zero, so both ends are labelled. A failed cell is a cross at the foot; its tooltip gives the limit that would fit, if
+known. Names are untrusted text: they are escaped, and characters that XML forbids are removed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from weft.quantities import duration_text, size_text
 from weft.report.plain_text import plain_line
 from weft.report.sweep import Cell, place_texts
 
-AXES = ("cluster", "pipeline", "memory limit", "size of buckets")
+AXES = ("cluster", "pipeline", "memory limit", "bucket size")
 HEIGHT, FOOT, LEFT, GAP = 150, 44, 90, 110
-"""Of a panel; of the names under it; of the scale beside it; between two values."""
+"""In pixels: height of a panel, height of the names under it, width of its scale, distance between two values."""
 LEGEND, MAX_LEGEND = 260, 6
-"""The width of the names of lines, and how many are shown; the others are told by their points."""
+"""Width of the legend in pixels, and the most lines that it names; tooltips of the points name the others."""
 COLORS = ("#2f9e8f", "#e2672f", "#7b52cc", "#2e6fb7", "#b8860b", "#c2407f", "#5b6770", "#4c8a2b")
 MAX_NAME = 16
 UNLIMITED = 1 << 70
-"""Behind every size."""
+"""Sorts after every size."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One axis."""
+    """The plot of one axis."""
 
     number: int
-    """Of the axis."""
+    """Index of the axis in `AXES`."""
     values: tuple[str, ...]
     cells: Sequence[Cell]
 
@@ -47,7 +47,7 @@ class Panel:
         return LEFT + GAP * len(self.values) + LEGEND
 
     def lines(self) -> dict[tuple[str, ...], list[tuple[int, Cell]]]:
-        """By what the other axes are: the cells with their places."""
+        """The lines, by their values on the other axes: cells, each with its index on this axis."""
         found: dict[tuple[str, ...], list[tuple[int, Cell]]] = {}
         for cell in self.cells:
             place = place_texts(cell)
@@ -57,7 +57,7 @@ class Panel:
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
-    """A panel for each axis on which the cells differ; but for that of clusters, by cluster."""
+    """The panels of all axes on which the cells differ."""
     by_cluster: dict[str, list[Cell]] = {}
     for cell in cells:
         by_cluster.setdefault(cell.cluster, []).append(cell)
@@ -71,7 +71,7 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
 
 
 def _size(cell: Cell, number: int) -> int:
-    """What the values of an axis are ordered by; names stay as they come."""
+    """The sort key of a cell on an axis; names keep their order."""
     sizes = {2: cell.memory_limit_bytes, 3: cell.max_bucket_bytes}
     if number not in sizes:
         return 0
@@ -80,7 +80,7 @@ def _size(cell: Cell, number: int) -> int:
 
 
 def draw(panel: Panel, top: int, margin: int) -> Iterator[str]:
-    """The panel as SVG, from the height `top` on; it is `HEIGHT + FOOT` high."""
+    """The panel as SVG, with its upper edge at `top`; it is `HEIGHT + FOOT` high."""
     steps = [cell.after.step_us for cell in panel.cells if cell.after is not None]
     low, high = min(steps, default=0.0), max(steps, default=1.0)
     left, foot = margin + LEFT, top + HEIGHT
@@ -126,13 +126,13 @@ def _mark(x: int, y: int, color: str, told: str) -> str:
 
 
 def _y(step: float, low: float, high: float, top: int) -> float:
-    """Where a step is in a panel: the longest at the top."""
+    """The vertical position of a step time in a panel: the longest is at the top."""
     share = (step - low) / (high - low) if high > low else 0.5
     return top + HEIGHT - 24 - share * (HEIGHT - 60)
 
 
 def _text(x: int, y: int, text: str, name: str, color: str | None = None) -> str:
-    """One line of text; one that is too long is cut, and whole in its tooltip."""
+    """One line of text; a long line is truncated, and its tooltip has the whole."""
     whole = plain_line(text)
     limit = 2 * MAX_NAME if color or name != "name" else MAX_NAME
     shown = whole if len(whole) <= limit else f"{whole[: limit - 1]}…"

@@ -1,6 +1,7 @@
-"""A sweep as one self-contained SVG: a bar for each cell beside that of the graph as it was, then a panel by axis.
+"""A sweep as one self-contained SVG: a bar for each cell next to that of the original graph, then a panel per axis.
 
-Contract: names of clusters and pipelines are untrusted text: escaped, and without what XML cannot hold.
+Contract: names of clusters and pipelines are untrusted text: they are escaped, and characters that XML forbids are
+removed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ LEGEND = (("was", "before"), ("covered", "compute and hidden"), ("exposed", "exp
 
 
 def plot(cells: Sequence[Cell]) -> str:
-    """The chart: bars by cluster, all of one scale, where the line in a bar is the proved lower bound; and the step
-    against each axis."""
+    """The chart: bars by cluster on one scale, marked with the proved lower bounds, and step time by axis."""
     longest = max([1e-9, *(totals.step_us for cell in cells for totals in (cell.before, cell.after) if totals)])
     drawn: list[str] = list(_legend())
     y = MARGIN + 2 * LINE
@@ -85,7 +85,7 @@ def _cell(y: int, cell: Cell, longest: float) -> Iterator[str]:
 
 
 def _label(cell: Cell) -> str:
-    """All but the cluster."""
+    """The place of a cell on all axes but the cluster."""
     return ", ".join(text for text in place_texts(cell)[1:] if text != "-")
 
 
@@ -100,7 +100,7 @@ def _bar(y: int, start: float, width: float, name: str) -> str:
 
 
 def _text(x: int, y: int, text: str, name: str) -> str:
-    """One line of text; one that is too long is cut, and whole in its tooltip."""
+    """One line of text; a long line is truncated, and its tooltip has the whole."""
     whole = plain_line(text)
     shown = whole if len(whole) <= MAX_LABEL else f"{whole[: MAX_LABEL - 1]}…"
     tooltip = f"<title>{escape(whole)}</title>" if shown != whole else ""

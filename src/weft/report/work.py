@@ -1,7 +1,7 @@
 """Work: the tokens and flops of one step, for tokens per second and the share of the peak (MFU).
 
-The flops are those of the matrix products of the original graph; recomputation counts. The peak is that of the dtype
-with the most flops. Unknown figures are None: a product of unknown size, a peak that the device does not state.
+The matrix products of the original graph are counted, recomputation included. The device's peak for the dtype with the
+most flops is used. A figure is None if a product has an unknown size or the device does not state its peak.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Work:
     """The work of one step."""
 
     num_tokens: int | None = None
-    """Tokens of the whole cluster."""
+    """Tokens that the whole cluster processes in one step."""
     flops_share: float | None = None
-    """Floating-point operations of the model on one device over those that the device does in a second at its peak."""
+    """Flops of the step on one device, divided by the flops per second of the device's peak."""
 
 
 def check_tokens(num_tokens: int | None) -> None:

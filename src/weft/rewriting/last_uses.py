@@ -1,8 +1,8 @@
 """Live ranges: the last use of the memory that a node holds.
 
 Contract: every user of a node that holds the memory is a use, views included. A launch uses the buffers it sends and
-receives until its wait, or until the end of the graph if there is none; returned memory is used until the end. Memory
-that was handed to another node belongs to both nodes from then on.
+receives until its wait, or until the end of the graph if nothing waits for it. Returned memory is used until the end.
+Memory that was handed to another node belongs to both nodes from then on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LastUses:
         return storage
 
     def first_use_after(self, node: Node, source: Node, but: Node | None = None) -> Node | None:
-        """The first user of the memory of `source` after `node`, apart from `but`; None if there is none."""
+        """The first user of the memory of `source` after `node`, apart from `but`, or None."""
         place = self.dag.index[node]
         skipped = {place} if but is None else {place, self.dag.index[but]}
         uses = {user: end for storage in self.held(source) for user, end in self._uses.get(storage, {}).items()}

@@ -52,7 +52,7 @@ class Rule:
 
     @functools.cached_property
     def guard(self) -> tuple[int, tuple[Any, ...]] | None:
-        """A position of the call below the root whose argument must be a call too, and of which operators."""
+        """An argument of the call below the root that must be a call too: its position and its possible operators."""
         root = self.pattern[0] if isinstance(self.pattern, tuple) else self.pattern
         inner = next((argument for argument in root.args if isinstance(argument, Op)), None)
         if inner is None or inner.commutes or root.commutes:

@@ -1,7 +1,7 @@
-"""Slices: which range of which tensor a node is.
+"""Slices: nodes that are a range of another tensor.
 
-Contract: a slice is exact, or there is none. It is followed through one slicing operator and at most one squeeze or
-unsqueeze. All sizes along its dim are known numbers.
+Contract: a slice is exact; a node that may differ from one is not a slice. It is followed through one slicing operator
+and at most one squeeze or unsqueeze. All sizes along its dim are known numbers.
 """
 
 from __future__ import annotations
@@ -149,5 +149,5 @@ def joined(draft: Draft, nodes: Sequence[AnyNode], dim: int, *, is_single: bool 
 
 
 def cut_dim(draft: Draft, node: AnyNode, num_dims: int, *, is_single: bool = False) -> int | None:
-    """The first of `num_dims` dims of its source along which a node is a slice; None if there is none."""
+    """The first of `num_dims` dims of its source along which a node is a slice, or None."""
     return next((d for d in range(num_dims) if slice_of(draft, node, d, is_single=is_single) is not None), None)

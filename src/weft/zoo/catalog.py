@@ -34,7 +34,7 @@ class ZooEntry:
 
 
 def _text(config: Any, size: int, generator: torch.Generator, _dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Tokens, and for each the next token."""
+    """Tokens, and the next token of each."""
     tokens = torch.randint(0, config.vocabulary, (size, config.sequence + 1), generator=generator)
     return tokens[:, :-1].clone(), tokens[:, 1:].clone()  # `contiguous` of a single sequence would be a view
 
@@ -106,9 +106,9 @@ def load(
 ) -> GraphModule:
     """The graph of a model's training step, as every rank of a mesh runs it.
 
-    `ranks` alone puts up to eight of them on the inner axis of a two-dimensional mesh. Parameters are f32. They are
-    gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. With `reshard`, backward
-    gathers large weights again. `changes` are fields of the model's configuration.
+    If only `ranks` is given, the inner axis of a two-dimensional mesh gets up to eight ranks. Parameters are f32. They
+    are gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. With `reshard`,
+    backward gathers large weights again. `changes` are fields of the model's configuration.
     """
     entry = _entry(name, layers, changes)
     axes = mesh_of(parallel, ranks, mesh)
@@ -119,7 +119,7 @@ def load(
         return model
 
     if batch < 1:
-        raise CaptureError(compose("zoo", f"a batch of {batch} is none", do="use batch=1 or more"))
+        raise CaptureError(compose("zoo", f"batch is {batch}, expected 1 or more", do="use batch=1 or more"))
     example = entry.batch(entry.config, batch, torch.Generator().manual_seed(0), compute_dtype)
     about = {
         "model": name,
@@ -150,7 +150,7 @@ def _entry(name: str, layers: int | None, changes: Mapping[str, Any]) -> ZooEntr
         do = nearest(unknown, known) or f"use one of {', '.join(known)}"
         raise CaptureError(compose("zoo", f"{name} has no field called {unknown!r}", do=do))
     if layers is not None and layers < 1:
-        raise CaptureError(compose("zoo", f"{layers} layers are no model", do="use layers=1 or more"))
+        raise CaptureError(compose("zoo", f"layers is {layers}, expected 1 or more", do="use layers=1 or more"))
     shape = dict(changes) if layers is None else {**changes, "num_layers": layers}
     return replace(entry, config=replace(entry.config, **shape))
 

@@ -1,4 +1,4 @@
-"""The embedding and the loss of a language model, of which a rank may hold only a part of the vocabulary.
+"""The embedding and the loss of a language model; a rank may hold only a part of the vocabulary.
 
 Contract: with `first_row` set, the module holds the rows of the vocabulary from there on, and gives the same results as
 the whole vocabulary (the embedding after a sum over the group). `first_row` is a tensor, not a number, so that all

@@ -84,7 +84,10 @@ def test_a_folder_of_logs_of_all_ranks(weft: Weft, tmp_path: Path, folder: str):
     assert "cyclic wait" in done.stdout
     logs[0].unlink()
     done = weft("agree", tmp_path)
-    assert (done.exit_code, done.stderr.splitlines()[0]) == (1, f"{tmp_path}: it has logs of 1 ranks, rank 0 has none")
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (
+        1,
+        f"{tmp_path}: it has logs of 1 ranks, but none of rank 0",
+    )
 
 
 def in_turn(*groups: str) -> str:

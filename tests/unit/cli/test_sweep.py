@@ -86,7 +86,7 @@ def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tm
 def test_a_shard_with_no_cell_is_empty(weft: Weft, listing: Path, tmp_path: Path):
     out = tmp_path / "cells.jsonl"
     done = weft("sweep", listing, "--cluster", "h100-8", "--shard", "2/2", "-o", out)
-    assert (done.exit_code, done.stdout, out.read_text()) == (0, "there are no cells\n", "")
+    assert (done.exit_code, done.stdout, out.read_text()) == (0, "the sweep has no cells\n", "")
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_gap_and_a_duplicate_end_with_1_and_write_nothing(weft: Weft, listing:
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "merge: the files are not one sweep",
-        f"    {shard}:1: cell 0 is in {shard}:1 already",
+        f"    {shard}:1: cell 0 is already in {shard}:1",
         "    3 of 4 cells are missing: 1, 2, 3",
         "give the files of all shards of one sweep, each once",
     ]

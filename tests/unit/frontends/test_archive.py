@@ -165,17 +165,17 @@ def test_an_archive_of_constants_that_share_nothing_is_as_it_was(file: Path):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("c1", {"start": -1}, "constant 'c1' begins at byte -1, where no element begins"),
-        ("c2", {"start": 2}, "constant 'c2' begins at byte 2, where no element begins"),
-        ("c1", {"base": "c9"}, "constant 'c1' lies in the memory of 'c9', which has none"),
-        ("c1", {"base": "c2"}, "constant 'c1' lies in the memory of 'c2', which has none"),
-        ("c1", {"base": "c1"}, "constant 'c1' lies in the memory of 'c1', which has none"),
-        ("c1", {"data": "constants/0000.bin"}, "it does not name each file of constants once"),
-        ("c1", {"sha256": "0" * 64}, "constant 'c1' has a file besides the memory of 'c0'"),
+        ("c1", {"start": -1}, "constant 'c1' begins at byte -1, which is not a multiple of its element size"),
+        ("c2", {"start": 2}, "constant 'c2' begins at byte 2, which is not a multiple of its element size"),
+        ("c1", {"base": "c9"}, "constant 'c1' is in the memory of 'c9', which has no memory of its own"),
+        ("c1", {"base": "c2"}, "constant 'c1' is in the memory of 'c2', which has no memory of its own"),
+        ("c1", {"base": "c1"}, "constant 'c1' is in the memory of 'c1', which has no memory of its own"),
+        ("c1", {"data": "constants/0000.bin"}, "it must name each file of constants exactly once"),
+        ("c1", {"sha256": "0" * 64}, "constant 'c1' has its own file, but is in the memory of 'c0'"),
         ("c3", {"start": 1 << 62}, "it has 1200 bytes, its type needs"),
         ("c3", {"start": 1 << 80}, "it has 1200 bytes, its type needs"),
         ("c0", {"start": 24}, "'c1' is given, but not in the memory of 'c0' as its type says"),
-        ("c4", {"base": "c0", "data": None, "sha256": None}, "it does not name each file of constants once"),
+        ("c4", {"base": "c0", "data": None, "sha256": None}, "it must name each file of constants exactly once"),
     ],
 )
 def test_memory_that_constants_cannot_share_is_told(name: str, changes: dict[str, Any], message: str, file: Path):
@@ -231,7 +231,7 @@ def test_what_is_no_json_is_refused_and_no_file_is_left(file: Path):
     module.meta[ABOUT_KEY] = {"group": object()}
     with pytest.raises(GraphError) as error:
         archive.save(module, file)
-    assert str(error.value).startswith("archive: meta['weft.about'] is no JSON: ")
+    assert str(error.value).startswith("archive: meta['weft.about'] cannot be written as JSON: ")
     assert list(file.parent.iterdir()) == []
 
 
@@ -292,14 +292,14 @@ def constants_with(saved: dict[str, bytes], **changes: object) -> bytes:
 
 def test_another_file_is_no_archive(file: Path):
     file.write_text("hello")
-    assert fault(file) == "graph.weft: it is no archive: File is not a zip file\ngive a file that weft has saved"
-    assert "it is no archive: [Errno 2] No such file" in fault(file.with_name("nowhere"))
+    assert fault(file) == "graph.weft: it is not an archive: File is not a zip file\ngive a file that weft has saved"
+    assert "it is not an archive: [Errno 2] No such file" in fault(file.with_name("nowhere"))
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "constants/../x.bin", "constants/1.bin", "a.py", "listing.txt/"])
 def test_files_of_other_names_are_refused(name: str, saved: dict[str, bytes], file: Path):
     pack(file, saved | {name: b"x"})
-    assert fault(file) == f"graph.weft!{name}: an archive has no such file\ngive a file that weft has saved"
+    assert fault(file) == f"graph.weft!{name}: archives do not have such a file\ngive a file that weft has saved"
 
 
 def test_a_missing_file_is_told(saved: dict[str, bytes], file: Path):
@@ -311,7 +311,7 @@ def test_a_missing_file_is_told(saved: dict[str, bytes], file: Path):
 def test_a_file_that_is_there_twice_is_told(saved: dict[str, bytes], file: Path):
     with zipfile.ZipFile(file, "a") as opened:
         opened.writestr("listing.txt", b"")
-    assert fault(file) == "graph.weft!listing.txt: it is there twice\nthe file is damaged: save it again"
+    assert fault(file) == "graph.weft!listing.txt: the archive has it twice\nthe file is damaged: save it again"
 
 
 def test_a_changed_listing_is_told(saved: dict[str, bytes], file: Path):
@@ -339,7 +339,7 @@ def test_damaged_bytes_are_told(saved: dict[str, bytes], file: Path):
     place = content.index(saved["listing.txt"])
     content[place] ^= 1
     file.write_bytes(bytes(content))
-    assert fault(file).startswith("graph.weft: it is no archive: Bad CRC-32 for file 'listing.txt'\n")
+    assert fault(file).startswith("graph.weft: it is not an archive: Bad CRC-32 for file 'listing.txt'\n")
 
 
 @pytest.mark.parametrize(
@@ -347,15 +347,18 @@ def test_damaged_bytes_are_told(saved: dict[str, bytes], file: Path):
     [
         ({"size": [99]}, "graph.weft!constants/0000.bin: it has 400 bytes, its type needs 396\n"),
         ({"size": [1 << 60]}, f"graph.weft!constants/0000.bin: it has 400 bytes, its type needs {1 << 62}\n"),
-        ({"size": [-1]}, "graph.weft!constants.json: constant 'c0' has no possible type\n"),
-        ({"size": [10, 10]}, "graph.weft!constants.json: constant 'c0' has no possible type\n"),
+        ({"size": [-1]}, "graph.weft!constants.json: constant 'c0' has an impossible type\n"),
+        ({"size": [10, 10]}, "graph.weft!constants.json: constant 'c0' has an impossible type\n"),
         ({"strides": [2]}, "graph.weft!constants/0000.bin: it has 400 bytes, its type needs 796\n"),
-        ({"strides": [-1]}, "graph.weft!constants.json: constant 'c0' has no possible type\n"),
-        ({"dtype": "f33"}, "graph.weft!constants.json: constant 'c0' has no possible type\n"),
+        ({"strides": [-1]}, "graph.weft!constants.json: constant 'c0' has an impossible type\n"),
+        ({"dtype": "f33"}, "graph.weft!constants.json: constant 'c0' has an impossible type\n"),
         ({"size": "x"}, "graph.weft!constants.json: c0.size: Input should be a valid array\n"),
         ({"colour": 3}, "graph.weft!constants.json: c0.colour: Extra inputs are not permitted\n"),
-        ({"data": "constants/0007.bin"}, "graph.weft!constants.json: it does not name each file of constants once\n"),
-        ({"data": None}, "graph.weft!constants.json: it does not name each file of constants once\n"),
+        (
+            {"data": "constants/0007.bin"},
+            "graph.weft!constants.json: it must name each file of constants exactly once\n",
+        ),
+        ({"data": None}, "graph.weft!constants.json: it must name each file of constants exactly once\n"),
     ],
 )
 def test_constants_of_the_wrong_type_are_told(
@@ -369,22 +372,22 @@ def test_a_constant_that_is_not_in_the_listing_is_told(saved: dict[str, bytes], 
     constants = json.loads(saved["constants.json"])
     constants["c9"] = constants["c0"] | {"data": None, "sha256": None}
     pack(file, saved | {"constants.json": json.dumps(constants).encode()})
-    assert fault(file).startswith("graph.weft!constants.json: 'c9' is no constant of the listing\n")
+    assert fault(file).startswith("graph.weft!constants.json: 'c9' is not a constant of the listing\n")
 
 
 def test_provenance_of_nodes_that_are_not_there_is_told(saved: dict[str, bytes], file: Path):
     provenance = {"traces": ["x"], "modules": [], "nodes": {"nobody": {"trace": 0}}}
     pack(file, saved | {"provenance.json": json.dumps(provenance).encode()})
-    assert fault(file).startswith("graph.weft!provenance.json: 'nobody' is no node of the listing\n")
+    assert fault(file).startswith("graph.weft!provenance.json: 'nobody' is not a node of the listing\n")
     provenance["nodes"] = {"c0": {"trace": 7}}
     pack(file, saved | {"provenance.json": json.dumps(provenance).encode()})
-    assert fault(file).startswith("graph.weft!provenance.json: it has 1 of them, no number 7\n")
+    assert fault(file).startswith("graph.weft!provenance.json: entry 7 does not exist, it has 1\n")
 
 
 def test_an_archive_of_a_newer_format_is_told(saved: dict[str, bytes], file: Path):
     facts = json.loads(saved["facts.json"]) | {"format": 2}
     pack(file, saved | {"facts.json": json.dumps(facts).encode()})
-    assert fault(file) == "graph.weft!facts.json: it has format 2, 1 is read\nuse a newer Weft"
+    assert fault(file) == "graph.weft!facts.json: it has format 2, expected 1\nuse a newer Weft"
 
 
 def test_a_bomb_is_not_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -392,7 +395,7 @@ def test_a_bomb_is_not_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(archive, "MAX_TEXT_BYTES", 1 << 20)
     pack(file, files_of(file) | {"listing.txt": b"#" * (2 << 20)}, zipfile.ZIP_DEFLATED)
     assert fault(file) == (
-        f"graph.weft!listing.txt: it has {2 << 20} bytes, which is too much\nthe file is damaged: save it again"
+        f"graph.weft!listing.txt: it has {2 << 20} bytes, which is too many\nthe file is damaged: save it again"
     )
 
 
@@ -401,7 +404,7 @@ def test_memory_that_is_compressed_or_larger_than_the_file_is_refused(saved: dic
     message = fault(file)
     assert message.startswith("graph.weft!constants/0000.bin: it is encrypted or compressed\n")
     pack(file, saved | {"constants/0000.bin": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
-    assert fault(file).startswith("graph.weft!constants/0000.bin: it has 1048576 bytes, which is too much\n")
+    assert fault(file).startswith("graph.weft!constants/0000.bin: it has 1048576 bytes, which is too many\n")
 
 
 def test_texts_that_somebody_compressed_are_read(saved: dict[str, bytes], file: Path):

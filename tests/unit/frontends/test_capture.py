@@ -33,17 +33,17 @@ def gathered(x: Tensor) -> Tensor:
     [
         (
             {"dp": 4},
-            "capture: the step communicates in group 'tp', the mesh has axis 'dp'\n"
+            "capture: the step communicates in group 'tp', but the mesh has axis 'dp'\n"
             "name an axis of the mesh in the step, or add 'tp' to the mesh",
         ),
         (
             {"dp": 2, "cp": 2},
-            "capture: the step communicates in group 'tp', the mesh has axes 'dp', 'cp'\n"
+            "capture: the step communicates in group 'tp', but the mesh has axes 'dp', 'cp'\n"
             "name an axis of the mesh in the step, or add 'tp' to the mesh",
         ),
         (
             None,
-            "capture: the step communicates in group 'tp', there is no mesh\n"
+            "capture: the step communicates in group 'tp', but no mesh was given\n"
             "give the axis and its size: mesh={'tp': 8}",
         ),
     ],

@@ -188,7 +188,7 @@ def test_a_group_that_is_not_set_up_must_be_given():
         "r = torch.ops._c10d_functional.wait_tensor.default(a);  a = None",
         groups='dist.init_process_group(backend="fake", rank=0, world_size=2, store=FakeStore())',
     )
-    assert fault(text).startswith("runnable:11: nothing says how many ranks group '7' has\n")
+    assert fault(text).startswith("runnable:11: the text does not say how many ranks group '7' has\n")
     assert weft.listing(read_runnable(text, groups={"7": 4})).startswith("group('g0', size=4)\n")
 
 
@@ -244,22 +244,22 @@ def test_lines_that_mend_values_of_inputs_are_passed_over():
 FAULTS: dict[str, tuple[str, str]] = {
     "no script": (
         "import torch\nx = 1\n",
-        "runnable:1: it is no runnable: it has no class Repro\n"
+        "runnable:1: it is not a runnable: it has no class Repro\n"
         "    import torch\n"
         "    ^\n"
         "give an fx_graph_runnable text of Inductor",
     ),
     "a script that was cut": (
         script(RELU)[: script(RELU).index("def load_args")],
-        "runnable:1: it is no runnable: it has no function load_args\n"
+        "runnable:1: it is not a runnable: it has no function load_args\n"
         "give an fx_graph_runnable text of Inductor",
     ),
     "a nested graph": (
         script("g = self.true_graph_0", initial=("self.true_graph_0 = <lambda>()",)),
-        "runnable:12: the text does not show what self.true_graph_0 is\n"
+        "runnable:12: the text does not define self.true_graph_0\n"
         "    g = self.true_graph_0\n"
         "             ^^^^^^^^^^^^\n"
-        "nested graphs stand in the post-grad graphs of a trace log; constants need a type",
+        "read nested graphs from the post-grad graphs of a trace log; print constants with their types",
     ),
     "too few inputs": (
         script(RELU, loads=('"""nothing"""',)),
@@ -270,7 +270,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "an unknown method": (
         script(RELU, loads=("reader.tensr(buf0, (2, 4))",)),
-        "runnable:15: no reader has a method 'tensr'\n"
+        "runnable:15: the reader has no method 'tensr'\n"
         "    reader.tensr(buf0, (2, 4))\n"
         "           ^^^^^",
     ),
@@ -298,7 +298,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "an expression that is none": (
         script(RELU, loads=("reader.symint(8, expr='open(1)')",)),
-        "runnable:15: 'open(1)' is no expression that is read\n"
+        "runnable:15: 'open(1)' is not a supported expression\n"
         "    reader.symint(8, expr='open(1)')\n"
         "                           ^^^^^^^",
     ),
@@ -308,7 +308,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "    r = torch.ops.aten.rellu.default(x)\n"
         "                  ^^^^^^^^^^^^^^^^^^\n"
         "did you mean 'aten.relu.default'?\n"
-        "import the library that registers it, if it is not torch's",
+        "import the library that registers it, if it is not part of torch",
     ),
     "an operator that refuses its arguments": (
         script("r = torch.ops.aten.mm.default(x, x)"),
@@ -318,7 +318,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "text that is no Python": (
         script("r = = x"),
-        "runnable:11: no Python: invalid syntax\n    r = = x\n    ^",
+        "runnable:11: not valid Python: invalid syntax\n    r = = x\n    ^",
     ),
 }  # fmt: skip
 
@@ -348,5 +348,5 @@ def test_nothing_in_the_script_is_run(tmp_path: Path):
         around = script(RELU, top=f"{line}\nimport os\nos.environ['X'] = 'y'", groups=line, initial=(line,))
         assert "relu(x)" in weft.listing(read_runnable(around))
         assert fault(script(RELU, loads=(line,))).startswith("runnable:15: expected a line such as")
-        assert "is no operator" in fault(script(f"r = {line}"))
+        assert "is not an operator" in fault(script(f"r = {line}"))
     assert not made.exists()

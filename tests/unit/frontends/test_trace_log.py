@@ -243,7 +243,7 @@ def test_the_size_of_a_group_is_known_from_other_graphs_of_the_log(log: Path):
 
 def test_a_group_whose_size_nobody_says_is_a_fault(log: Path):
     assert fault(log, graph_text(*LAUNCHES)) == (
-        "log:4: nothing says how many ranks group '11' has\n"
+        "log:4: the text does not say how many ranks group '11' has\n"
         "    a: \"f32[2, 4][4, 1]cpu\" = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '11');  x = None\n"
         "                                                                                      ^^^^\n"
         "give its size: groups={'11': 8}"
@@ -253,10 +253,10 @@ def test_a_group_whose_size_nobody_says_is_a_fault(log: Path):
 def test_options_of_the_wrong_type_are_told(log: Path):
     text = graph_text(*LAUNCHES)
     assert fault(log, text, groups={"11": "x"}) == (
-        "groups: 'x' is no size and no ranks of group '11'\n"
+        "groups: 'x' is neither a size nor a list of ranks for group '11'\n"
         "give a size, or the ranks of every group: groups={'1': [[0, 1], [2, 3]]}"
     )
-    assert fault(log, text, hints={"s5": "8"}) == "hints: '8' is no size for s5\ngive hints={'s0': 8}"
+    assert fault(log, text, hints={"s5": "8"}) == "hints: '8' is not a size for s5\ngive hints={'s0': 8}"
 
 
 def test_live_groups_of_this_process_are_not_asked(log: Path, mesh: object):
@@ -320,7 +320,7 @@ def file_fault(log: Path, content: str | bytes, **options: bool) -> str:
 
 def test_another_file_is_no_trace_log(log: Path):
     assert file_fault(log, "import torch\nprint(1)\n") == (
-        "log:1: it is no trace log: expected an event, or a text indented by a tab behind one\n"
+        "log:1: it is not a trace log: expected an event, or text indented by a tab after one\n"
         "    import torch\n"
         "    ^\n"
         "give a file that TORCH_TRACE wrote"
@@ -329,34 +329,35 @@ def test_another_file_is_no_trace_log(log: Path):
 
 def test_an_empty_file_is_no_trace_log(log: Path):
     assert file_fault(log, "") == (
-        "log: it is no trace log: it has no events\ncompile something with TORCH_TRACE=folder set"
+        "log: it is not a trace log: it has no events\ncompile something with TORCH_TRACE=folder set"
     )
 
 
 def test_a_line_without_a_tab_is_told(log: Path):
     content = event("aot_forward_graph", graph_text(result="(x,)")).replace("\t    def", "    def")
     assert file_fault(log, content) == (
-        "log:3: expected an event, or a text indented by a tab behind one\n"
+        "log:3: expected an event, or text indented by a tab after one\n"
         '    def forward(self, x: "f32[2, 4][4, 1]cpu"):\n'
         "    ^\n"
-        "read_log(path, strict=False) passes over it"
+        "read_log(path, strict=False) skips it"
     )
 
 
 def test_an_event_that_is_no_json_is_told(log: Path):
     content = event("a") + PREFIX + '{"artifact": {\n' + event("b")
     assert file_fault(log, content) == (
-        "log:2: the event is no JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 15)\n"
+        "log:2: the event is not valid JSON: Expecting property name enclosed in double quotes: "
+        "line 2 column 1 (char 15)\n"
         f'    {PREFIX}{{"artifact": {{\n'
         "    ^\n"
-        "read_log(path, strict=False) passes over it"
+        "read_log(path, strict=False) skips it"
     )
-    assert file_fault(log, event("a") + PREFIX + "[1]\n").startswith("log:2: the event is no JSON object\n")
+    assert file_fault(log, event("a") + PREFIX + "[1]\n").startswith("log:2: the event is not a JSON object\n")
 
 
 def test_a_log_that_was_cut_in_an_event_is_told(log: Path):
     message = file_fault(log, event("a") + event("b")[:120])
-    assert message.startswith("log:2: the event is no JSON: ")
+    assert message.startswith("log:2: the event is not valid JSON: ")
     assert "; the file ends in the middle of the line\n" in message
 
 
@@ -367,7 +368,7 @@ def test_a_log_that_was_cut_in_a_graph_is_told(log: Path):
         '    r: "f32[2, 4][4, 1]cpu" = torch.ops.aten.relu.default(x)\n'
         "    ^\n"
         "is the text complete?\n"
-        "the log was cut or edited: this is not the text that was written"
+        "the log was truncated or edited: the checksum of this text does not match"
     )
 
 
@@ -386,7 +387,7 @@ def test_a_packed_log_that_was_cut_is_told_and_its_beginning_can_be_read(tmp_pat
     path.write_bytes(gzip.compress(content.encode())[:-2000])
     with pytest.raises(ReadError, match=r"it cannot be read: Compressed file ended") as error:
         read_log(path)
-    assert str(error.value).endswith("read_log(path, strict=False) reads what is left of a file that was cut")
+    assert str(error.value).endswith("read_log(path, strict=False) reads the intact part of a truncated file")
     graphs = read_log(path, strict=False)
     assert len(graphs) > 1000
     assert "return (x,)" in weft.listing(graphs[0].load())
@@ -394,7 +395,7 @@ def test_a_packed_log_that_was_cut_is_told_and_its_beginning_can_be_read(tmp_pat
 
 def test_bytes_that_are_no_text_are_told(log: Path):
     content = event("aot_forward_graph", graph_text("# here", result="(x,)")).encode()
-    assert file_fault(log, content.replace(b"here", b"\xff\xfe")) == "log:4: the line is no UTF-8"
+    assert file_fault(log, content.replace(b"here", b"\xff\xfe")) == "log:4: the line is not valid UTF-8"
 
 
 def test_of_each_compilation_of_a_rank_the_graph_that_runs_is_read(tmp_path: Path):
@@ -433,7 +434,7 @@ def test_a_graph_from_before_autograd_is_refused_with_what_to_load():
     with pytest.raises(ReadError) as error:
         graph.load()
     assert str(error.value).endswith(
-        "train_inductor.log:412: graphs of kind dynamo_output_graph hold calls of torch's functions, not operators\n"
+        "train_inductor.log:412: graphs of kind dynamo_output_graph call torch functions, not operators\n"
         "load an aot_* or a *_post_grad_graph of the log"
     )
 
@@ -448,62 +449,62 @@ FAULTS: dict[str, tuple[str, str]] = {
         "    r = torch.ops.aten.rellu.default(x)\n"
         "                  ^^^^^^^^^^^^^^^^^^\n"
         "did you mean 'aten.relu.default'?\n"
-        "import the library that registers it, if it is not torch's",
+        "import the library that registers it, if it is not part of torch",
     ),
     "an operator of a library that is not here": (
         graph_text("r = torch.ops.somewhere.fast.default(x)"),
         "log:4: no operator is called 'somewhere.fast.default'\n"
         "    r = torch.ops.somewhere.fast.default(x)\n"
         "                  ^^^^^^^^^^^^^^^^^^^^^^\n"
-        "import the library that registers it, if it is not torch's",
+        "import the library that registers it, if it is not part of torch",
     ),
     "a function of torch": (
         graph_text("r = torch.relu(x)"),
-        "log:4: 'torch.relu' is no operator\n"
+        "log:4: 'torch.relu' is not an operator\n"
         "    r = torch.relu(x)\n"
         "        ^^^^^^^^^^\n"
-        "graphs of operators are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)",
+        "give a graph of operators, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them",
     ),
     "a method": (
         graph_text("r = x.relu()"),
-        "log:4: 'x.relu' is no operator\n"
+        "log:4: 'x.relu' is not an operator\n"
         "    r = x.relu()\n"
         "        ^^^^^^\n"
-        "graphs of operators are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)",
+        "give a graph of operators, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them",
     ),
     "a type that the operator does not give": (
         graph_text('r: "f32[2, 5][5, 1]cpu" = torch.ops.aten.relu.default(x)'),
-        "log:4: r is f32[2, 4] by its operator, another type as written\n"
+        "log:4: the operator of r returns f32[2, 4], not the printed type\n"
         '    r: "f32[2, 5][5, 1]cpu" = torch.ops.aten.relu.default(x)\n'
         "    ^\n"
-        "the text was edited, or another version of the operator wrote it",
+        "print the graph again: it was edited, or printed with another version of the operator",
     ),
     "strides that the operator does not give": (
         graph_text('r: "f32[2, 4][1, 2]cpu" = torch.ops.aten.relu.default(x)'),
-        "log:4: r is f32[2, 4] by its operator, another type as written\n"
+        "log:4: the operator of r returns f32[2, 4], not the printed type\n"
         '    r: "f32[2, 4][1, 2]cpu" = torch.ops.aten.relu.default(x)\n'
         "    ^\n"
-        "the text was edited, or another version of the operator wrote it",
+        "print the graph again: it was edited, or printed with another version of the operator",
     ),
     "a device that the operator does not give": (
         graph_text('r: "f32[2, 4][4, 1]cuda:0" = torch.ops.aten.relu.default(x)'),
-        "log:4: r is f32[2, 4] by its operator, another type as written\n"
+        "log:4: the operator of r returns f32[2, 4], not the printed type\n"
         '    r: "f32[2, 4][4, 1]cuda:0" = torch.ops.aten.relu.default(x)\n'
         "    ^\n"
-        "the text was edited, or another version of the operator wrote it",
+        "print the graph again: it was edited, or printed with another version of the operator",
     ),
     "strides of a view on an accelerator": (
         graph_text('r: "f32[4, 2][2, 1]cuda:0" = torch.ops.aten.t.default(x)', inputs='x: "f32[2, 4][4, 1]cuda:0"'),
-        "log:4: r is f32[4, 2](device='cuda:0', strides=(1, 4)) by its operator, another type as written\n"
+        "log:4: the operator of r returns f32[4, 2](device='cuda:0', strides=(1, 4)), not the printed type\n"
         '    r: "f32[4, 2][2, 1]cuda:0" = torch.ops.aten.t.default(x)\n'
         "    ^\n"
-        "the text was edited, or another version of the operator wrote it",
+        "print the graph again: it was edited, or printed with another version of the operator",
     ),
     "a wrong item": (
         graph_text(
             "s = torch.ops.aten.split.Tensor(x, 2, 1);  x = None", 'r: "f32[2, 2][4, 1]cpu" = s[2];  s = None'
         ),
-        "log:5: s has 2 items, no item 2\n"
+        "log:5: s has 2 items, so item 2 does not exist\n"
         '    r: "f32[2, 2][4, 1]cpu" = s[2];  s = None\n'
         "                              ^",
     ),
@@ -511,14 +512,14 @@ FAULTS: dict[str, tuple[str, str]] = {
         graph_text(
             "s = torch.ops.aten.split.Tensor(x, 2, 1);  x = None", 'r: "f32[2, 3][4, 1]cpu" = s[1];  s = None'
         ),
-        "log:5: item 1 of s is f32[2, 2](strides=(4, 1), offset=2) by its operator, another type as written\n"
+        "log:5: the operator of item 1 of s returns f32[2, 2](strides=(4, 1), offset=2), not the printed type\n"
         '    r: "f32[2, 3][4, 1]cpu" = s[1];  s = None\n'
         "    ^^^^^^^^^^^\n"
-        "the text was edited, or another version of the operator wrote it",
+        "print the graph again: it was edited, or printed with another version of the operator",
     ),
     "a wrong number": (
         graph_text('r: "Sym(3*s5)" = n * 2', inputs='n: "Sym(s5)"'),
-        "log:4: r is 2*s88 by its operator, 3*s88 as written\n"
+        "log:4: the text says that r is 3*s88, its operator returns 2*s88\n"
         '    r: "Sym(3*s5)" = n * 2\n'
         "    ^",
     ),
@@ -530,17 +531,17 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a type that is no type": (
         graph_text(RELU, inputs='x: "f32 of size 4"'),
-        "log:3: 'f32 of size 4' is no type\n"
+        "log:3: 'f32 of size 4' is not a type\n"
         '    def forward(self, x: "f32 of size 4"):\n'
         "                          ^^^^^^^^^^^^^\n"
-        "graphs of plain tensors are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)",
+        "give a graph of plain tensors, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them",
     ),
     "a type of a subclass": (
         graph_text(RELU, inputs='x: "DTensor(f32[2, 4][4, 1]cpu, S(0))"'),
-        "log:3: 'DTensor(f32[2, 4][4, 1]cpu, S(0))' is no type\n"
+        "log:3: 'DTensor(f32[2, 4][4, 1]cpu, S(0))' is not a type\n"
         '    def forward(self, x: "DTensor(f32[2, 4][4, 1]cpu, S(0))"):\n'
         "                          ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
-        "graphs of plain tensors are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)",
+        "give a graph of plain tensors, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them",
     ),
     "an unknown dtype": (
         graph_text(RELU, inputs='x: "f33[2, 4][4, 1]cpu"'),
@@ -550,7 +551,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "an unknown device": (
         graph_text(RELU, inputs='x: "f32[2, 4][4, 1]gpu:0"'),
-        "log:3: 'gpu:0' is no device\n"
+        "log:3: 'gpu:0' is not a device\n"
         '    def forward(self, x: "f32[2, 4][4, 1]gpu:0"):\n'
         "                                         ^^^^^",
     ),
@@ -562,13 +563,13 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a size that is no symbol": (
         graph_text(RELU, inputs='x: "f32[2, rows][4, 1]cpu"'),
-        "log:3: 'rows' is no symbol of a size\n"
+        "log:3: 'rows' is not a size symbol such as s0\n"
         '    def forward(self, x: "f32[2, rows][4, 1]cpu"):\n'
         "                                 ^^^^",
     ),
     "strides of another rank": (
         graph_text(RELU, inputs='x: "f32[2, 4][4]cpu"'),
-        "log:3: x is no tensor: dimensionality of sizes (2) must match dimensionality of strides (1)\n"
+        "log:3: x is not a possible tensor: dimensionality of sizes (2) must match dimensionality of strides (1)\n"
         '    def forward(self, x: "f32[2, 4][4]cpu"):\n'
         "                      ^",
     ),
@@ -594,7 +595,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a name set to None that is not there": (
         graph_text("y = None", result="(x,)"),
-        "log:4: only names that are defined are set to None\n    y = None\n    ^",
+        "log:4: only a defined name can be set to None\n    y = None\n    ^",
     ),
     "a name defined twice": (
         graph_text("r = torch.ops.aten.relu.default(x)", "r = torch.ops.aten.relu.default(r)"),
@@ -610,21 +611,21 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "a literal": (
         graph_text("r = 3"),
-        "log:4: the right side of a line is an operator, an item or an attribute of self\n    r = 3\n    ^",
+        "log:4: expected an operator, an item or an attribute of self on the right side\n    r = 3\n    ^",
     ),
     "an attribute that is not shown": (
         graph_text("r = self.weight"),
-        "log:4: the text does not show what self.weight is\n"
+        "log:4: the text does not define self.weight\n"
         "    r = self.weight\n"
         "             ^^^^^^\n"
-        "nested graphs stand in the post-grad graphs of a trace log; constants need a type",
+        "read nested graphs from the post-grad graphs of a trace log; print constants with their types",
     ),
     "an argument that is none": (
         graph_text("r = torch.ops.aten.relu.default(lambda: x)"),
-        "log:4: 'lambda: x' is no argument\n"
+        "log:4: 'lambda: x' is not an argument\n"
         "    r = torch.ops.aten.relu.default(lambda: x)\n"
         "    ^\n"
-        "numbers, strings, lists, dtypes and names are read",
+        "use numbers, strings, lists, dtypes and names",
     ),
     "a number that is too large": (
         graph_text("r = torch.ops.aten.mul.Tensor(x, 0x" + "f" * 40 + ")"),
@@ -650,11 +651,11 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "text that is no Python": (
         graph_text("r = torch.ops.aten.relu.default(x"),
-        "log:4: no Python: '(' was never closed\n    r = torch.ops.aten.relu.default(x\n    ^",
+        "log:4: not valid Python: '(' was never closed\n    r = torch.ops.aten.relu.default(x\n    ^",
     ),
     "a wrong indentation": (
         graph_text("  r = torch.ops.aten.relu.default(x)", "y = r"),
-        "log:5: no Python: unindent does not match any outer indentation level\n    y = r\n    ^",
+        "log:5: not valid Python: unindent does not match any outer indentation level\n    y = r\n    ^",
     ),
     "something beside the class": (
         "class GraphModule(torch.nn.Module):\n    def forward(self):\n        return ()\nimport os\n",
@@ -679,7 +680,7 @@ def test_each_fault_is_told_with_file_line_and_what_to_do(case: str, log: Path):
 def test_a_group_of_another_size_than_its_launches_say_is_a_fault(log: Path):
     text = graph_text("r = torch.ops._c10d_functional.all_gather_into_tensor.default(x, 2, '1')")
     message = fault(log, text, groups={"1": 4})
-    assert message.startswith("log:4: group '1' has 2 ranks by its launches, 4 as given\n")
+    assert message.startswith("log:4: group '1' has 2 ranks in its launches, but 4 were given\n")
 
 
 # What torch has no kernel for.

@@ -123,7 +123,7 @@ def test_the_headline_reasons_and_witnesses_need_no_script():
 
 def test_counts_say_whether_they_are_of_collectives_or_of_decisions():
     texts = [" ".join(text.split()) for text in Tags(page().render()).texts]
-    label = texts.index("of the graph before, by what was decided about them")
+    label = texts.index("of the original graph, by decision")
     assert [text for text in texts[:label] if text][-1] == "Collectives"
     assert [text for text in texts[label:] if text][1] == "1 applied"
     assert "decisions applied" in texts

@@ -167,8 +167,8 @@ def test_the_effort_is_that_of_every_cell(module: GraphModule, monkeypatch: pyte
 
 def test_sizes_of_buckets_need_a_pass_that_takes_them(module: GraphModule):
     (found,) = sweep(module, ["h100-8"], ["sink-waits"], bucket_bytes=[1 << 20])
-    do = "add schedule-overlap, or leave the sizes out"
-    assert found.error == f"sweep: no pass of 'sink-waits' takes a size of buckets\n{do}"
+    do = "add schedule-overlap, or omit the bucket sizes"
+    assert found.error == f"sweep: no pass of 'sink-waits' has a bucket size\n{do}"
 
 
 # Executors.
@@ -261,7 +261,7 @@ def test_a_shard_may_be_empty(module: GraphModule):
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0)])
 def test_a_shard_that_is_not_there_is_refused(module: GraphModule, shard: tuple[int, int]):
-    with pytest.raises(ReportError, match=f"there is no shard {shard[0]} of {shard[1]}\ncount from 1"):
+    with pytest.raises(ReportError, match=f"shard {shard[0]} of {shard[1]} does not exist\ncount from 1"):
         sweep(module, ["h100-8"], ["none"], shard=shard)
 
 
@@ -280,10 +280,10 @@ def test_duplicates_gaps_and_other_sweeps_are_told_at_once(tmp_path: Path):
         [cell(0, 4), cell(1, 4), cell(0, 4), cell(9, 4), replace(cell(2, 4), sweep="other"), cell(2, 5)],
     )
     assert merge_error(path) == [
-        f"{path}:3: cell 0 is in {path}:1 already",
+        f"{path}:3: cell 0 is already in {path}:1",
         f"{path}:4: cell 9 of 4, counted from 0",
-        f"{path}:5: it is of another sweep than {path}:1",
-        f"{path}:6: it is of another sweep than {path}:1",
+        f"{path}:5: it belongs to another sweep than {path}:1",
+        f"{path}:6: it belongs to another sweep than {path}:1",
         "2 of 4 cells are missing: 2, 3",
     ]
 
@@ -315,7 +315,7 @@ def test_lines_that_are_no_cells_are_told_at_once(tmp_path: Path):
     assert {line.partition(": ")[2] for line in found[3:6]} == {"a number is negative or not finite"}
     assert {line.partition(": ")[2] for line in found[6:8]} == {"a cell has either numbers or an error"}
     assert found[-2:] == [
-        f"{latin}: it cannot be read: it is no text",
+        f"{latin}: it cannot be read: it is not UTF-8 text",
         f"{tmp_path}/missing: it cannot be read: No such file or directory",
     ]
 
@@ -324,7 +324,7 @@ def test_many_missing_cells_are_counted_and_an_empty_file_has_none(tmp_path: Pat
     (told,) = merge_error(save(tmp_path / "a", [cell(0, 10**12)]))
     assert told.startswith("999999999999 of 1000000000000 cells are missing: 1, 2, 3, ")
     assert told.endswith(", 20 and 999999999979 more")
-    assert merge_error(save(tmp_path / "b", [])) == ["there are no cells"]
+    assert merge_error(save(tmp_path / "b", [])) == ["the files have no cells"]
 
 
 def test_a_line_holds_whatever_a_name_holds(tmp_path: Path):
@@ -347,7 +347,7 @@ def test_the_table_shows_every_cell_and_the_errors_under_it():
         "    who: what",
         "    do",
     ]
-    assert sweep_text([]) == "there are no cells"
+    assert sweep_text([]) == "the sweep has no cells"
 
 
 def test_limits_are_columns_where_they_are_given_and_a_cell_that_does_not_fit_says_what_it_needs():
@@ -399,7 +399,7 @@ def test_the_step_is_drawn_against_each_axis():
     ]
     text = plot(cells)
     titles = [each.text for each in drawn(text, "text") if each.get("class") == "head"]
-    assert titles == ["c", "step by memory limit, c", "step by size of buckets, c"]
+    assert titles == ["c", "step by memory limit, c", "step by bucket size, c"]
     lines = [each.get("points", "").split() for each in drawn(text, "polyline")]
     assert [len(line) for line in lines] == [3, 3, 2, 2, 2]
     heights = [[float(point.partition(",")[2]) for point in line] for line in lines[:2]]

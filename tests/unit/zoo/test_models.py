@@ -174,8 +174,8 @@ def test_all_models_have_names():
             "zoo: no parallelism is called 'zero'\n"
             "use one of none, ddp, fsdp, hsdp, hsdp-dtensor, tp, fsdp-tp, ep-fsdp",
         ),
-        ({"layers": 0}, "zoo: 0 layers are no model\nuse layers=1 or more"),
-        ({"batch": 0}, "zoo: a batch of 0 is none\nuse batch=1 or more"),
+        ({"layers": 0}, "zoo: layers is 0, expected 1 or more\nuse layers=1 or more"),
+        ({"batch": 0}, "zoo: batch is 0, expected 1 or more\nuse batch=1 or more"),
         ({"vocabluary": 8}, "zoo: llama-debug has no field called 'vocabluary'\ndid you mean 'vocabulary'?"),
         (
             {"parallel": "fsdp-tp", "mesh": {"tp": 2}},

@@ -6,10 +6,10 @@
             relu: "f32[2, 4][4, 1]cpu" = torch.ops.aten.relu.default(x);  x = None
             return (relu,)
 
-Contract: the text is walked and operators are looked up in torch's table of them; nothing in it is run. Values are
-recomputed by fake kernels and compared with the types that are written; where torch has no kernel for a call, or may
-not run it, the written type is taken. Comments become stack traces. Groups keep their run-time names in the table of
-the module. Every fault is a ReadError with its line.
+Contract: the reader walks the syntax tree and looks operators up in torch's registry; it executes nothing. Fake kernels
+recompute each value, which must agree with the printed type. The printed type is used alone where torch has no fake
+kernel for a call, or the call must not be run. Comments become stack traces. Groups keep their run-time names in the
+module's table. Every fault is a ReadError with its line.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from weft.graph.listings.literals import dotted
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Written = TensorType | NumberType
 UNKNOWN = object()
-"""The value of a call that was not computed."""
+"""Marks a call that has no computed value."""
 
 
 class Scope(NamedTuple):
-    """What the lines of one function share."""
+    """State shared by the lines of one function."""
 
     edit: Edit
     names: dict[str, Node]
@@ -50,7 +50,7 @@ class Scope(NamedTuple):
     """Attributes of the module: constants and nested graphs."""
     nested: Mapping[str, GraphModule]
     items: Mapping[str, Mapping[Any, tuple[ast.AST, Written]]]
-    """For each value that is taken apart: the types of its items."""
+    """For each value that the function unpacks: the printed types of its items."""
 
 
 class GraphReader:
@@ -64,7 +64,7 @@ class GraphReader:
         groups: Groups | None = None,
         sizes: Mapping[str, int] | None = None,
         inputs: Mapping[str, Any] | None = None,
-        constants: Mapping[str, Tensor] | None = None,  # fake ones, by path
+        constants: Mapping[str, Tensor] | None = None,  # fake tensors by path
         types: PrintedTypes | None = None,
     ) -> None:
         self.text = text
@@ -74,7 +74,7 @@ class GraphReader:
         self.inputs, self.constants = inputs or {}, constants or {}
         self.traces = text.stack_traces()
         self.groups: dict[str, tuple[ast.AST, list[int]]] = {}
-        """Run-time names by first use, each with that use and the size that its launches give it, if any."""
+        """By run-time name: the first use of the group, and the sizes that its launches state."""
 
     def read(self, at: ast.ClassDef) -> GraphModule:
         """The graph module of a class, with its table of groups."""
@@ -111,10 +111,8 @@ class GraphReader:
         scope.edit.output(self._result(body[-1], scope))
         try:
             return finish(scope.root, scope.edit.graph)
-        except (
-            Exception
-        ) as error:  # torch makes the module's code and attributes here; it refuses names such as `forward`
-            self.text.fail(at, f"torch makes no module of it: {type(error).__name__}: {first_line(error)}")
+        except Exception as error:  # torch generates the module's code here and rejects names such as `forward`
+            self.text.fail(at, f"torch cannot make a module of it: {type(error).__name__}: {first_line(error)}")
 
     def _items(self, body: Sequence[ast.stmt]) -> dict[str, dict[Any, tuple[ast.AST, Written]]]:
         items: dict[str, dict[Any, tuple[ast.AST, Written]]] = {}
@@ -129,7 +127,7 @@ class GraphReader:
         if each.name in self.inputs:
             return self.inputs[each.name]
         if each.annotation is None:
-            return None  # a generator, a token or a group: torch prints no type for it
+            return None  # torch prints no type for generators, tokens and groups
         return self.types.value(each.at, self.types.written(each.annotation), each.name)
 
     # Lines.
@@ -140,7 +138,7 @@ class GraphReader:
         if isinstance(at, ast.Assign) and is_none(at.value):
             for target in at.targets:
                 if not isinstance(target, ast.Name) or scope.names.pop(target.id, None) is None:
-                    self.text.fail(at, "only names that are defined are set to None", name=ast.unparse(target))
+                    self.text.fail(at, "only a defined name can be set to None", name=ast.unparse(target))
             return
         target = at.target if isinstance(at, ast.AnnAssign) else None
         if isinstance(at, ast.Assign) and len(at.targets) == 1:
@@ -173,11 +171,11 @@ class GraphReader:
                 name, at, target, [self.values.read(a, scope.names) for a in operands[1]], {}, written, scope
             )
         if not isinstance(at, ast.Call):
-            self.text.fail(at, "the right side of a line is an operator, an item or an attribute of self", name=name)
+            self.text.fail(at, "expected an operator, an item or an attribute of self on the right side", name=name)
         target = operator_called(self.text, at)
         args = [self.values.read(argument, scope.names) for argument in at.args]
         if any(word.arg is None for word in at.keywords):
-            self.text.fail(at, "'**' has no meaning here", name="**")
+            self.text.fail(at, "'**' is not supported here", name="**")
         kwargs = {str(word.arg): self.values.read(word.value, scope.names) for word in at.keywords}
         return self._call(name, at, target, args, kwargs, written, scope)
 
@@ -189,8 +187,8 @@ class GraphReader:
         if isinstance(written, TensorType):
             fake = self.types.value(at, written, name)
         if fake is None:
-            do = "nested graphs stand in the post-grad graphs of a trace log; constants need a type"
-            self.text.fail(at, f"the text does not show what self.{path} is", do, path)
+            do = "read nested graphs from the post-grad graphs of a trace log; print constants with their types"
+            self.text.fail(at, f"the text does not define self.{path}", do, path)
         if any(not isinstance(n, int) for n in [*fake.shape, *fake.stride()]):
             self.text.fail(at, f"the constant {path} has symbolic sizes", name=path)
         scope.root[path] = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
@@ -215,7 +213,8 @@ class GraphReader:
         elif written is not None:
             value = self.types.reconcile(at, name, written, value, inputs)
         elif items:
-            # Inductor makes foreach operators work in place and goes on to take items of what then returns nothing.
+            # Inductor turns foreach operators into in-place ones, which return nothing, but still prints reads of their
+            # items. The items are then those of the first argument.
             value = values[0] if value is None and values else value
             value = self._with_items(name, value, items, inputs)
         node = scope.edit.call(target, tuple(args), kwargs, name=name, value=() if value is None else value)
@@ -226,7 +225,7 @@ class GraphReader:
 
     def _computed(self, at: ast.AST, target: Any, args: Any, kwargs: Any, has_type: bool) -> Any:
         if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
-            return UNKNOWN  # not run, not even on fake values
+            return UNKNOWN  # may have effects even on fake values
         try:
             return metadata.compute(target, args, kwargs, self.types.mode)
         except GraphError as error:
@@ -239,12 +238,12 @@ class GraphReader:
             self.text.fail(at, f"{ops.name_of(target)}: {first_line(error)}")
 
     def _of_items(self, items: Mapping[Any, tuple[ast.AST, Written]]) -> Any:
-        """The value of a call that is not run, from the types of its items; None where none are written."""
+        """The value of a call without a fake kernel, from the printed types of its items; None without them."""
         made = {key: self.types.value(at, written, f"item {key}") for key, (at, written) in items.items()}
         if not made or any(isinstance(key, str) for key in made):
             return made or None
         if max(made) > len(made) * 1000 or min(made) < 0:
-            self.text.fail(items[max(made)][0], f"there is no item {max(made)}")
+            self.text.fail(items[max(made)][0], f"item {max(made)} does not exist")
         return tuple(made.get(i) for i in range(max(made) + 1))
 
     def _with_items(
@@ -255,7 +254,7 @@ class GraphReader:
         made: list[Any] = list(value)
         for key, (at, written) in items.items():
             if not isinstance(key, int) or not 0 <= key < len(made):
-                self.text.fail(at, f"{name} has {len(made)} items, no item {key!r}", name=name)
+                self.text.fail(at, f"{name} has {len(made)} items, so item {key!r} does not exist", name=name)
             made[key] = self.types.reconcile(at, f"item {key} of {name}", written, made[key], inputs)
         return made if isinstance(value, list) else tuple(made)
 
@@ -293,18 +292,22 @@ class GraphReader:
             ranks = None if isinstance(given, int) else tuple(tuple(int(rank) for rank in part) for part in given)
         except (TypeError, ValueError):
             do = "give a size, or the ranks of every group: groups={'1': [[0, 1], [2, 3]]}"
-            raise ReadError(compose("groups", f"{given!r} is no size and no ranks of group {key!r}", do=do)) from None
+            raise ReadError(
+                compose("groups", f"{given!r} is neither a size nor a list of ranks for group {key!r}", do=do)
+            ) from None
         found = given if isinstance(given, int) else max(map(len, ranks or ()), default=0)
         if size and found != size:
-            self.text.fail(at, f"group {key!r} has {size} ranks by its launches, {found} as given", name=repr(key))
+            self.text.fail(
+                at, f"group {key!r} has {size} ranks in its launches, but {found} were given", name=repr(key)
+            )
         if found < 1:
-            what = f"nothing says how many ranks group {key!r} has"
+            what = f"the text does not say how many ranks group {key!r} has"
             self.text.fail(at, what, f"give its size: groups={{{key!r}: 8}}", repr(key))
         return Group(name, found, 1, ranks)
 
 
 def operands_of(at: ast.expr) -> tuple[str, list[ast.expr]] | None:
-    """The function of `operator` that an expression stands for and its operands; None for other expressions."""
+    """The function of module `operator` that an expression calls, and its operands; None for other expressions."""
     if isinstance(at, ast.Subscript):
         return "getitem", [at.value, at.slice]
     if isinstance(at, ast.BinOp) and type(at.op) in OPERATIONS:
@@ -317,15 +320,15 @@ def operands_of(at: ast.expr) -> tuple[str, list[ast.expr]] | None:
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """The values, those in lists included."""
+    """The values, with nested lists and tuples flattened."""
     return [item for value in values for item in (flat(value) if isinstance(value, list | tuple) else [value])]
 
 
 def is_text(at: ast.stmt) -> bool:
-    """A string that stands alone."""
+    """Whether a statement is a bare constant, such as a docstring."""
     return isinstance(at, ast.Expr) and isinstance(at.value, ast.Constant)
 
 
 def is_none(at: ast.expr) -> bool:
-    """The constant None."""
+    """Whether an expression is the constant None."""
     return isinstance(at, ast.Constant) and at.value is None

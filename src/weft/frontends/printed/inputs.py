@@ -1,4 +1,4 @@
-"""The inputs of a printed `forward`, in the three ways in which torch takes them.
+"""The inputs of a printed `forward`, in the three forms that torch prints.
 
 def forward(self, x: "f32[2]", y: "f32[2]"):         one parameter each
 
@@ -25,7 +25,7 @@ from weft.graph.listings.literals import dotted
 
 
 class Input(NamedTuple):
-    """An input of a graph: its name, where it stands, and its type where one is written."""
+    """An input of a graph: its name, its place in the text, and its printed type, if any."""
 
     name: str
     at: ast.AST
@@ -33,7 +33,7 @@ class Input(NamedTuple):
 
 
 def inputs_of(text: PrintedText, at: ast.FunctionDef) -> tuple[list[Input], Sequence[ast.stmt]]:
-    """The inputs of a function, and the statements behind those that take them."""
+    """The inputs of a function, and the statements that follow those that unpack them."""
     arguments = at.args
     plain = not (arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg)
     if not plain or arguments.defaults or at.decorator_list or not arguments.args or arguments.args[0].arg != "self":
@@ -76,7 +76,7 @@ def _flattened(text: PrintedText, at: ast.FunctionDef) -> tuple[list[Input], Seq
             if isinstance(name, ast.Name)
         ]
         if annotations or len(found) < len(target.elts):
-            text.fail(statement, "the inputs that are flattened are not those that have types")
+            text.fail(statement, "the flattened inputs are not the same as the inputs with types")
         return found, at.body[count + 1 :]
     return None
 

@@ -1,4 +1,4 @@
-"""Reading `fx_graph_runnable` texts: the script by which Inductor lets one repeat a compilation.
+"""Reading `fx_graph_runnable` texts: the scripts that Inductor writes to reproduce a compilation.
 
     class Repro(torch.nn.Module):
         def forward(self, primals_1, primals_2):
@@ -9,9 +9,9 @@
         buf0 = reader.storage(None, 256, device=device(type='cuda', index=0))
         reader.tensor(buf0, (4, 16), is_leaf=True)  # primals_1
 
-Contract: the script is parsed and walked; nothing in it is run. Inputs are those of `load_args`, with dtypes, sizes,
-strides, devices and the storages they share; groups are those that the script would set up. Constants have types and no
-values, since the script rounds them. A nested graph is a ReadError: the script does not hold it.
+Contract: the reader walks the script's syntax tree and executes nothing. `load_args` gives the dtypes, sizes, strides,
+devices and shared storages of the inputs. The script's set-up gives the sizes of the groups. Constants have types but
+no values, since the script rounds them. A nested graph is a ReadError: the script does not contain it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.graph.metadata import contiguous_strides
 
 VERSION = re.compile(r"^# torch version: ([\w.+]{1,80})$", re.MULTILINE)
 VALUELESS = ("const", "unsupported", "generator", "opaque")
-"""What `load_args` may read besides tensors and numbers: inputs for which a graph has no type."""
+"""Methods of `load_args`'s reader for inputs that have no type in a graph."""
 
 
 def read_runnable(
@@ -49,8 +49,8 @@ def read_runnable(
 ) -> GraphModule:
     """The graph of a runnable: a path, or the text itself.
 
-    `groups` gives the sizes or ranks of groups by their names in the text, where it does not say them. `hints` gives
-    sizes for symbols; the text's own are used for those that are not given.
+    `groups` gives the sizes or ranks of groups that the text does not state, by their names in the text. `hints` gives
+    sizes for symbols and overrides those of the text.
     """
     if isinstance(source, str) and "\n" in source:
         return read_source(PrintedText("runnable", source), groups=groups, hints=hints)
@@ -66,13 +66,13 @@ def read_runnable(
 def read_source(
     text: PrintedText, *, groups: Groups | None = None, hints: Mapping[str, int] | None = None
 ) -> GraphModule:
-    """The graph of a runnable that stands somewhere in a file."""
+    """The graph of a runnable inside a file."""
     body = text.tree().body
     made = next((s for s in body if isinstance(s, ast.ClassDef) and s.name == "Repro"), None)
     loads = next((s for s in body if isinstance(s, ast.FunctionDef) and s.name == "load_args"), None)
     if made is None or loads is None:
         missing = "class Repro" if made is None else "function load_args"
-        text.fail(1, f"it is no runnable: it has no {missing}", "give an fx_graph_runnable text of Inductor")
+        text.fail(1, f"it is not a runnable: it has no {missing}", "give an fx_graph_runnable text of Inductor")
     types = PrintedTypes(text, {**_hints(body), **(hints or {})})
     script = _Script(text, types)
     try:
@@ -83,7 +83,7 @@ def read_source(
         text.fail(made, "the text is nested too deeply")
     reader = GraphReader(text, types=types, groups=groups, sizes=sizes, inputs=inputs, constants=constants)
     module = reader.read(made)
-    module.meta[APART_KEY] = True  # what shares a storage is read so
+    module.meta[APART_KEY] = True  # `load_args` states which inputs share a storage
     version = VERSION.search(text.text)
     module.meta[ABOUT_KEY] = {"source": "runnable", "torch": version[1] if version else ""}
     return module
@@ -101,7 +101,7 @@ def _hints(body: list[ast.stmt]) -> dict[str, int]:
 
 
 class _Script:
-    """Reads what stands around the graph."""
+    """Reads the parts of the script around the graph."""
 
     def __init__(self, text: PrintedText, types: PrintedTypes) -> None:
         self.text, self.types = text, types
@@ -117,7 +117,7 @@ class _Script:
         read = [call for at in calls if (call := self._reader_call(at)) is not None]
         storages = self._storages(calls)
         if any(method == "symint" and not call.keywords for method, call in read):
-            # torch 2.11 does not say which symbol such an input is: each symbol is then the number it stands for
+            # torch 2.11 does not name the symbol of such an input, so each symbol is replaced by its hint
             self.types.numbers.update(self.types.hints)
         if len(read) != len(names):
             what = f"load_args reads {len(read)} inputs, forward takes {len(names)}"
@@ -134,7 +134,7 @@ class _Script:
         return values
 
     def _is_load(self, at: ast.stmt) -> bool:
-        """Whether it is a line that reads; the lines that mend values of tensors are passed over."""
+        """Whether a line reads an input; lines that fix up the values of tensors are skipped."""
         if is_text(at) or isinstance(at, ast.If):
             return False
         value = at.value if isinstance(at, ast.Assign | ast.Expr) else None
@@ -148,11 +148,11 @@ class _Script:
         if method == "storage":
             return None
         if method not in ("tensor", "symint", *VALUELESS):
-            self.text.fail(at, f"no reader has a method {method!r}", name=method)
+            self.text.fail(at, f"the reader has no method {method!r}", name=method)
         return method, call
 
     def _storages(self, calls: list[ast.stmt]) -> dict[str, ast.Call]:
-        """The calls that make storages by the name each is given."""
+        """The calls that create storages, by the name of the storage."""
         found: dict[str, ast.Call] = {}
         for at in calls:
             target = at.targets[0] if isinstance(at, ast.Assign) else None
@@ -192,11 +192,11 @@ class _Script:
             self.text.fail(at, "the sizes and strides of a tensor are tuples")
         found = [self.types.size(at, size) for size in sizes.elts]
         if any(n is None for n in found):
-            self.text.fail(at, "a size is no expression that is read")
+            self.text.fail(at, "a size is not a supported expression")
         return found
 
     def _whole(self, name: str, at: ast.Call, dtype: torch.dtype) -> Tensor:
-        """All of a storage, as one row of elements."""
+        """A whole storage as a one-dimensional tensor."""
         words = {word.arg: word.value for word in at.keywords}
         device = self.values.read(words["device"], {}) if "device" in words else torch.device("cpu")
         num_bytes = self.types.size(at, at.args[1]) if len(at.args) == 2 else None
@@ -216,7 +216,7 @@ class _Script:
     # Constants.
 
     def constants(self, made: ast.ClassDef) -> dict[str, Tensor]:
-        """Fake tensors for those that `__init__` makes; other attributes are left out."""
+        """Fake tensors for the constants that `__init__` makes; other attributes are ignored."""
         initial = next((s for s in made.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
         found: dict[str, Tensor] = {}
         for at in initial.body if initial is not None else ():
@@ -236,7 +236,7 @@ class _Script:
         return "", None
 
     def _constant(self, path: str, at: ast.expr, device: str = "cpu") -> Tensor | None:
-        """A tensor of the type of `tensor([1., 2.])`, `torch.randn([4], dtype=torch.float32).to("cuda")` and so on."""
+        """A fake tensor for `tensor([1., 2.])`, `torch.randn([4], dtype=torch.float32).to("cuda")` and the like."""
         if isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("to", "cuda"):
             place = at.args[0] if at.args else ast.Constant("cuda")
             return self._constant(path, at.func.value, str(self.values.read(place, {})))

@@ -17,9 +17,9 @@ from weft.errors import ReadError, compose, point_at
 from weft.graph.dag import collector_paused
 
 MAX_CHARACTERS = 1 << 25
-"""Of one text: about 300 000 nodes. A syntax tree takes 125 times the memory of its text."""
+"""Longest text that is parsed: about 300 000 nodes. The syntax tree takes 125 times the memory of its text."""
 SHOWN = 160
-"""How much of a line an error shows."""
+"""Number of characters of a line that an error shows."""
 NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -30,7 +30,7 @@ class PrintedText:
         self.file, self.text, self.first_line = file, text, first_line
         self.lines = NEWLINE.split(text)
         self.advice = advice
-        """What to do about any fault, where the caller knows more about the file than the text shows."""
+        """Advice that is added to every error, from a caller that knows more about the file."""
 
     def fail(self, at: ast.AST | int, what: str, do: str = "", name: str = "") -> NoReturn:
         """Raise the error for a node of the tree or a line of the text."""
@@ -40,20 +40,20 @@ class PrintedText:
         raise error(self.file, self.first_line + number - 1, what, line, name, do)
 
     def tree(self) -> ast.Module:
-        """The syntax tree. `<lambda>`, the name of a class in printed graphs, is read as a name of its length."""
+        """The syntax tree. `<lambda>`, a possible class name in printed graphs, is replaced by a name of its length."""
         if len(self.text) > MAX_CHARACTERS:
-            self.fail(1, f"the text has {len(self.text)} characters, at most {MAX_CHARACTERS} are read")
+            self.fail(1, f"the text has {len(self.text)} characters, the limit is {MAX_CHARACTERS}")
         try:
             with warnings.catch_warnings(), collector_paused():
                 warnings.simplefilter("ignore")
                 return ast.parse(self.text.replace("<lambda>", "_lambda_"))
         except SyntaxError as fault:
-            self.fail(fault.lineno or 1, f"no Python: {fault.msg}")
+            self.fail(fault.lineno or 1, f"not valid Python: {fault.msg}")
         except (ValueError, RecursionError, MemoryError) as fault:
-            self.fail(1, f"no Python: {type(fault).__name__}: {fault}")
+            self.fail(1, f"not valid Python: {type(fault).__name__}: {fault}")
 
     def only_class(self) -> ast.ClassDef:
-        """The one class that the text is."""
+        """The class, which must be the only statement of the text."""
         body = self.tree().body
         found = [statement for statement in body if isinstance(statement, ast.ClassDef)]
         other = next((statement for statement in body if statement not in found[:1]), None)
@@ -62,7 +62,7 @@ class PrintedText:
         return found[0]
 
     def stack_traces(self) -> list[str]:
-        """For each line the stack trace in the comment that it stands under, or the empty string."""
+        """For each line: the stack trace in the comment above it, or the empty string."""
         traces: list[str] = []
         current = ""
         for line in self.lines:
@@ -74,7 +74,7 @@ class PrintedText:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if it is a gzip file."""
+    """Open a file for reading bytes; a gzip file is decompressed."""
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(path)) if is_packed else path.open("rb")
@@ -92,7 +92,7 @@ def stack_trace(comment: str) -> str:
 
 
 def error(file: str, number: int, what: str, line: str = "", name: str = "", do: str = "") -> ReadError:
-    """The error for a line of a file; a long line is shown around the name that matters."""
+    """The error for a line of a file; of a long line it shows the part around `name`."""
     if len(line) > SHOWN:
         start = max(line.find(name) - SHOWN // 2, 0) if name else 0
         line = line[start : start + SHOWN]

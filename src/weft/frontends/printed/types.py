@@ -1,7 +1,8 @@
 """Types in printed graphs: `"f32[s77, 16][16, 1]cuda:0"` and `"Sym(s77)"`, read as fake values or compared with them.
 
-Contract: sizes are numbers and expressions in torch's symbols, built by look-up. A symbol gets the hint that is known
-for it and is unbacked without one; a symbol that an operator makes is the one that the operator made here.
+Contract: sizes are numbers, or expressions in torch's symbols, which are evaluated without running the text. A symbol
+with a known hint is backed, any other is unbacked. A symbol that first appears in an operator's result stands for the
+size that the operator computed here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from weft.graph.listings.types import DTYPES, TypeText
 TENSOR = re.compile(r"(?:(?:Parameter|Buffer)\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?([a-z_]*(?::\d+)?)\)?")
 NUMBER = re.compile(r"Sym\((.*)\)")
 SYMBOL = re.compile(r"[a-z]{1,4}\d{1,9}")
-# Spelled in another way than in listings.
+# Printed graphs spell this dtype differently from listings.
 PRINTED_DTYPES = {**DTYPES, **({"f4e2m1fnx2": DTYPES["f4e2m1fn_x2"]} if "f4e2m1fn_x2" in DTYPES else {})}
 PRINTED_FUNCTIONS = {
     **FUNCTIONS,
@@ -39,7 +40,7 @@ PRINTED_FUNCTIONS = {
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor as it is written; sizes are numbers or expressions."""
+    """The printed type of a tensor; sizes are numbers or expressions."""
 
     dtype: torch.dtype
     size: tuple[Any, ...]
@@ -49,7 +50,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class NumberType:
-    """A symbolic number as it is written; None where the expression is a condition or is not read."""
+    """The printed type of a symbolic number; None for conditions and for lists of expressions."""
 
     number: int | ast.expr | None
 
@@ -60,7 +61,7 @@ class PrintedTypes:
     def __init__(self, text: PrintedText, hints: Mapping[str, int]) -> None:
         for name, hint in hints.items():
             if type(hint) is not int:
-                raise ReadError(compose("hints", f"{hint!r} is no size for {name}", do="give hints={'s0': 8}"))
+                raise ReadError(compose("hints", f"{hint!r} is not a size for {name}", do="give hints={'s0': 8}"))
         self.text, self.hints = text, hints
         self.mode = new_fake_mode()
         self.numbers: dict[str, Any] = {}
@@ -84,8 +85,8 @@ class PrintedTypes:
             return NumberType(found[0] if is_read else None)
         tensor = TENSOR.fullmatch(text)
         if tensor is None:
-            what = f"{text[:80]!r} is no type"
-            do = "graphs of plain tensors are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)"
+            what = f"{text[:80]!r} is not a type"
+            do = "give a graph of plain tensors, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them"
             self.text.fail(at, what, do, text)
         dtype, size, strides, device = tensor.groups()
         if dtype not in PRINTED_DTYPES:
@@ -98,11 +99,11 @@ class PrintedTypes:
         )
 
     def expression(self, at: ast.AST, text: str) -> Any:
-        """The number that the text of an expression stands for."""
+        """The value of an expression given as text."""
         found = self._expressions(at, text)
         number = self.size(at, found[0]) if len(found) == 1 else None
         if number is None:
-            self.text.fail(at, f"{text[:80]!r} is no expression that is read", name=text)
+            self.text.fail(at, f"{text[:80]!r} is not a supported expression", name=text)
         return number
 
     def _expressions(self, at: ast.AST, text: str) -> tuple[Any, ...]:
@@ -115,17 +116,17 @@ class PrintedTypes:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             tree = None
         if not isinstance(tree, ast.Tuple):
-            self.text.fail(at, f"{text[:80]!r} are no sizes", name=text)
+            self.text.fail(at, f"{text[:80]!r} is not a list of sizes", name=text)
         return tuple(item.value if is_number(item) else item for item in tree.elts)  # type: ignore[attr-defined]
 
     def _device(self, at: ast.expr, text: str) -> torch.device:
         try:
             return torch.device(text)
         except RuntimeError:
-            self.text.fail(at, f"{text!r} is no device", name=text)
+            self.text.fail(at, f"{text!r} is not a device", name=text)
 
     def size(self, at: ast.AST, expression: Any) -> Any:
-        """The number that an expression stands for; None where a function in it is not read."""
+        """The value of an expression; None if it calls a function that is not supported."""
         if isinstance(expression, int):
             if expression.bit_length() > MAX_BITS:
                 self.text.fail(at, "a size has more than 64 bits")
@@ -155,15 +156,15 @@ class PrintedTypes:
         try:
             return self.size(at, result) if isinstance(result := function(*values), int) else result
         except (ArithmeticError, TypeError, ValueError, RuntimeError) as error:
-            self.text.fail(at, f"no size: {first_line(error)}")
+            self.text.fail(at, f"the size cannot be computed: {first_line(error)}")
 
     def symbol(self, at: ast.AST, name: str) -> Any:
         """The symbolic number of that name."""
         if name not in self.numbers:
             if not SYMBOL.fullmatch(name):
-                self.text.fail(at, f"{name!r} is no symbol of a size", name=name)
+                self.text.fail(at, f"{name!r} is not a size symbol such as s0", name=name)
             hint = self.hints.get(name)
-            # torch knows no symbols for 0 and 1: it takes them for constants
+            # torch specialises sizes 0 and 1 to constants, so they cannot back a symbol
             is_size = hint is not None and 1 < hint < 1 << 62
             self.numbers[name] = new_symbol(self.mode.shape_env, name, hint if is_size else None)  # type: ignore[arg-type]
         return self.numbers[name]
@@ -171,11 +172,11 @@ class PrintedTypes:
     # Values.
 
     def value(self, at: ast.AST, written: TensorType | NumberType, name: str) -> Any:
-        """A fake value of a written type."""
+        """A fake value of a printed type."""
         if isinstance(written, NumberType):
             number = None if written.number is None else self.size(at, written.number)
             if number is None:
-                self.text.fail(at, f"the number {name} is no expression that is read", name=name)
+                self.text.fail(at, f"the number {name} is not a supported expression", name=name)
             return number
         size = [self.size(at, n) for n in written.size]
         strides = metadata.contiguous_strides(size) if written.strides is None else written.strides
@@ -190,27 +191,29 @@ class PrintedTypes:
         strides: Sequence[Any],
         device: torch.device | None,
     ) -> Tensor:
-        """A fake tensor; what no tensor can be is a fault of the text."""
+        """A fake tensor; fails at this place of the text if no tensor can have this type."""
         if any(n is None for n in [*size, *strides]):
-            self.text.fail(at, f"a size of {name} is no expression that is read", name=name)
+            self.text.fail(at, f"a size of {name} is not a supported expression", name=name)
         try:
             return fake_tensor(self.mode, size, strides, dtype, device or torch.device("cpu"))
         except (ArithmeticError, RuntimeError, ValueError, TypeError) as error:
-            self.text.fail(at, f"{name} is no tensor: {first_line(error)}", name=name)
+            self.text.fail(at, f"{name} is not a possible tensor: {first_line(error)}", name=name)
 
     def reconcile(
         self, at: ast.AST, name: str, written: TensorType | NumberType, computed: Any, inputs: Sequence[Any]
     ) -> Any:
-        """The value to take where an operator gives one and the text writes another; raises where they contradict.
+        """The value of a node, from its computed value and its printed type; raises if they contradict each other.
 
-        The strides of a new tensor on an accelerator are taken as written: kernels of that device choose them, and this
-        machine may not know how.
+        A new tensor on an accelerator keeps its printed strides: the kernels of that device choose them, and this
+        machine may lack those kernels.
         """
         if isinstance(written, NumberType):
             self._compare_numbers(at, name, written, computed)
             return computed
         if not isinstance(computed, Tensor):
-            self.text.fail(at, f"{name} is {type(computed).__name__} by its operator, a tensor as written", name=name)
+            self.text.fail(
+                at, f"the text says that {name} is a tensor, its operator returns {type(computed).__name__}", name=name
+            )
         size = [self._unify(at, n, found) for n, found in zip(written.size, computed.shape, strict=False)]
         wrong_device = written.device is not None and not same_device(written.device, computed.device)
         if written.dtype != computed.dtype or len(written.size) != computed.dim() or wrong_device:
@@ -228,7 +231,7 @@ class PrintedTypes:
         return self.tensor(at, name, computed.dtype, computed.shape, strides, computed.device)
 
     def _unify(self, at: ast.AST, expression: Any, found: Any) -> Any:
-        """The written size; a symbol that is met here for the first time is the size that was found."""
+        """The printed size; a symbol that appears here for the first time is bound to the computed size."""
         if isinstance(expression, ast.Name) and isinstance(found, torch.SymInt) and SYMBOL.fullmatch(expression.id):
             is_made_here = expression.id.startswith("u") or expression.id not in self.hints
             if is_made_here and expression.id not in self.numbers:
@@ -237,20 +240,22 @@ class PrintedTypes:
 
     def _compare_numbers(self, at: ast.AST, name: str, written: NumberType, computed: Any) -> None:
         if not isinstance(computed, int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            self.text.fail(at, f"{name} is {type(computed).__name__} by its operator, a number as written", name=name)
+            self.text.fail(
+                at, f"the text says that {name} is a number, its operator returns {type(computed).__name__}", name=name
+            )
         if isinstance(computed, torch.SymInt) and written.number is not None:
             number = self._unify(at, written.number, computed)
             if differ(number, computed):
-                self.text.fail(at, f"{name} is {computed} by its operator, {number} as written", name=name)
+                self.text.fail(at, f"the text says that {name} is {number}, its operator returns {computed}", name=name)
 
     def _contradict(self, at: ast.AST, name: str, computed: Tensor) -> None:
         found = TypeText(torch.device("cpu")).of_input(computed, {}, "")
-        do = "the text was edited, or another version of the operator wrote it"
-        self.text.fail(at, f"{name} is {found} by its operator, another type as written", do, name)
+        do = "print the graph again: it was edited, or printed with another version of the operator"
+        self.text.fail(at, f"the operator of {name} returns {found}, not the printed type", do, name)
 
 
 def is_number(at: ast.AST) -> bool:
-    """Whether it is a whole number."""
+    """Whether an expression is a whole number."""
     return isinstance(at, ast.Constant) and type(at.value) is int
 
 
@@ -269,11 +274,11 @@ def differ(first: Any, second: Any) -> bool:
 
 
 def same_device(first: torch.device, second: torch.device) -> bool:
-    """Whether two devices are the same; one without an index is any of its kind."""
+    """Whether two devices may be the same; a device without an index matches any of its kind."""
     indices = {device.index for device in (first, second) if str(device) != device.type}
     return first.type == second.type and len(indices) < 2
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

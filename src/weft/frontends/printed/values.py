@@ -1,4 +1,4 @@
-"""The leaves of printed graphs: arguments, and the operators that are called. Looked up and built, never run."""
+"""Arguments and operators in printed graphs: looked up and built, never run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OPERATIONS: dict[type[ast.AST], str] = {
     **{ast.Pow: "pow", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor", ast.USub: "neg", ast.UAdd: "pos"},
     **{ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"},
 }
-"""The functions of `operator` that torch prints as operators of Python."""
+"""Functions of module `operator` that torch prints as Python operators."""
 CONSTANTS: dict[str, Any] = {
     f"torch.{name}": value
     for name, value in vars(torch).items()
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
 }
-# Functions on numbers: by their names, and as torch mangles those of other modules.
+# Functions on numbers: by their names, and by the mangled names that torch prints for functions of other modules.
 FUNCTIONS: dict[str, Any] = {
     spelled: function
     for name, function in ops.PYTHON_FUNCTIONS.items()
@@ -67,19 +67,19 @@ class ValueReader:
                 return found
         if isinstance(at, ast.Call):
             return self._made(at, names)
-        self.text.fail(at, f"{shown(at)!r} is no argument", "numbers, strings, lists, dtypes and names are read")
+        self.text.fail(at, f"{shown(at)!r} is not an argument", "use numbers, strings, lists, dtypes and names")
 
     def _constant(self, at: ast.Constant) -> Any:
         value: Any = at.value
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             self.text.fail(at, "a whole number has more than 64 bits")
         if value is Ellipsis or isinstance(value, bytes):
-            self.text.fail(at, f"{shown(at)!r} is no argument")
+            self.text.fail(at, f"{shown(at)!r} is not an argument")
         return value
 
     def _key(self, at: ast.expr | None) -> Any:
         if not isinstance(at, ast.Constant) or not isinstance(at.value, str | int):
-            self.text.fail(at or 1, "the keys of a dict are strings")
+            self.text.fail(at or 1, "the keys of a dict must be strings or whole numbers")
         return self._constant(at)
 
     def _name(self, at: ast.Name, names: Mapping[str, Node]) -> Any:
@@ -92,14 +92,14 @@ class ValueReader:
         self.text.fail(at, f"{at.id!r} is not defined here", nearest(at.id, names), at.id)
 
     def _expression(self, at: ast.BinOp) -> Any:
-        """A complex number, or sizes in symbols."""
+        """A complex number, or an expression in size symbols."""
         if isinstance(at.right, ast.Constant) and isinstance(at.right.value, complex):
             left = self.read(at.left, {})
             if isinstance(left, int | float) and isinstance(at.op, ast.Add | ast.Sub):
                 return left + at.right.value if isinstance(at.op, ast.Add) else left - at.right.value
         number = self.types.size(at, at)
         if number is None:
-            self.text.fail(at, f"{shown(at)!r} is no argument")
+            self.text.fail(at, f"{shown(at)!r} is not an argument")
         return number
 
     def _dotted(self, at: ast.Attribute) -> Any:
@@ -119,28 +119,28 @@ class ValueReader:
                 return values[0]
             if kind in ("device", "torch.device") and set(words) <= {"type", "index"} and (words or values):
                 return self._device(at, *values, *words.values())
-        self.text.fail(at, f"{shown(at)!r} is no argument", name=str(kind))
+        self.text.fail(at, f"{shown(at)!r} is not an argument", name=str(kind))
 
     def _device(self, at: ast.Call, *parts: Any) -> torch.device:
         try:
             return torch.device(*parts)
         except (RuntimeError, TypeError, ValueError, OverflowError):
-            self.text.fail(at, f"{shown(at)!r} is no device", "write device(type='cuda', index=0)", "device")
+            self.text.fail(at, f"{shown(at)!r} is not a device", "write device(type='cuda', index=0)", "device")
 
 
 def operator_called(text: PrintedText, at: ast.Call) -> Any:
-    """The operator or the function on numbers that a call calls."""
+    """The target of a call: an operator, or a function on numbers."""
     name = dotted(at.func)
     if name is None or not name.startswith(OPERATORS):
         if name in FUNCTIONS:
             return FUNCTIONS[name]
-        what = f"{shown(at.func)!r} is no operator"
-        do = "graphs of operators are read: those of AOTAutograd (aot_*) and Inductor (*_post_grad_graph)"
+        what = f"{shown(at.func)!r} is not an operator"
+        do = "give a graph of operators, as AOTAutograd (aot_*) and Inductor (*_post_grad_graph) print them"
         text.fail(at, what, do, shown(at.func))
     target = find_operator(name)
     if target is None:
         short = name.removeprefix(OPERATORS)
-        do = [nearest(short, known_names(short)), "import the library that registers it, if it is not torch's"]
+        do = [nearest(short, known_names(short)), "import the library that registers it, if it is not part of torch"]
         text.fail(at, f"no operator is called {short!r}", "\n".join(filter(None, do)), short)
     return target
 
@@ -149,12 +149,12 @@ _found: dict[str, OpOverload | HigherOrderOperator] = {}
 
 
 def find_operator(name: str) -> OpOverload | HigherOrderOperator | None:
-    """The operator behind `torch.ops.aten.mm.default`, or None; late parts of torch are asked to register theirs."""
+    """The operator of a name such as `torch.ops.aten.mm.default`, or None; loads lazy parts of torch if needed."""
     if name not in _found:
         parts = name.removeprefix(OPERATORS).split(".")
         found = _look_up(parts) or (_look_up(parts) if register_operators(parts[0]) else None)
         if found is None:
-            return None  # not noted: the library that registers it may come later
+            return None  # not cached: the library that registers it may be imported later
         _found[name] = found
     return _found[name]
 
@@ -166,7 +166,7 @@ def _look_up(parts: list[str]) -> OpOverload | HigherOrderOperator | None:
 
 
 def known_names(name: str) -> list[str]:
-    """Operators of the namespace that a name says, each with the overload that the name says."""
+    """The operators in the namespace of a name, each with the overload of that name."""
     namespace, _, rest = name.partition(".")
     overload = rest.partition(".")[2] or "default"
     known = dir(getattr(torch.ops, namespace)) if namespace in dir(torch.ops) else []
