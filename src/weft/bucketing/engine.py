@@ -1,9 +1,9 @@
 """Engine: decides which collectives are merged into which bucket.
 
-Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every rank
-makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with the
-same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it, directly
-or through the buckets formed so far. Every collective gets exactly one decision.
+Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every
+rank makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with
+the same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it,
+directly or through the buckets formed so far. Every collective gets exactly one decision.
 """
 
 from __future__ import annotations
