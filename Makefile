@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and after; writes report.html and trace.json
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (about five minutes on two cores)
+test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (about ten minutes on two cores)
 	$(PYTEST) tests -m "not long and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests: the quick ones, the slow ones, then every way of training on real ranks

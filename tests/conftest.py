@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,24 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update rewrites files in place: run it without -n")
     # Small tensors: a second thread in each of several processes costs three times what it computes.
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+    # A busy machine stops a process for seconds now and then; that must not fail an example. Tests have timeouts.
+    hypothesis.settings.register_profile("weft", deadline=None)
+    hypothesis.settings.load_profile("weft")
+
+
+QUICK_CASES = 2
+"""Number of cases of a test over random graphs that the quick loop runs; the others are slow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the many cases of one test over random graphs as slow, except the first ones."""
+    counts: dict[str, int] = {}
+    for item in items:
+        test, bracket, _ = item.nodeid.partition("[")
+        if bracket and test.startswith(("tests/property/", "tests/distributed/test_random")):
+            counts[test] = counts.get(test, 0) + 1
+            if counts[test] > QUICK_CASES:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
