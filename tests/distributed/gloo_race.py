@@ -22,7 +22,7 @@ IN_FLIGHT = 100
 
 
 def main(num_threads: int, seconds: float) -> None:
-    """Gather in a group with so many threads, and print how many gathers were run."""
+    """Run gathers in a group with `num_threads` threads, and print their number."""
     options = dist.ProcessGroupGloo._Options()
     options._threads = num_threads
     options._devices = [dist.ProcessGroupGloo.create_device(interface="lo0" if sys.platform == "darwin" else "lo")]

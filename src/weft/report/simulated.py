@@ -32,6 +32,7 @@ from weft.report.work import Work, work_of
 from weft.simulation.build import program_of
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
+from weft.simulation.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ class SimulationInput:
     def bound(self) -> Bound:
         return lower_bound(self.program)
 
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self.program)
+
     def run(self, bound_ns: int) -> SimulatedRun:
-        """The graph simulated, with the bound that it is compared with."""
-        timeline = replace(simulate(self.program), lower_bound_ns=bound_ns)
+        """The simulated graph, with the bound that it is compared with."""
+        timeline = replace(self.timeline, lower_bound_ns=bound_ns)
         return SimulatedRun(timeline, tuple(queue.group for queue in self.program.queues), self.records)
 
 
@@ -77,7 +82,7 @@ class SimulatedReport(Report):
     def evidence(self) -> Evidence:
         """How good the graph after is, and the certificate that proves it."""
         before, after = self.graphs
-        timeline = simulate(after.program)
+        timeline = after.timeline
         removed_work = timeline.step_ns < before.bound.bound_ns
         bound = after.bound if removed_work else before.bound
         return Evidence(

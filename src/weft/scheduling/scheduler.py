@@ -5,14 +5,17 @@ runs something else in the meantime: a ready job a little later in the order, or
 gradient with little work after it. Fillers are held back for such stalls, but no longer than `hold`: they keep
 activations alive.
 
+In this module a *gather* is any launch whose result a job needs, and a *reduction* is one whose result nothing needs
+before the end of the step. The names come from FSDP; an all-reduce of tensor parallelism counts as a gather.
+
 A launch is committed to its queue only when the queue would run empty otherwise. Committing late keeps the choice open
 until everything that competes for the queue is known. Gathers go in the order of their first use, at most `lookahead`
 before it, because they hold memory. A reduction that nothing waits for goes first if all gathers still arrive in time.
 Launches that are ready at the same time may go as one. A job that prepares a gather, such as the cast of a shard, runs
 right before it.
 
-A wait stands before the first job that needs it. If waiting frees memory, it stands after the first job that ends later
-than the collective, with a safety margin.
+A wait is placed before the first job that needs it. If waiting frees memory, it is placed as soon as the collective should
+be over, with a safety margin.
 
 Memory: a job that runs ahead of the graph's order must fit under the budget on top of everything in between.
 

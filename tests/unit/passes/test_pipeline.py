@@ -120,8 +120,8 @@ def test_a_pipeline_is_a_value():
     [
         ("sink-wait", "pipeline: no pass is called 'sink-wait'\ndid you mean 'sink-waits'?"),
         ("zzz", "pipeline: no pass is called 'zzz'\n`weft passes` lists them"),
-        ("sink waits", "pipeline: 'sink waits' is no pass\nwrite name or name{option=value}"),
-        ("sink-waits{", "pipeline: 'sink-waits{' is no pass\nwrite name or name{option=value}"),
+        ("sink waits", "pipeline: 'sink waits' is not a pass\nwrite name or name{option=value}"),
+        ("sink-waits{", "pipeline: 'sink-waits{' is not a pass\nwrite name or name{option=value}"),
         ("remove-dead-code{fast=true}", "remove-dead-code: no option is called 'fast'\nit has no options"),
         (
             "hoist-launches{max-in-flight=64}",

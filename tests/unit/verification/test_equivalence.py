@@ -864,7 +864,7 @@ def test_a_reordering_of_two_live_groups_is_proved():
 
 def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
     text = "\ndef graph(x: f32[4]):\n    a = all_gather(x, 4, 'dp')\n    w = wait(a)\n    return [w]\n"
-    expected = "a of the graph before cannot be followed: it has group_size 4, but group 'dp' has 2 ranks"
+    expected = "cannot follow a in the graph before the rewrite: it has group_size 4, but group 'dp' has 2 ranks"
     assert proof(text, text).difference == expected
 
 

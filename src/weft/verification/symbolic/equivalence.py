@@ -84,7 +84,7 @@ def prove(
         except VerificationError as error:
             difference = str(error).splitlines()[0]
         except (Lost, Undecided) as error:
-            difference = f"{terms.node} of the graph {_SIDES[terms.side]} cannot be followed" + _because(error)
+            difference = f"cannot follow {terms.node} in the graph {_SIDES[terms.side]} the rewrite" + _because(error)
     return Proof(not difference, difference, len(terms.labels), in_real_arithmetic=reassociates)
 
 
