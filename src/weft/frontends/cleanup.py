@@ -48,7 +48,8 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            found[node] = found.get(node.args[0], node.args[0])
+            source: Any = node.args[0]
+            found[node] = found[source] if source in found else source
     return found
 
 
