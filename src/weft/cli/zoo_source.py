@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "optimizer": (str, "adamw or sgd"),
     "dynamic": (_bool, "true or false"),
     "rank": (int, "a whole number"),
+    "partition": (str, "autograd, min-cut or min-cut-layers"),
 }
 FIELDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_bool, "true or false"),

@@ -387,6 +387,19 @@ def as_if_compiled() -> Generator[None]:
         torch.compiler._is_compiling_flag = was
 
 
+def min_cut_partition(
+    joint: torch.fx.GraphModule, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Forward and backward as AOTAutograd cuts a joint graph; every node keeps its name.
+
+    Inputs called `tangents...` are gradients. AOTAutograd's own removal of common subexpressions is off.
+    """
+    from torch._functorch import config, partitioners
+
+    with config.patch(cse=False):  # type: ignore[attr-defined]
+        return partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_forward_outputs)
+
+
 def strided_shard(dim: int, split_factor: int) -> Any:
     """The placement of a dim that an inner mesh axis has split first: shards of this axis are strided in the whole."""
     from torch.distributed.tensor.placement_types import _StridedShard
