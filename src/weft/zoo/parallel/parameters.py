@@ -142,7 +142,7 @@ def compute_in(model: nn.Module, precision: Precision) -> None:
     for module in model.modules():
         routes = {name: route for name, _ in module.named_parameters(recurse=False)}
         if routes:
-            _read_through(module, routes, reshard=False)
+            _read_through(module, routes, forgets=False)
 
 
 @dataclass(frozen=True)
