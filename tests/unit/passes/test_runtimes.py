@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_one_root_is_gathered_at_the_start_and_reduced_at_the_end():
     first = next(each for each in found if each.kind is Kind.ALL_GATHER)
     last = [each for each in found if each.kind is Kind.REDUCE_SCATTER][-1]
     whole = (2 * 256 * 64 + 64) * 2  # embedding, head and norm in bf16
-    assert first.output_bytes is not None and whole <= first.output_bytes < whole + 256
+    assert first.output_bytes in range(whole, whole + 256)  # parts of a pack are aligned
     assert last.input_bytes == 2 * whole
     assert prove(captured, module).proved
 
@@ -95,8 +96,8 @@ def test_backward_gathers_exactly_one_unit_ahead_and_waits_for_the_scatter_befor
     for k, each in enumerate(gathers):
         ahead = 2 if k < forward else 1
         behind = waits[k - ahead] if k >= ahead else -1
-        assert behind < place[each.launch] < waits[k - ahead + 1]
-    for each, following in zip(scatters, scatters[1:], strict=False):
+        assert behind < place[each.launch] < waits[max(k - ahead + 1, 0)]
+    for each, following in pairwise(scatters):
         assert place[each.launch] < place[each.waits[0]] < place[following.launch]
 
 
