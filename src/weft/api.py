@@ -1,4 +1,4 @@
-"""The functions of the public interface: optimize, apply, verify, bisect, simulate, listing and parse."""
+"""The functions of the public interface: optimize, apply, verify, bisect, simulate, predict, listing and parse."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
 from weft.plan.plan import Plan
+from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, check_execution, predict_modules
 from weft.process import left_as_it_was
 from weft.report.report import GraphRecord, Report, record_passes, record_streams
 from weft.report.simulated import with_simulations
@@ -241,7 +242,19 @@ def _verify(
 
 _verify_modules = verify
 
-__all__ = ["Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"]
+__all__ = [
+    "Fault",
+    "Prediction",
+    "Result",
+    "apply",
+    "bisect",
+    "listing",
+    "optimize",
+    "parse",
+    "predict",
+    "simulate",
+    "verify",
+]
 
 
 @left_as_it_was()
@@ -332,6 +345,43 @@ def simulate(
         check_cluster("simulate", cluster)
     check_groups("simulate", groups)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
+
+
+@left_as_it_was()
+def predict(
+    modules: GraphModule | Sequence[GraphModule],
+    cluster: str | Path | Cluster,
+    *,
+    runtime: str | None = None,
+    execution: Literal["compiled", "blocks", "eager", "cuda-graphs"] | None = None,
+    attention: Literal["flash2", "flash3", "cudnn"] | None = None,
+    tokens_per_step: int | None = None,
+    straggler_sigma: float = STRAGGLER_SIGMA,
+    groups: Groups | None = None,
+) -> Prediction:
+    """Predict a training step on a cluster: throughput, utilisation, memory and exposed communication.
+
+    `runtime` rewrites the graph into what a framework executes, such as `fsdp2`; without it, the graph runs as it is.
+    `execution` says what is compiled: the whole step, each repeated block, or nothing; `cuda-graphs` also replays the
+    step. `tokens_per_step`, of all ranks together, is only needed if the graph does not state it. `straggler_sigma` is
+    the standard deviation of the ranks' step times, as a share. The other arguments are the same as for
+    `weft.simulate`. The error bars come from steps that were published or measured (`validation.md`).
+    """
+    check_modules("predict", modules)
+    check_cluster("predict", cluster)
+    check_groups("predict", groups)
+    check_tokens(tokens_per_step)
+    check_execution(execution)
+    return predict_modules(
+        [modules] if isinstance(modules, GraphModule) else list(modules),
+        cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
+        runtime=runtime,
+        execution=execution,
+        attention=attention,
+        tokens=tokens_per_step,
+        straggler_sigma=straggler_sigma,
+        groups=groups,
+    )
 
 
 @left_as_it_was()
