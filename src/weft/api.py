@@ -353,6 +353,7 @@ def predict(
     cluster: str | Path | Cluster,
     *,
     runtime: str | None = None,
+    root: Literal["split", "one"] = "split",
     execution: Literal["compiled", "blocks", "eager", "cuda-graphs"] | None = None,
     attention: Literal["flash2", "flash3", "cudnn"] | None = None,
     tokens_per_step: int | None = None,
@@ -361,7 +362,8 @@ def predict(
 ) -> Prediction:
     """Predict a training step on a cluster: throughput, utilisation, memory and exposed communication.
 
-    `runtime` rewrites the graph into what a framework executes, such as `fsdp2`; without it, the graph runs as it is.
+    `runtime` rewrites the graph into what a framework executes, such as `fsdp2`; without it, the graph runs as it is. `root`
+    is the layout of the parameters outside of blocks: gathered as one group, or embedding and head each by itself.
     `execution` says what is compiled: the whole step, each repeated block, or nothing; `cuda-graphs` also replays the
     step. `tokens_per_step`, of all ranks together, is only needed if the graph does not state it. `straggler_sigma` is
     the standard deviation of the ranks' step times, as a share. The other arguments are the same as for
@@ -376,6 +378,7 @@ def predict(
         [modules] if isinstance(modules, GraphModule) else list(modules),
         cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
         runtime=runtime,
+        root=root,
         execution=execution,
         attention=attention,
         tokens=tokens_per_step,

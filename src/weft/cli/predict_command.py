@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from weft.prediction.prediction import Prediction
 
 
+class RootLayout(StrEnum):
+    """Layouts of the parameters outside of blocks, as `run_as` takes them."""
+
+    SPLIT = "split"
+    ONE = "one"
+
+
 class AttentionKernel(StrEnum):
     """AttentionKernel kernels, as `Cluster.with_attention` takes them."""
 
@@ -38,6 +45,10 @@ RuntimeOption = Annotated[
         help="Predict what this runtime executes, such as fsdp2; default: the graph as it is.",
     ),
 ]
+RootOption = Annotated[
+    RootLayout,
+    typer.Option("--root", help="How --as fsdp2 gathers the parameters outside of blocks: all as one, or split."),
+]
 AttentionOption = Annotated[AttentionKernel | None, typer.Option("--attention", help="The attention kernel.")]
 
 
@@ -45,13 +56,18 @@ def predict(
     sources: Sources,
     cluster: ClusterOption,
     runtime: RuntimeOption = None,
+    root: RootOption = RootLayout.SPLIT,
     compiled: Annotated[bool, typer.Option("--compiled", help="The whole step is compiled.")] = False,
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Each repeated block is compiled, the rest is eager.")
     ] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Nothing is compiled.")] = False,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Compiled, replayed as CUDA graphs.")] = False,
-    attention: AttentionOption = None,
+    attention: RootOption = Annotated[
+    RootLayout,
+    typer.Option("--root", help="How --as fsdp2 gathers the parameters outside of blocks: all as one, or split."),
+]
+AttentionOption = None,
     tokens: usage.TokensOption = None,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
@@ -78,6 +94,7 @@ def predict(
             modules,
             described,
             runtime=runtime,
+            root=root.value,
             execution=chosen[0] if chosen else None,
             attention=None if attention is None else attention.value,
             tokens=tokens,

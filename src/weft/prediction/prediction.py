@@ -80,6 +80,7 @@ def predict_modules(
     cluster: Cluster,
     *,
     runtime: str | None = None,
+    root: str = "split",
     execution: str | None = None,
     attention: str | None = None,
     tokens: int | None = None,
@@ -88,7 +89,9 @@ def predict_modules(
 ) -> Prediction:
     """Predict the step that these graphs make, one after the other."""
     described = as_executed(cluster, execution, attention)
-    ran = list(modules) if runtime is None else [run_as(module, runtime, groups) for module in modules]
+    ran = (
+        list(modules) if runtime is None else [_run_as(module, runtime, root, described, groups) for module in modules]
+    )
     tables = [read_groups(module, groups) for module in ran]
     dags = [Dag(module.graph) for module in ran]
     program = sequence_of(list(zip(dags, tables, strict=True)), described)
@@ -153,13 +156,17 @@ def as_executed(cluster: Cluster, execution: str | None, attention: str | None) 
     return replace(cluster, device=replace(cluster.device, fuses=execution != "eager"))
 
 
-def run_as(
-    module: GraphModule, runtime: str, groups: Mapping[str, int | Sequence[Sequence[int]]] | None
+def _run_as(
+    module: GraphModule,
+    runtime: str,
+    root: str,
+    cluster: Cluster,
+    groups: Mapping[str, int | Sequence[Sequence[int]]] | None,
 ) -> GraphModule:
     """The graph as a runtime executes it."""
     from weft.passes import runtimes
 
-    return runtimes.run_as(module, runtime, groups=groups)
+    return runtimes.run_as(module, runtime, root=root, cluster=cluster, groups=groups)
 
 
 def _num_ranks(tables: Sequence[GroupTable]) -> int:
