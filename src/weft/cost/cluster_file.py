@@ -26,6 +26,21 @@
     collective_slowdown = 0.1   # share by which collectives slow while compute runs; default 0
     matmul_efficiency = 0.7     # the share of the peak that large products reach
     fuses = false               # no compiler fuses chains of pointwise operators; default true
+    memory_efficiency = 0.9     # the share of the memory bandwidth that long kernels reach; default 1
+    kernel_us = 1.1             # time that each kernel takes to start and finish; default 0
+    product_overhead_terms = 150    # a product of k terms takes as long as k + 150 at the full rate; default 0
+    num_multiprocessors = 132   # small products occupy only some of them; default: unknown
+
+    [device.attention.cudnn]    # rates of attention kernels; the first is the default; none: priced as products
+    forward = { tflops = 690.0, half_positions = 500, half_blocks = 180, narrow = 0.73 }
+    backward = { tflops = 590.0, half_positions = 980, half_blocks = 125, narrow = 0.8 }
+
+    [device.host]               # what the host takes to issue work, for predictions of eager and compiled steps
+    operator_us = 10.0          # one operator of eager execution
+    view_us = 3.0
+    launch_us = 8.0             # one kernel of a compiled graph
+    collective_us = 30.0
+    optimizer_us = 1.0          # one operator for one tensor of an optimizer over lists of tensors
 
     [[tables]]                  # measured times take precedence over all of the above
     kind = "all_gather"
@@ -53,6 +68,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.cost.communication import Nccl
 from weft.cost.device import MATMUL_EFFICIENCY, Device
+from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
@@ -139,6 +155,32 @@ class PeakTable(_Table):
     int8: Tflops | None = None
 
 
+class AttentionRateTable(_Table):
+    """The rate of an attention kernel in one direction."""
+
+    tflops: Tflops
+    half_positions: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    half_blocks: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    narrow: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class AttentionTable(_Table):
+    """An attention kernel."""
+
+    forward: AttentionRateTable
+    backward: AttentionRateTable
+
+
+class HostTable(_Table):
+    """Times that the host takes to issue work."""
+
+    operator_us: Microseconds = 0.0
+    view_us: Microseconds = 0.0
+    launch_us: Microseconds = 0.0
+    collective_us: Microseconds = 0.0
+    optimizer_us: Microseconds = 0.0
+
+
 class DeviceTable(_Table):
     """The device of every rank."""
 
@@ -151,6 +193,12 @@ class DeviceTable(_Table):
     collective_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
     fuses: bool = True
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+    kernel_us: Microseconds = 0.0
+    product_overhead_terms: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    num_multiprocessors: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    attention: dict[Name, AttentionTable] = {}
+    host: HostTable | None = None
     shared: bool = False
     """The ranks of a node share one device; each gets an equal part of peaks, bandwidth and memory."""
 
@@ -192,6 +240,8 @@ _TABLES: Mapping[tuple[str, int], type[_Table]] = {
     ("levels", 4): OverrideTable,
     ("device", 2): DeviceTable,
     ("device", 3): PeakTable,
+    ("device", 4): AttentionTable,
+    ("device", 5): AttentionRateTable,
     ("nccl", 2): NcclTable,
     ("tables", 3): MeasuredTable,
 }
@@ -341,7 +391,21 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         table.collective_slowdown,
         table.matmul_efficiency,
         table.fuses,
+        table.memory_efficiency,
+        table.kernel_us,
+        table.product_overhead_terms,
+        table.num_multiprocessors,
+        tuple(_attention(name, each, num_sharing) for name, each in table.attention.items()),
+        host=None if table.host is None else HostTimes(**table.host.model_dump()),
     )
+
+
+def _attention(name: str, table: AttentionTable, num_sharing: int) -> AttentionKernel:
+    forward, backward = (
+        AttentionRate(rate.tflops / num_sharing, rate.half_positions, rate.half_blocks, rate.narrow)
+        for rate in (table.forward, table.backward)
+    )
+    return AttentionKernel(name, forward, backward)
 
 
 def _measured(table: MeasuredTable) -> Table:

@@ -13,6 +13,7 @@ Time and memory are linear in nodes and edges; the result depends on the order o
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload, hint_of, input_nodes
-from weft.cost.flops import rule_of
+from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile, shares_storage
@@ -86,12 +87,6 @@ def kind_of(target: Any) -> TrafficKind:
     return TrafficKind.KERNEL
 
 
-@functools.cache
-def name_of(target: Any) -> str:
-    """The name of an operator without namespace and overload."""
-    return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
-
-
 def bytes_of(value: Any) -> int | None:
     """Bytes of a value in memory, by hint; None if unknown. Broadcast dims and overlapping windows count once."""
     if isinstance(value, Tensor):
@@ -114,8 +109,9 @@ def bytes_of(value: Any) -> int | None:
 class Traffic:
     """The kinds, regions and bytes of the nodes of one Dag."""
 
-    def __init__(self, dag: Dag, fuse: bool = True) -> None:
-        self.dag, self.fuse = dag, fuse
+    def __init__(self, dag: Dag, fuses: Sequence[bool] | None = None) -> None:
+        """`fuses` says for each node whether it may join its neighbours; None: all may."""
+        self.dag, self.fuses = dag, [True] * len(dag.nodes) if fuses is None else fuses
         num = len(dag.nodes)
         self.kinds: list[TrafficKind] = [_kind(node) for node in dag.nodes]
         self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
@@ -140,10 +136,10 @@ class Traffic:
                 source = roots[self.inputs[i][0]]
                 if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple):
                     roots[i] = source
-            elif self.fuse and kind in (TrafficKind.FUSED, TrafficKind.END):
+            elif self.fuses[i] and kind in (TrafficKind.FUSED, TrafficKind.END):
                 for p in self.inputs[i]:
                     source = roots[p]
-                    if kinds[source] is TrafficKind.FUSED and depth[source] == mine:
+                    if kinds[source] is TrafficKind.FUSED and depth[source] == mine and self.fuses[source]:
                         _join(regions, source, i)
         for i in range(len(regions)):
             regions[i] = regions[regions[i]]

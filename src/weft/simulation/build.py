@@ -90,6 +90,7 @@ class _ProgramBuilder:
         self.waits_for: list[tuple[int, ...]] = []
         self.drains: list[bool] = []
         self.kernels: list[int] = []
+        self.host: list[int] = []
         self.allocates: list[tuple[tuple[int, int], ...]] = []
         self.uses: list[tuple[int, ...]] = []
         self.queues: dict[str, Queue] = {}
@@ -123,6 +124,7 @@ class _ProgramBuilder:
             given=frozenset(self.given),
             latency_ns=tuple(self.latencies),
             kernel=tuple(self.kernels),
+            host_ns=tuple(self.host) if any(self.host) else (),
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
@@ -139,6 +141,7 @@ class _ProgramBuilder:
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
         self.drains += [_is_read_on_host(node) for node in nodes]
+        self.host += prices.host_ns or [0] * len(nodes)
         regions = prices.regions or range(len(nodes))
         self.kernels += [base + region if region >= 0 else -1 for region in regions]
         self.queue += [

@@ -121,6 +121,15 @@ def _possible(parameter: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> P
 # How a module reads its parameters.
 
 
+def compute_in(model: nn.Module, precision: Precision) -> None:
+    """Let every module read its parameters in the compute dtype; one rank has nothing to gather or reduce."""
+    route = Route((), (), False, (), 1.0, precision.compute, precision.reduce)
+    for module in model.modules():
+        routes = {name: route for name, _ in module.named_parameters(recurse=False)}
+        if routes:
+            _read_through(module, routes, reshard=False)
+
+
 @dataclass(frozen=True)
 class Route:
     """A layout in terms of process groups, which is all that a running step needs."""
