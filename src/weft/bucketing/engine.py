@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from torch.fx import Node
+
 from weft.bucketing.eligibility import (
     Key,
     Member,
@@ -26,6 +28,7 @@ from weft.bucketing.eligibility import (
 from weft.bucketing.placement import Placement
 from weft.bucketing.policy import Policy
 from weft.bucketing.prologues import foldable
+from weft.bucketing.units import units_of
 from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
@@ -38,7 +41,10 @@ from weft.plan.plan import Merge, bucket_names
 from weft.quantities import size_text
 
 Slot = tuple[Key, str | None]
-"""Members of one slot may share buckets: they have the same key and, if the policy asks for it, the same module."""
+"""Members of one slot may share buckets: they have the same key and, if the policy asks for it, the same module or
+unit."""
+UNLIMITED = 1 << 62
+"""The cap in bytes of a bucket that holds one unit."""
 
 
 @dataclass(eq=False)
@@ -75,10 +81,13 @@ class Bucketing:
         self.numbers = ValueNumbers(dag)
         self.refusals: dict[str, Refusal] = {}
         self.decisions: list[tuple[int, Decision]] = []
+        self.units: dict[Node, str] = {}
 
     def plan(self, kinds: Iterable[Kind]) -> tuple[list[Merge], list[Decision]]:
         """The merges to make, and a decision for every collective of these kinds."""
         members = self._members(frozenset(kinds))
+        if self.policy.units != "none":
+            self.units = units_of([member.collective.launch for member in members], self.policy.units)
         buckets = self._pin([Bucket(self._slot(m), [m], m.num_bytes, closed=is_bucket(m.collective)) for m in members])
         while self._sweep(buckets):
             buckets = sorted((b for b in buckets if b.members), key=lambda b: b.first.index)
@@ -94,6 +103,7 @@ class Bucketing:
     def _members(self, kinds: frozenset[Kind]) -> list[Member]:
         roles, policy = Roles(self.dag), self.policy
         found: list[Member] = []
+        active = roles.active_groups(self.groups) if policy.replicas else set[str]()
         for collective in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
             if collective.kind not in kinds:
                 continue
@@ -106,9 +116,12 @@ class Bucketing:
                 sentence = f"{launch} stays: it carries {role}, not {policy.role}"
                 sentence += f", since it {direction} {told_by.name}" if told_by is not None else ""
                 member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
+            elif (group := self.groups.canonical(collective.group)) in active:
+                sentence = f"{launch} stays: group {group!r} carries activations too"
+                member = Refusal(Reason.OTHER_ROLE, sentence)
             elif launch in policy.forbidden:
                 member = Refusal(Reason.FORBIDDEN, f"{launch} stays: the option `forbidden` names it")
-            elif (group := self.groups.canonical(collective.group)) in policy.withheld:
+            elif group in policy.withheld:
                 member = Refusal(Reason.OTHER_RANKS, f"{launch} stays: {policy.withheld[group]}")
             if isinstance(member, Member):
                 found.append(member)
@@ -117,7 +130,8 @@ class Bucketing:
         return found
 
     def _slot(self, member: Member) -> Slot:
-        return member.key, self.policy.module_of(member.collective.launch)
+        launch = member.collective.launch
+        return member.key, self.units.get(launch) or self.policy.module_of(launch)
 
     def _pin(self, buckets: list[Bucket]) -> list[Bucket]:
         """Form the buckets that the user pinned."""
@@ -153,7 +167,8 @@ class Bucketing:
                     merged = True
                     continue
             number = count[slot] = count.get(slot, -1) + 1
-            bucket.cap, bucket.seen_bytes = self.policy.cap(slot[0], number), seen.get(slot, 0)
+            bucket.cap = self.policy.cap(slot[0], number) if not self.units else UNLIMITED
+            bucket.seen_bytes = seen.get(slot, 0)
             if bucket.num_bytes >= bucket.cap:  # full by itself: the open bucket stays open for small members
                 self._say_full(bucket)
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch.fx import Node
 
@@ -33,8 +33,12 @@ class Policy:
     """Whether a bucket closes after the member that reaches the limit, not before the one that would exceed it."""
     role: Role | None = None
     """Take only collectives with this role."""
+    replicas: bool = False
+    """Leave groups that also carry activations: their gradients belong to tensor parallelism."""
     modules: tuple[str, ...] = ()
     """Patterns of module names. Collectives of a matching module share buckets only with each other."""
+    units: Literal["none", "one", "split"] = "none"
+    """Merge by unit of FSDP2 (`weft.bucketing.units`), whatever the size, if the graph names modules."""
     pinned: tuple[tuple[str, ...], ...] = ()
     """Launches that form one bucket, whatever its size."""
     forbidden: frozenset[str] = frozenset()

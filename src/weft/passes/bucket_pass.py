@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
@@ -48,6 +48,10 @@ class BucketPass(Pass):
     """Return views of one buffer instead of copies: saves the copies, but each view keeps the whole buffer alive."""
     modules: tuple[str, ...] = ()
     """Patterns of module names. Launches of each matching module get buckets of their own."""
+    units: Literal["none", "one", "split"] = "none"
+    """`split`, `one`: merge by unit as FSDP2 does, whatever the size. Each visit of a block (the outermost module whose
+    name ends in a number) is a unit. The launches outside of blocks form a unit before and one after them, or a single
+    one. In a graph without module names, `max-bytes` decides."""
     pinned: tuple[str, ...] = ()
     """Launches, joined by +, that form a bucket whatever their size."""
     forbidden: tuple[str, ...] = ()
@@ -65,6 +69,7 @@ class BucketPass(Pass):
             cap_from(self.max_bytes, context.target_cluster, context.groups, self.first_bytes),
             self.may_overshoot,
             modules=self.modules,
+            units=self.units,
             pinned=tuple(tuple(names.split("+")) for names in self.pinned),
             forbidden=frozenset(self.forbidden),
             withheld=context.withheld,
