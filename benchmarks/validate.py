@@ -35,6 +35,7 @@ from bench import ROOT, begin, say
 from bench_table import fill
 from torch.fx import GraphModule
 
+from weft.bucketing.units import Root
 from weft.cli.source import load_source
 from weft.cost.cluster import Cluster
 from weft.errors import WeftError
@@ -68,7 +69,7 @@ class Published:
     """Options of the zoo that the programs of this page have in common."""
     cluster: str = ""
     runtime: str | None = None
-    root: str = "split"
+    root: Root = "split"
     """Layout of the parameters outside of blocks, as `--root` takes it."""
     execution: str | None = None
     attention: str | None = None

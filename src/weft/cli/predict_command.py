@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import usage
+from weft.cli.simulate_command import Root, RootOption
 
 if TYPE_CHECKING:
     from weft.prediction.prediction import Prediction
-
-
-class RootLayout(StrEnum):
-    """Layouts of the parameters outside of blocks, as `run_as` takes them."""
-
-    SPLIT = "split"
-    ONE = "one"
-
-
-class AttentionKernel(StrEnum):
-    """AttentionKernel kernels, as `Cluster.with_attention` takes them."""
-
-    FLASH2 = "flash2"
-    FLASH3 = "flash3"
-    CUDNN = "cudnn"
 
 
 Sources = Annotated[
@@ -39,35 +24,25 @@ Sources = Annotated[
 ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="A preset or a TOML file.")]
 RuntimeOption = Annotated[
     str | None,
-    typer.Option(
-        "--as",
-        metavar="RUNTIME",
-        help="Predict what this runtime executes, such as fsdp2; default: the graph as it is.",
-    ),
+    typer.Option("--as", metavar="RUNTIME", help="What executes the step, such as fsdp2; default: the captured order."),
 ]
-RootOption = Annotated[
-    RootLayout,
-    typer.Option("--root", help="How --as fsdp2 gathers the parameters outside of blocks: all as one, or split."),
+AttentionOption = Annotated[
+    str | None, typer.Option("--attention", metavar="KERNEL", help="A kernel of the device: flash2, flash3 or cudnn.")
 ]
-AttentionOption = Annotated[AttentionKernel | None, typer.Option("--attention", help="The attention kernel.")]
 
 
 def predict(
     sources: Sources,
     cluster: ClusterOption,
     runtime: RuntimeOption = None,
-    root: RootOption = RootLayout.SPLIT,
+    root: RootOption = Root.SPLIT,
     compiled: Annotated[bool, typer.Option("--compiled", help="The whole step is compiled.")] = False,
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Each repeated block is compiled, the rest is eager.")
     ] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Nothing is compiled.")] = False,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Compiled, replayed as CUDA graphs.")] = False,
-    attention: RootOption = Annotated[
-    RootLayout,
-    typer.Option("--root", help="How --as fsdp2 gathers the parameters outside of blocks: all as one, or split."),
-]
-AttentionOption = None,
+    attention: AttentionOption = None,
     tokens: usage.TokensOption = None,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
@@ -82,22 +57,22 @@ AttentionOption = None,
         raise usage.UsageError(compose("predict", what, do="give one of them"))
     usage.check_files((output,), (*sources, cluster))
     with usage.progress("importing torch"):
+        from weft import api
         from weft.cli.source import load_source
         from weft.cost.cluster import Cluster
-        from weft.prediction.prediction import predict_modules
 
     described = Cluster.load(cluster)
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(with_optimizer(source)) for source in sources]
     with usage.progress(f"predicting {sum(len(module.graph.nodes) for module in modules)} nodes"):
-        found = predict_modules(
+        found = api.predict(
             modules,
             described,
             runtime=runtime,
             root=root.value,
             execution=chosen[0] if chosen else None,
-            attention=None if attention is None else attention.value,
-            tokens=tokens,
+            attention=attention,
+            tokens_per_step=tokens,
         )
     text = found.to_json() if as_json else "\n".join(lines_of(found))
     usage.write(text + "\n", output)

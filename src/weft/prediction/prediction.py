@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import lcm
 
 from torch.fx import GraphModule
 
+from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
-from weft.errors import ClusterError, compose, nearest
 from weft.graph.about import tokens_per_step
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, read_groups
+from weft.passes.runtimes import notes_on, run_as
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import StepMemory, memory_of
 from weft.prediction.owners import owners_of
-from weft.prediction.step_kind import parallelism
+from weft.prediction.step_kind import step_kind
 from weft.prediction.work import flops_of_step
 from weft.simulation.build import sequence_of
 from weft.simulation.simulator import simulate
@@ -30,7 +31,6 @@ from weft.simulation.simulator import simulate
 STRAGGLER_SIGMA = 0.01
 """Standard deviation of the ranks' step times, as a share. The Llama 3 paper (arXiv 2407.21783) reports throughput that
 varies by 1 to 2 % over a day because clocks follow temperature."""
-EXECUTIONS = ("compiled", "blocks", "eager", "cuda-graphs")
 NO_OPTIMIZER = "the graph updates no input, so the optimizer's time and state are not counted"
 NO_TOKENS = "the graph does not say how many tokens it takes: give --tokens for tokens/s"
 
@@ -80,7 +80,7 @@ def predict_modules(
     cluster: Cluster,
     *,
     runtime: str | None = None,
-    root: str = "split",
+    root: Root = "split",
     execution: str | None = None,
     attention: str | None = None,
     tokens: int | None = None,
@@ -88,10 +88,11 @@ def predict_modules(
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
 ) -> Prediction:
     """Predict the step that these graphs make, one after the other."""
-    described = as_executed(cluster, execution, attention)
-    ran = (
-        list(modules) if runtime is None else [_run_as(module, runtime, root, described, groups) for module in modules]
-    )
+    described = _as_executed(cluster, execution, attention)
+    ran = [
+        module if runtime is None else run_as(module, runtime, root=root, cluster=described, groups=groups).module
+        for module in modules
+    ]
     tables = [read_groups(module, groups) for module in ran]
     dags = [Dag(module.graph) for module in ran]
     program = sequence_of(list(zip(dags, tables, strict=True)), described)
@@ -99,13 +100,13 @@ def predict_modules(
     num_ranks = _num_ranks(tables)
     waiting = waiting_share(num_ranks, straggler_sigma)
     step_us = timeline.step_us * (1 + waiting)
-    how = execution or ("compiled" if described.device.fuses else "eager")
-    captured = dags if runtime is None else [Dag(module.graph) for module in modules]
-    kind = StepKind(described.device.name, parallelism(captured), how)
+    kind = step_kind(dags if runtime is None else [Dag(module.graph) for module in modules], described)
     step_error, peak_error = error_bars(kind)
     num_tokens = tokens if tokens is not None else _tokens(modules)
     flops = flops_of_step(modules)
-    notes = (() if _updates(dags) else (NO_OPTIMIZER,)) + (() if num_tokens else (NO_TOKENS,))
+    notes = [note for module in modules for note in (notes_on(module, runtime) if runtime is not None else ())]
+    notes += [] if _updates(dags) else [NO_OPTIMIZER]
+    notes += [] if num_tokens else [NO_TOKENS]
     return Prediction(
         cluster=described.name,
         kind=kind,
@@ -126,15 +127,8 @@ def predict_modules(
         memory=memory_of(program, owners_of(dags, runtime), described.device),
         step_error=step_error,
         peak_error=peak_error,
-        notes=notes,
+        notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def check_execution(execution: str | None) -> None:
-    """Refuse a way of execution that does not exist."""
-    if execution is not None and execution not in EXECUTIONS:
-        do = nearest(execution, EXECUTIONS) or f"use one of {', '.join(EXECUTIONS)}"
-        raise ClusterError(compose("predict", f"no execution is called {execution!r}", do=do))
 
 
 def waiting_share(num_ranks: int, sigma: float) -> float:
@@ -145,28 +139,11 @@ def waiting_share(num_ranks: int, sigma: float) -> float:
     return sigma * math.sqrt(2 * math.log(num_ranks)) if num_ranks > 1 else 0.0
 
 
-def as_executed(cluster: Cluster, execution: str | None, attention: str | None) -> Cluster:
+def _as_executed(cluster: Cluster, execution: str | None, attention: str | None) -> Cluster:
     """The cluster, priced for the way in which the step is executed."""
-    if attention is not None and hasattr(cluster, "with_attention"):
+    if attention is not None:
         cluster = cluster.with_attention(attention)
-    if execution is None:
-        return cluster
-    if hasattr(cluster, "running"):
-        return cluster.running(execution)
-    return replace(cluster, device=replace(cluster.device, fuses=execution != "eager"))
-
-
-def _run_as(
-    module: GraphModule,
-    runtime: str,
-    root: str,
-    cluster: Cluster,
-    groups: Mapping[str, int | Sequence[Sequence[int]]] | None,
-) -> GraphModule:
-    """The graph as a runtime executes it."""
-    from weft.passes import runtimes
-
-    return runtimes.run_as(module, runtime, root=root, cluster=cluster, groups=groups)
+    return cluster if execution is None else cluster.running(execution)
 
 
 def _num_ranks(tables: Sequence[GroupTable]) -> int:

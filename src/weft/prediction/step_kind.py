@@ -1,13 +1,21 @@
-"""The kind of parallelism of a step, by what its collectives carry."""
+"""The kind of a step: its device, what its collectives carry, and what is compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weft.cost.cluster import Cluster
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
+from weft.prediction.error_bars import StepKind
+
+
+def step_kind(dags: Iterable[Dag], cluster: Cluster) -> StepKind:
+    """The kind of captured graphs on a cluster."""
+    device = cluster.device
+    return StepKind(device.name, parallelism(dags), device.execution or ("compiled" if device.fuses else "eager"))
 
 
 def parallelism(dags: Iterable[Dag]) -> str:
@@ -21,6 +29,5 @@ def parallelism(dags: Iterable[Dag]) -> str:
             roles.add(found.of(collective))
     if has_exchange:
         return "ep"
-    sharded, split = Role.PARAMETERS in roles, Role.ACTIVATIONS in roles
-    names = [name for name, is_so in (("fsdp", sharded), ("tp", split)) if is_so]
+    names = [name for name, role in (("fsdp", Role.PARAMETERS), ("tp", Role.ACTIVATIONS)) if role in roles]
     return "-".join(names) or ("ddp" if Role.GRADIENTS in roles else "single")
