@@ -39,7 +39,7 @@ CATEGORIES = (
     ("attention", ("flash", "fmha", "sdpa", "attention")),
     ("product", ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitkreduce", "gemv")),
     ("copy", ("memcpy", "memset", "copy")),
-    ("reduction", ("reduce", "softmax", "softmaxforward", "nll_loss", "norm", "embedding", "index", "sort", "scan")),
+    ("reduction", ("reduce", "softmax", "nll_loss", "norm", "embedding", "index", "sort", "scan")),
     ("pointwise", ("elementwise", "roll", "fill")),
 )
 """Parts of kernel names by category, in lower case; the first match decides."""
@@ -107,8 +107,7 @@ class Clocks:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        assert self.process is not None and self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in (self.process and self.process.stdout) or ():
             try:
                 self.samples.append((time.monotonic(), *(float(field) for field in line.split(","))))
             except ValueError:

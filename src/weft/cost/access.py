@@ -17,19 +17,29 @@ from weft.graph import ops
 
 PLAIN = 100
 """Costs are in percent of a plain copy's."""
-WIDENING = 200
-"""Eager kernels whose result has wider elements than an operand: 2.15 against 4.3 TB/s."""
-LONG_ROW_SOFTMAX = 200
-"""Softmax of rows that no multiprocessor can hold: they are read three times and written once."""
-LONG_ROW_BYTES = 1 << 17
+WIDENING = 225
+"""Eager casts to wider elements."""
+PROMOTING = 400
+"""Eager operators of two tensors of different dtypes."""
+BROADCASTING = 180
+BROADCASTING_16_BITS = 280
+"""Eager operators of two tensors of different shapes; those of 16-bit elements are not vectorised either."""
+SOFTMAX_BACKWARD = 140
+LONG_ROW_SOFTMAX, HUGE_ROW_SOFTMAX = 160, 200
+"""Softmax of rows that one multiprocessor cannot hold: they are read several times."""
+LONG_ROW_BYTES, HUGE_ROW_BYTES = 1 << 16, 1 << 18
 TRANSPOSED = 700
-"""Copies that change which dim is contiguous: 0.6 TB/s."""
+"""Copies that change which dim is contiguous."""
 ROLLED = 500
-SOFTMAXES = frozenset({"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"})
+LISTED = 114
+"""Operators over lists of tensors, as optimizers use them."""
+LISTED_WITH_TENSORS = 175
+"""The same with a tensor of one element for each tensor of the list: these run one by one."""
+SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
+SOFTMAX_GRADIENTS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
 COPIES = frozenset({"clone", "_to_copy", "copy", "copy_", "contiguous", "reshape"})
-COLUMN_SUM_BYTES = 20
-"""Bytes at the full rate that a sum over rows inside a compiled kernel costs for each element that it sums: 0.9 TB/s of
-f32 elements instead of 4.3."""
+COLUMN_SUM_BYTES = 8
+"""Bytes at the full rate that a sum over rows inside a compiled kernel costs for each element that it sums."""
 
 
 def percent_of(node: Node, is_compiled: bool) -> int:
@@ -38,19 +48,41 @@ def percent_of(node: Node, is_compiled: bool) -> int:
     tensors = [v for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     if not isinstance(value, Tensor):
         value = next((v for v in value if isinstance(v, Tensor)), None) if isinstance(value, tuple | list) else None
+    if value is None and tensors and name.startswith("_foreach_"):
+        value = tensors[0]
     if value is None or not tensors:
         return PLAIN
-    if name in SOFTMAXES and not is_compiled:
-        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size() if value.dim() else 0
-        return LONG_ROW_SOFTMAX if row_bytes > LONG_ROW_BYTES else PLAIN
     if is_compiled:
         return PLAIN
+    if name.startswith("_foreach_"):
+        return LISTED_WITH_TENSORS if any(t.dim() == 0 for t in tensors) and max(map(Tensor.dim, tensors)) else LISTED
+    if name in SOFTMAX_GRADIENTS:
+        return SOFTMAX_BACKWARD
+    if name in SOFTMAXES:
+        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size() if value.dim() else 0
+        return (
+            HUGE_ROW_SOFTMAX
+            if row_bytes > HUGE_ROW_BYTES
+            else LONG_ROW_SOFTMAX
+            if row_bytes > LONG_ROW_BYTES
+            else PLAIN
+        )
     if name in ("roll", "flip"):
         return ROLLED
     if name in COPIES and _is_transposed(tensors[0], value):
         return TRANSPOSED
-    if any(t.element_size() < value.element_size() and t.dim() == value.dim() for t in tensors):
-        return WIDENING
+    if len(tensors) == 1:
+        return WIDENING if tensors[0].element_size() < value.element_size() and tensors[0].dim() else PLAIN
+    return _percent_of_pair(tensors, value)
+
+
+def _percent_of_pair(tensors: list[Tensor], value: Tensor) -> int:
+    """The cost of an eager operator of several tensors."""
+    large = [t for t in tensors if t.dim()]
+    if len({t.dtype for t in large}) > 1 and all(t.is_floating_point() for t in large):
+        return PROMOTING
+    if any(t.dim() and t.shape != value.shape for t in large):
+        return BROADCASTING_16_BITS if value.element_size() == 2 else BROADCASTING
     return PLAIN
 
 

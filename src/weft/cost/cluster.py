@@ -116,7 +116,7 @@ class Cluster:
             return table.at(num_bytes)
         if self.nccl is not None and kind in KINDS:
             return Estimate(nccl_us(self.nccl, kind, size, self._crossings(kind, group), num_bytes), "nccl")
-        bandwidth = level.link_of(kind).bandwidth_gbps
+        bandwidth = level.link_of(kind).gbps(size)
         if level.rails and kind in KINDS:
             bandwidth = min(each.bandwidth_gbps for each in self._crossings(kind, group))
         moving = num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
@@ -159,7 +159,7 @@ class Cluster:
             if outside < inside:
                 wire = level.wire or ("nvlink" if level.num_ranks <= self.ranks_per_node else NETWORK)
                 num_rails = num_ranks // inside if level.rails else 1
-                bandwidth = level.link_of(kind).bandwidth_gbps * num_rails
+                bandwidth = level.link_of(kind).gbps(num_ranks) * num_rails
                 found.append(Crossing(wire, inside - outside, -(-inside // outside), bandwidth))
             inside = outside
         return tuple(found)

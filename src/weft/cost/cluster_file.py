@@ -10,6 +10,7 @@
     latency_us = 8.4
     hop_us = 3.4                # for each step around a ring; default 0
     bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
+    by_ranks = { 2 = 270.0 }    # bandwidths of groups of at most so many ranks, where they differ
     rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
     min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 
@@ -29,6 +30,7 @@
     memory_efficiency = 0.9     # the share of the memory bandwidth that long kernels reach; default 1
     kernel_us = 1.1             # time that each kernel takes to start and finish; default 0
     product_overhead_terms = 150    # a product of k terms takes as long as k + 150 at the full rate; default 0
+    power_headroom = 0.4        # products speed up by 0.4 x the share of time that other kernels take; default 0
     num_multiprocessors = 132   # small products occupy only some of them; default: unknown
 
     [device.attention.cudnn]    # rates of attention kernels; the first is the default; none: priced as products
@@ -76,7 +78,7 @@ from weft.graph.ops import Kind
 from weft.quantities import size_text
 
 MAX_BYTES = 1 << 20
-PRESET = re.compile(r"([a-z0-9]{1,40}(?:-[a-z][a-z0-9]{0,40})?)-(?:(\d{1,6})x)?(\d{1,6})")
+PRESET = re.compile(r"([a-z0-9]{1,40}(?:-(?:[a-z][a-z0-9]{0,40}|\d{1,4}w))?)-(?:(\d{1,6})x)?(\d{1,6})")
 PRESET_NODES = (1, 8, 32)
 """Numbers of nodes that a list of presets shows; any other is accepted, too."""
 
@@ -89,6 +91,8 @@ Gbps = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 """At least a million operations per second, for the same reason."""
 ByNodes = Annotated[list[Gbps], Field(min_length=3, max_length=3)]
+ByRanks = dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,6}$")], Gbps]
+"""Bandwidths by number of ranks; TOML has no numbers as keys."""
 KindName = Literal[
     "all_gather",
     "reduce_scatter",
@@ -119,6 +123,7 @@ class OverrideTable(_Table):
     latency_us: Microseconds | None = None
     hop_us: Microseconds | None = None
     bandwidth_gbps: Gbps | None = None
+    by_ranks: ByRanks | None = None
 
 
 class LevelTable(_Table):
@@ -132,6 +137,7 @@ class LevelTable(_Table):
     latency_us: Microseconds
     hop_us: Microseconds = 0.0
     bandwidth_gbps: Gbps
+    by_ranks: ByRanks = {}
     all_gather: OverrideTable | None = None
     reduce_scatter: OverrideTable | None = None
     all_reduce: OverrideTable | None = None
@@ -197,6 +203,7 @@ class DeviceTable(_Table):
     kernel_us: Microseconds = 0.0
     product_overhead_terms: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     num_multiprocessors: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    power_headroom: Annotated[float, Field(ge=0, le=1)] = 0.0
     attention: dict[Name, AttentionTable] = {}
     host: HostTable | None = None
     shared: bool = False
@@ -211,6 +218,15 @@ class NcclTable(_Table):
     ring_ll128_gbps: ByNodes
     tree_ll128_gbps: ByNodes
     tree_simple_gbps: ByNodes
+    network_share: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)] = [1.0, 1.0]
+    network_large_bytes: Annotated[int, Field(ge=0)] = 0
+    nvls_gbps: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    nvls_us: Microseconds = 0.0
+    nvls_tree_gbps: Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(min_length=2, max_length=2)] = [
+        0.0,
+        0.0,
+    ]
+    nvls_tree_hop_us: Microseconds = 0.0
 
 
 class MeasuredTable(_Table):
@@ -396,6 +412,7 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         table.product_overhead_terms,
         table.num_multiprocessors,
         tuple(_attention(name, each, num_sharing) for name, each in table.attention.items()),
+        power_headroom=table.power_headroom,
         host=None if table.host is None else HostTimes(**table.host.model_dump()),
     )
 
@@ -433,7 +450,7 @@ def _wrong_tables(made: ClusterTable) -> list[str]:
 
 
 def _level(table: LevelTable, num_ranks: int) -> Level:
-    link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps)
+    link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps, _by_ranks(table.by_ranks))
     tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
     overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
     return Level(table.name, num_ranks, link, overrides, table.wire or "", table.rails, table.min_saturating_bytes)
@@ -444,7 +461,12 @@ def _override(link: Link, table: OverrideTable) -> Link:
         link.latency_us if table.latency_us is None else table.latency_us,
         link.hop_us if table.hop_us is None else table.hop_us,
         link.bandwidth_gbps if table.bandwidth_gbps is None else table.bandwidth_gbps,
+        link.by_ranks if table.by_ranks is None else _by_ranks(table.by_ranks),
     )
+
+
+def _by_ranks(table: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(limit), gbps) for limit, gbps in table.items()))
 
 
 def _wrong_sizes(sizes: list[int], num_ranks: int) -> list[str]:

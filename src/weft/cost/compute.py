@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from weft.cost.access import PLAIN, column_sum_bytes, percent_of
-from weft.cost.device import Device
+from weft.cost.device import USUAL_SHARE, Device
 from weft.cost.execution import compiled_nodes, host_ns
 from weft.cost.flops import flops_of, product_dtype, shape_of
 from weft.cost.kernels import ProductShape
@@ -21,6 +21,8 @@ from weft.cost.traffic import Traffic, TrafficKind
 from weft.graph.dag import Dag
 from weft.graph.profiles import profile
 
+NUM_ROUNDS = 8
+"""Rounds until the share of products and their speed agree to a millionth."""
 KERNELS = (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL)
 
 
@@ -64,6 +66,8 @@ def compute(dag: Dag, device: Device) -> Compute:
             ns[i] = max(ns[i], product_ns or 0)
             if product_ns is None or profile(dag.nodes[i].target).opaque:
                 unknown.add(i)
+    if device.power_headroom and device.execution:
+        _set_clocks(ns, flops, device.power_headroom)
     _add_starts(ns, traffic, device.kernel_ns)
     regions = [region if kind in KERNELS else -1 for region, kind in zip(traffic.regions, traffic.kinds, strict=True)]
     host = host_ns(dag, device, traffic.kinds, traffic.regions)
@@ -74,6 +78,20 @@ def _cost_bytes(node: Node, moved: int, is_compiled: bool) -> int:
     """The bytes that a plain copy moves in the time in which the node moves its own."""
     extra = column_sum_bytes(node) if is_compiled else 0
     return moved * percent_of(node, is_compiled) // PLAIN + extra
+
+
+def _set_clocks(ns: list[int], flops: list[int], headroom: float) -> None:
+    """Scale the times of products: the power limit lets them run faster in a step with less of them."""
+    products = [i for i, count in enumerate(flops) if count]
+    work, rest = sum(ns[i] for i in products), sum(ns) - sum(ns[i] for i in products)
+    if not work:
+        return
+    time = float(work)
+    for _ in range(NUM_ROUNDS):  # the share depends on the speed, and the speed on the share
+        time = work / (1 + headroom * (USUAL_SHARE - time / (time + rest)))
+    scale_ppm = round(time / work * 1_000_000)
+    for i in products:
+        ns[i] = ns[i] * scale_ppm // 1_000_000
 
 
 def _add_starts(ns: list[int], traffic: Traffic, kernel_ns: int) -> None:

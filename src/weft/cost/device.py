@@ -16,6 +16,9 @@ MATMUL_EFFICIENCY = 0.7
 """Default share of the peak that large products reach. Measured: sixteen 8192^3 bf16 matmuls on each of two ranks took
 49.2 ms on one H200 (torch 2.11.0, CUDA 13.0), which is 715 of its 989 TFLOP/s."""
 
+USUAL_SHARE = 0.7
+"""Share of the compute time that products take in a usual step; there, clocks need no correction."""
+
 SLOWEST, FASTEST = 5.1e-7, 1e12
 """Accepted rates in TFLOP/s or GB/s. Outside, flops per microsecond or bytes per millisecond are not whole numbers."""
 
@@ -50,7 +53,7 @@ class Device:
     collective_slowdown: float = 0.0
     """The share by which a collective slows while compute runs."""
     matmul_efficiency: float = MATMUL_EFFICIENCY
-    """The share of the peak that large products reach."""
+    """The share of the peak that large products reach in a step that spends `USUAL_SHARE` of its time in them."""
     fuses: bool = True
     """A compiler fuses chains of pointwise operators into one kernel; otherwise each operator is a kernel."""
     memory_efficiency: float = 1.0
@@ -65,6 +68,9 @@ class Device:
     """Rates of attention kernels; the first is the default. Without any, attention is priced as a product."""
     attention_kernel: str = ""
     """The attention kernel in use; empty: the default."""
+    power_headroom: float = 0.0
+    """How much faster products run for each share of the time that other kernels take, since the power limit sets the
+    clocks: 0.4 means 4 % faster if a tenth more of the time goes to other kernels. Used only with an execution."""
     host: HostTimes | None = None
     """What the host takes to issue work; used only with an execution."""
     execution: str = ""

@@ -61,8 +61,8 @@ ENDS = _names(
 EMPTY = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
 LOOKUPS = _names("embedding index gather index_select take nll_loss_forward")
 """Operators that read only selected parts of their first argument."""
-OVERWRITES = _names("copy_ fill_ zero_")
-"""Operators that do not read the tensor they write to."""
+UNREAD = {"copy_": "self", "fill_": "self", "zero_": "self", "nll_loss_backward": "self"}
+"""Operators that do not read one of their arguments: they overwrite it, or need only its shape."""
 
 
 @functools.cache
@@ -114,7 +114,7 @@ class Traffic:
         self.dag, self.fuses = dag, [True] * len(dag.nodes) if fuses is None else fuses
         num = len(dag.nodes)
         self.kinds: list[TrafficKind] = [_kind(node) for node in dag.nodes]
-        self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
+        self.values: list[int | None] = [_result_bytes(node) for node in dag.nodes]
         self.inputs: list[list[int]] = [[dag.index[source] for source in input_nodes(node)] for node in dag.nodes]
         self.roots: list[int] = list(range(num))
         """The node whose result a view refers to."""
@@ -175,8 +175,11 @@ class Traffic:
                 self.num_bytes[i] = _add(self.num_bytes[i], values[i])
 
     def _read(self, i: int) -> list[int]:
-        overwrites = name_of(self.dag.nodes[i].target) in OVERWRITES
-        return self.inputs[i][1:] if overwrites else self.inputs[i]
+        name = name_of(self.dag.nodes[i].target)
+        if name in UNREAD:
+            unread = ops.bind(self.dag.nodes[i]).get(UNREAD[name])
+            return [p for p in self.inputs[i] if self.dag.nodes[p] is not unread]
+        return self.inputs[i]
 
     def _picked(self, i: int, source: int) -> int | None:
         """Bytes that a node reads of one of its inputs."""
@@ -185,6 +188,21 @@ class Traffic:
             return whole
         others = sum(self.values[p] or 0 for p in sources[1:])
         return min(whole, max(self.values[i] or 0, others))
+
+
+def _result_bytes(node: Node) -> int | None:
+    """Bytes of a node's results; of the arguments that it writes, if it returns nothing."""
+    value, target = node.meta.get("val"), node.target
+    if value is not None or not isinstance(target, OpOverload) or target._schema.returns:
+        return bytes_of(value)
+    bound = ops.bind(node)
+    written = [each for name in profile(target).writes for each in _nodes_of(bound.get(name))]
+    sizes = [bytes_of(ops.value_of(each)) for each in written]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _nodes_of(argument: Any) -> list[Node]:
+    return [each for each in argument if isinstance(each, Node)] if isinstance(argument, list | tuple) else [argument]
 
 
 def _kind(node: Node) -> TrafficKind:
