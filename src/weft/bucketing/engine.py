@@ -103,7 +103,7 @@ class Bucketing:
     def _members(self, kinds: frozenset[Kind]) -> list[Member]:
         roles, policy = Roles(self.dag), self.policy
         found: list[Member] = []
-        active = roles.active_groups(self.groups) if policy.replicas else set[str]()
+        tensor_groups = roles.tensor_groups(self.groups) if policy.replicas else set[str]()
         for collective in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
             if collective.kind not in kinds:
                 continue
@@ -116,8 +116,8 @@ class Bucketing:
                 sentence = f"{launch} stays: it carries {role}, not {policy.role}"
                 sentence += f", since it {direction} {told_by.name}" if told_by is not None else ""
                 member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
-            elif (group := self.groups.canonical(collective.group)) in active:
-                sentence = f"{launch} stays: group {group!r} carries activations too"
+            elif (group := self.groups.canonical(collective.group)) in tensor_groups:
+                sentence = f"{launch} stays: group {group!r} carries mostly activations"
                 member = Refusal(Reason.OTHER_ROLE, sentence)
             elif launch in policy.forbidden:
                 member = Refusal(Reason.FORBIDDEN, f"{launch} stays: the option `forbidden` names it")

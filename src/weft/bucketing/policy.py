@@ -34,7 +34,7 @@ class Policy:
     role: Role | None = None
     """Take only collectives with this role."""
     replicas: bool = False
-    """Leave groups that also carry activations: their gradients belong to tensor parallelism."""
+    """Leave the groups of tensor parallelism, which carry mostly activations."""
     modules: tuple[str, ...] = ()
     """Patterns of module names. Collectives of a matching module share buckets only with each other."""
     units: Literal["none", "one", "split"] = "none"

@@ -80,10 +80,18 @@ class Roles:
             return Role.PARAMETERS
         return Role.GRADIENTS if self._product_after[self.dag.index[collective.launch]] is None else Role.ACTIVATIONS
 
-    def active_groups(self, groups: GroupTable) -> set[str]:
-        """The canonical names of the groups that carry activations, as those of tensor parallelism do."""
-        found = collectives(self.dag.nodes[0].graph) if self.dag.nodes else ()
-        return {groups.canonical(each.group) for each in found if self.of(each) is Role.ACTIVATIONS}
+    def tensor_groups(self, groups: GroupTable) -> set[str]:
+        """The canonical names of the groups of tensor parallelism, which carry mostly activations, by bytes.
+
+        A group of data parallelism may carry a few too: a count of tokens, or the statistics of a batch norm.
+        """
+        carried: dict[str, list[tuple[int, int]]] = {}
+        for each in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
+            totals = carried.setdefault(groups.canonical(each.group), [(0, 0), (0, 0)])
+            number = int(self.of(each) is Role.ACTIVATIONS)
+            num_bytes, count = totals[number]
+            totals[number] = (num_bytes + max(each.input_bytes or 0, each.output_bytes or 0), count + 1)
+        return {name for name, (others, activations) in carried.items() if activations > others}
 
     def told_by(self, collective: Collective) -> Node | None:
         """The node that decided: the one that rules out a parameter, or the product that rules out a gradient."""

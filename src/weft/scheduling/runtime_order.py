@@ -72,12 +72,12 @@ def _compute_before(order: Iterable[int], moved: Collection[int]) -> dict[int, i
 class Carried:
     """The collectives of one Dag that carry parameters or gradients of data parallelism, in launch order.
 
-    Collectives of a group that also carries activations belong to tensor parallelism and are left out.
+    Those of a group that carries mostly activations belong to tensor parallelism and are left out.
     """
 
     def __init__(self, dag: Dag, groups: GroupTable) -> None:
         roles = Roles(dag)
-        active = roles.active_groups(groups)
+        tensor_groups = roles.tensor_groups(groups)
         found = list(collectives(dag.nodes[0].graph)) if dag.nodes else []
         gathers = [c for c in found if c.kind is Kind.ALL_GATHER and roles.of(c) is Role.PARAMETERS]
         reduced = [
@@ -85,7 +85,7 @@ class Carried:
             for c in found
             if c.kind in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
             and roles.of(c) is Role.GRADIENTS
-            and groups.canonical(c.group) not in active
+            and groups.canonical(c.group) not in tensor_groups
         ]
         self.dag = dag
         self.refused = {c: refusal for c in (*gathers, *reduced) if (refusal := _why_not(c)) is not None}

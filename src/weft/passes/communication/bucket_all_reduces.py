@@ -50,7 +50,7 @@ class BucketAllReduces(BucketPass):
     kinds = frozenset({Kind.ALL_REDUCE})
 
     only: Literal["all", "replicas"] = "all"
-    """`replicas`: merge only gradients, and only in groups that carry no activations, as HSDP and DDP reduce them."""
+    """`replicas`: merge only gradients, and not in groups that carry mostly activations: what HSDP and DDP sum."""
 
     def policy(self, context: Context) -> Policy:
         is_limited = self.only == "replicas"
