@@ -41,6 +41,13 @@ def check_type(
         raise error(compose(who, f"{name} is {_shown(given)}, {said} is needed", do=do))
 
 
+def check_choice(who: str, name: str, given: Any, known: Sequence[str], *, error: type[WeftError]) -> None:
+    """Raise unless `given` is one of the words `known`."""
+    if given not in known:
+        do = nearest(str(given), known) or f"use one of {', '.join(known)}"
+        raise error(compose(who, f"{name} is {_shown(given)}, expected {', '.join(known)}", do=do))
+
+
 def check_module(who: str, given: Any, *, name: str = "module", said: str = "a graph module") -> None:
     """Raise unless `given` is a graph module; the message says how to get one from what was given."""
     if isinstance(getattr(given, "module", None), GraphModule):

@@ -307,7 +307,7 @@ def test_shared_and_frozen_parameters_are_inputs_once_and_have_one_gradient():
 
 def test_a_checkpointed_block_runs_again_in_backward():
     plain = zoo.load("llama-debug", "ddp", ranks=2, layers=1)
-    module = zoo.load("llama-debug", "ddp", ranks=2, layers=1, checkpointed=True)
+    module = zoo.load("llama-debug", "ddp", ranks=2, layers=1, checkpoint="full")
     repeated = [node for node in module.graph.nodes if node.name.startswith("silu") and "backward" not in node.name]
     assert [node.meta["partitioner_tag"] for node in repeated] == ["is_forward", "is_backward"]
     inputs = example_inputs(plain, 2)

@@ -99,7 +99,7 @@ def accumulate_gradients(mesh: DeviceMesh, compiled: Compiler) -> Outcome:
 
 def checkpoint_blocks(mesh: DeviceMesh, compiled: Compiler) -> Outcome:
     """Blocks keep only their input and run, gathers included, again in backward; shards are plain tensors."""
-    model, make_batch = _llama("fsdp", mesh, checkpointed=True)
+    model, make_batch = _llama("fsdp", mesh, checkpoint="full", reshard=True)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, nn.Parameter(_local(parameter).detach()))
@@ -108,7 +108,7 @@ def checkpoint_blocks(mesh: DeviceMesh, compiled: Compiler) -> Outcome:
 
 def checkpoint_blocks_of_dtensors(mesh: DeviceMesh, compiled: Compiler) -> Outcome:
     """The same, with shards that are DTensors."""
-    return _train(*_llama("fsdp", mesh, checkpointed=True), compiled)
+    return _train(*_llama("fsdp", mesh, checkpoint="full", reshard=True), compiled)
 
 
 def tie_embeddings(mesh: DeviceMesh, compiled: Compiler) -> Outcome:

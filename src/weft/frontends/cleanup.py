@@ -2,13 +2,15 @@
 
 Contract: the graph computes the same. Inputs have the names given; nodes are renumbered; nodes that only rename a value
 (`detach`, a view of the same shape) and profiler marks are left out. Values that selective checkpointing marked for
-recomputation are recomputed in backward, next to their first use, as torch's partitioner would do.
+recomputation are recomputed in backward, next to their first use, as torch's partitioner would do. Backward of a region
+(`provenance.region_of`) recomputes values of this region only: what comes from another region is saved.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 from torch import Tensor
@@ -17,30 +19,58 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.compat import input_nodes
-from weft.frontends.provenance import BACKWARD, POLICY_KEY
+from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.edit import ANNOTATIONS, Edit, finish
 from weft.graph.profiles import profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
+AGAIN = frozenset({CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE})
 NUMBER = re.compile(r"_\d+$")
 
 
-def tidy(traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Tensor]) -> GraphModule:
-    """The graph of a trace, with these names for its inputs; `fake` makes the values of its constants."""
-    return _Tidier(traced, names, fake).run()
+def tidy(
+    traced: GraphModule,
+    names: Sequence[str],
+    fake: Callable[[Tensor], Tensor],
+    again: Mapping[Node, bool] | None = None,
+) -> GraphModule:
+    """The graph of a trace, with these names for its inputs; `fake` makes the values of its constants.
+
+    `again` says which nodes backward recomputes; for other nodes the policies of checkpointing do.
+    """
+    return _Tidier(traced, names, fake, again or {}).run()
+
+
+def sources(traced: GraphModule) -> dict[Node, Node]:
+    """The original value of each node that only renames one."""
+    found: dict[Node, Node] = {}
+    for node in traced.graph.nodes:
+        if _is_rename(node):
+            found[node] = found.get(node.args[0], node.args[0])
+    return found
+
+
+def draws(node: Node) -> bool:
+    """Whether the node draws random numbers; attention without dropout does not."""
+    return profile_of(node).random and ops.bind(node).get("dropout_p") != 0.0
 
 
 class _Tidier:
     """Writes one trace anew."""
 
-    def __init__(self, traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Tensor]) -> None:
-        self.traced, self.fake = traced, fake
+    def __init__(
+        self,
+        traced: GraphModule,
+        names: Sequence[str],
+        fake: Callable[[Tensor], Tensor],
+        again: Mapping[Node, bool],
+    ) -> None:
+        self.traced, self.fake, self.again = traced, fake, again
         self.names = iter(names)
         self.edit = Edit(Graph(), mode=metadata.mode_of(traced.graph.nodes))
-        self.sources: dict[Node, Node] = {}
-        """The original value of a node that only renames one."""
+        self.sources = sources(traced)
         self.made: dict[Node, Node] = {}
         self.repeated: dict[Node, Node] = {}
 
@@ -50,15 +80,13 @@ class _Tidier:
                 self.made[node] = self.edit.placeholder(next(self.names), ops.value_of(node))
             elif node.op == "output":
                 self.edit.output(map_arg(node.args[0], self._forward_value))
-            elif _is_mark(node):
+            elif _is_mark(node) or node in self.sources:
                 continue
-            elif _is_rename(node):
-                self.sources[node] = self._source(node.args[0])
             elif node.op == "get_attr":
                 self.made[node] = self._attribute(node)
             else:
                 is_backward = node.meta.get("partitioner_tag") == BACKWARD
-                self.made[node] = self._write(node, self._backward_value if is_backward else self._forward_value)
+                self.made[node] = self._write(node, self._values_for(node) if is_backward else self._forward_value)
         return finish(self.traced, self.edit.graph)
 
     def _attribute(self, node: Node) -> Node:
@@ -74,26 +102,36 @@ class _Tidier:
     def _forward_value(self, node: Node) -> Node:
         return self.made[self._source(node)]
 
-    def _backward_value(self, node: Node) -> Node:
-        """The value for a backward node; a value marked for recomputation is recomputed before its first use."""
-        source = self._source(node)
-        if not self._runs_again(source):
-            return self.made[source]
-        if source not in self.repeated:
-            self.repeated[source] = self._write(source, self._backward_value)
-            self.repeated[source].meta["partitioner_tag"] = BACKWARD
-        return self.repeated[source]
+    def _values_for(self, user: Node) -> Callable[[Node], Node]:
+        """The values for a node that runs in backward; one marked for recomputation is recomputed before its first use.
+
+        A wait is recomputed if its launch is, a part of a tuple if the tuple is, and a view, which costs nothing, if
+        its source is.
+        """
+        region = region_of(user)
+
+        def value(node: Node) -> Node:
+            source = self._source(node)
+            if region_of(source) != region or not self._runs_again(source):
+                return self.made[source]
+            if source not in self.repeated:
+                self.repeated[source] = self._write(source, self._values_for(source))
+                self.repeated[source].meta["partitioner_tag"] = BACKWARD
+            return self.repeated[source]
+
+        return value
 
     def _runs_again(self, node: Node) -> bool:
-        policies = (node.meta.get("recompute"), node.meta.get(ANNOTATIONS, {}).get(POLICY_KEY))
-        marked = CheckpointPolicy.MUST_RECOMPUTE in policies
-        if not marked or node.meta.get("partitioner_tag") == BACKWARD:
+        if node.meta.get("partitioner_tag") == BACKWARD:
             return False
         found = profile_of(node)
-        if found.is_view and not found.wait:  # a view costs nothing: it is repeated only where its source is
-            return any(self._runs_again(self._source(source)) for source in input_nodes(node))
+        if found.wait or found.is_view or node.target is getitem:
+            sources = [self._source(source) for source in input_nodes(node)]
+            return any(region_of(source) == region_of(node) and self._runs_again(source) for source in sources)
+        if not self.again.get(node, policy_of(node) in AGAIN):
+            return False
         # A second random draw, or a second write, would give another value.
-        return not (found.random or found.writes or found.ordered or found.opaque)
+        return not (draws(node) or found.writes or found.ordered or found.opaque)
 
     def _write(self, node: Node, value_of: Any) -> Node:
         target: Any = node.target

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.fx import traceback
+from torch.fx import Node, traceback
+from torch.utils.checkpoint import CheckpointPolicy
 
 from weft import compat
 from weft.compat import OpOverload, backward_sequence, forward_sequence, intercept
@@ -39,6 +40,28 @@ class Origin(NamedTuple):
 
     modules: ModuleStack
     trace: str
+
+
+def region_of(node: Node) -> str:
+    """The layer that the node comes from, which is the outermost numbered module; else the outermost module."""
+    paths: list[str] = list(node.meta.get("nn_module_stack", ()))
+    return next(filter(_is_numbered, paths), paths[1] if len(paths) > 1 else "")
+
+
+def in_layer(node: Node) -> bool:
+    """Whether the region of the node is a layer."""
+    return _is_numbered(region_of(node))
+
+
+def _is_numbered(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
+
+
+def policy_of(node: Node) -> CheckpointPolicy | None:
+    """The policy of selective checkpointing for a node of a trace; None outside of checkpointed modules."""
+    # Since 2.13 a node is marked when it is made; before, only the annotation has the policy of its operator.
+    found: CheckpointPolicy | None = node.meta.get("recompute", node.meta.get("custom", {}).get(POLICY_KEY))
+    return found
 
 
 class Recorder:

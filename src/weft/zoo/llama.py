@@ -13,8 +13,10 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from weft.arguments import check_choice
+from weft.errors import CaptureError
+from weft.zoo.checkpointing import CHECKPOINTS, Recomputation, recomputation_of, run_block
 from weft.zoo.vocabulary import OutputLoss, TokenEmbedding
 
 
@@ -33,8 +35,11 @@ class LlamaConfig:
     norm_eps: float = 1e-5
     tied: bool = False
     """Whether the output projection is the embedding's weight."""
-    checkpointed: bool = False
-    """Whether blocks keep only their input and are recomputed in backward."""
+    checkpoint: str = "none"
+    """What blocks compute again in backward: `none`, `full`, `selective` or `layer`; `checkpointing` defines them."""
+
+    def __post_init__(self) -> None:
+        check_choice("zoo", "checkpoint", self.checkpoint, CHECKPOINTS, error=CaptureError)
 
     @property
     def head_dim(self) -> int:
@@ -140,6 +145,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each with a norm before it and a residual around it."""
 
+    recomputation: Recomputation | None = None
+    """What it computes again in backward."""
+
     def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
@@ -163,6 +171,8 @@ class Llama(nn.Module):
         self.tokens = TokenEmbedding(config.vocabulary, config.dim)
         self.rotary = Rotary(config)
         self.layers = nn.ModuleList(self.make_block() for _ in range(config.num_layers))
+        for number, block in enumerate(self.layers):
+            block.recomputation = recomputation_of(config.checkpoint, number)  # type: ignore[assignment]
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
         self.loss = OutputLoss()
@@ -182,8 +192,5 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens)
         for layer in self.layers:
-            if self.config.checkpointed:
-                x = checkpoint(layer, x, self.rotary, use_reentrant=False)
-            else:
-                x = layer(x, self.rotary)
+            x = run_block(layer, x, self.rotary)
         return self.loss(self.output(self.norm(x)), targets)

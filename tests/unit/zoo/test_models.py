@@ -62,11 +62,12 @@ def test_a_fresh_model_knows_nothing_and_learns():
     assert losses[-1] < losses[0] - 1.0
 
 
+@pytest.mark.parametrize("checkpoint", ["full", "selective", "layer"])
 @pytest.mark.parametrize("name", ["llama-debug", "moe-debug"])
-def test_tied_and_checkpointed_models_are_what_they_say(name: str):
+def test_tied_and_checkpointed_models_are_what_they_say(name: str, checkpoint: str):
     plain, make_batch = zoo.build(name, compute_dtype=torch.float32)
     tied, _ = zoo.build(name, compute_dtype=torch.float32, tied=True)
-    again, _ = zoo.build(name, compute_dtype=torch.float32, checkpointed=True)
+    again, _ = zoo.build(name, compute_dtype=torch.float32, checkpoint=checkpoint)
     assert tied.output.weight is tied.tokens.weight  # type: ignore[union-attr]
     assert len(list(tied.parameters())) == len(list(plain.parameters())) - 1
     again.load_state_dict(plain.state_dict())
@@ -176,6 +177,10 @@ def test_all_models_have_names():
         ),
         ({"layers": 0}, "zoo: layers is 0, expected 1 or more\nuse layers=1 or more"),
         ({"batch": 0}, "zoo: batch is 0, expected 1 or more\nuse batch=1 or more"),
+        (
+            {"checkpoint": "selectve"},
+            "zoo: checkpoint is 'selectve', expected none, full, selective, layer\ndid you mean 'selective'?",
+        ),
         ({"vocabluary": 8}, "zoo: llama-debug has no field called 'vocabluary'\ndid you mean 'vocabulary'?"),
         (
             {"parallel": "fsdp-tp", "mesh": {"tp": 2}},

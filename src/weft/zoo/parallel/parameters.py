@@ -10,6 +10,7 @@ rank's share of the computation needs. Optimizers, checkpoints and gradient clip
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from weft.compat import strided_shard
 from weft.graph.profiles import profile
+from weft.zoo.checkpointing import keep_gathered, recomputation_in
 from weft.zoo.parallel.collectives import ALL_GATHER, WAIT, all_gather, all_reduce, group_name, reduce_scatter
 
 __tracebackhide__ = True  # errors should show a line of the model
@@ -57,14 +59,26 @@ class ParameterLayout:
 
 
 def spread(
-    model: nn.Module, layouts: dict[str, ParameterLayout], mesh: DeviceMesh, precision: Precision, reshard: bool
+    model: nn.Module,
+    layouts: dict[str, ParameterLayout],
+    mesh: DeviceMesh,
+    precision: Precision,
+    reshards: Callable[[str], bool],
 ) -> None:
-    """Leave each rank its part of every parameter; `layouts` has one for each path of `model.named_parameters()`."""
+    """Leave each rank its part of every parameter; `layouts` has one for each path of `model.named_parameters()`.
+
+    `reshards` says by a module's path whether backward gathers its weights again.
+    """
     in_parts = any(
         layout.shard or layout.split for layout in layouts.values()
     )  # if one is a DTensor, all are: optimizers do not mix
     made: dict[nn.Parameter, nn.Parameter] = {}  # a parameter shared by two modules stays shared
+    checkpointed: tuple[str, ...] = ()
     for path, module in model.named_modules():
+        if recomputation_in(module) is not None:
+            checkpointed += (f"{path}.",)
+            groups = {group for layout in layouts.values() for group, _ in Route.of(layout, mesh, precision).gather}
+            keep_gathered(module, frozenset() if reshards(path) else frozenset(groups))
         own = dict(module.named_parameters(path, recurse=False))
         routes: dict[str, Route] = {}
         for full_name, parameter in own.items():
@@ -77,7 +91,8 @@ def spread(
             routes[name] = Route.of(layout, mesh, precision)
         if routes:
             gathers = any(route.gather for route in routes.values())
-            _read_through(module, routes, reshard and gathers and _is_worth_resharding(module))
+            forgets = reshards(path) and not path.startswith(checkpointed)  # a checkpointed block forgets by itself
+            _read_through(module, routes, forgets and gathers and _is_worth_resharding(module))
 
 
 def part_of(whole: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> DTensor:
@@ -191,11 +206,11 @@ class GatherParameter(torch.autograd.Function):
         return gradient.to(ctx.dtype), None
 
 
-def _read_through(module: nn.Module, routes: dict[str, Route], reshard: bool) -> None:
+def _read_through(module: nn.Module, routes: dict[str, Route], forgets: bool) -> None:
     """Give the module a class of its own, whose parameters are read through `GatherParameter`."""
     kind = type(module)
     members: dict[str, Any] = {name: property(_reader(name, route)) for name, route in routes.items()}
-    if reshard:
+    if forgets:
         members["forward"] = _forgetful(kind.forward)
     module.__class__ = type(kind.__name__, (kind,), members)
 
@@ -235,6 +250,6 @@ def _keep_all_but_weights() -> Any:
 
 
 def _policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Recompute gathers and the path from them to a matmul; keep all other results."""
+    """Recompute gathers and the path from them to a matmul; all other results stay, unless a compiler knows better."""
     gathers = op in (ALL_GATHER, WAIT, torch.ops.aten._to_copy.default) or profile(op).is_view
-    return CheckpointPolicy.MUST_RECOMPUTE if gathers else CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.MUST_RECOMPUTE if gathers else CheckpointPolicy.PREFER_SAVE

@@ -108,7 +108,7 @@ def parallelise(
     _share_statistics(model, strategy, mesh)
     plain = ParameterLayout(strategy.shard, strategy.replicate, strategy.replicate_first)
     layouts = {path: _combine(plain, special.get(path)) for path, _ in model.named_parameters(remove_duplicate=False)}
-    spread(model, layouts, mesh, precision, reshard)
+    spread(model, layouts, mesh, precision, lambda _path: reshard)
 
 
 def _combine(plain: ParameterLayout, special: ParameterLayout | None) -> ParameterLayout:

@@ -1,0 +1,97 @@
+"""Activation checkpointing of blocks: which results backward finds saved, and which it computes again.
+
+none        backward finds everything that it needs
+full        a block keeps only its input
+selective   the policy of torchtitan for single operators: of the matrix products of a block, in the order of forward,
+            the first, third, fifth ... are saved, and the others are computed again; results of attention and of
+            reduce-scatters are saved; everything else is computed again
+layer       every second block is `full`
+
+FSDP gathers the weights of a block once more in backward, or keeps them. Checkpointing never changes that number:
+FSDP2 computes a block again while its weights are gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from weft.zoo.parallel.collectives import ALL_GATHER, REDUCE_SCATTER, WAIT
+
+__tracebackhide__ = True  # errors should show a line of the model
+
+CHECKPOINTS = ("none", "full", "selective", "layer")
+PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
+ATTENTION = "aten::_scaled_dot_product_"
+"""Start of the names of all attention kernels: flash, efficient, cuDNN, and that of the CPU."""
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What a block computes again in backward."""
+
+    selective: bool
+    kept_groups: frozenset[str] = frozenset()
+    """Run-time names of the groups whose gathered weights are kept."""
+
+
+def recomputation_of(mode: str, block: int) -> Recomputation | None:
+    """What the block of this number computes again under a mode of checkpointing."""
+    if mode == "none" or (mode == "layer" and block % 2 == 0):
+        return None
+    return Recomputation(selective=mode == "selective")
+
+
+def keep_gathered(block: nn.Module, groups: frozenset[str]) -> None:
+    """Let a checkpointed block keep the weights that it gathers in these groups."""
+    recomputation = recomputation_in(block)
+    if recomputation is not None:
+        block.recomputation = replace(recomputation, kept_groups=groups)  # type: ignore[assignment]
+
+
+def recomputation_in(block: nn.Module) -> Recomputation | None:
+    """What a module computes again in backward; None if it saves all that backward needs."""
+    return getattr(block, "recomputation", None)
+
+
+def run_block(block: nn.Module, *args: Any) -> Any:
+    """The result of a block, which saves what its recomputation leaves."""
+    recomputation = recomputation_in(block)
+    if recomputation is None:
+        return block(*args)
+    contexts = partial(_contexts, recomputation)
+    return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+def _contexts(recomputation: Recomputation) -> Any:
+    return create_selective_checkpoint_contexts(_Policy(recomputation))
+
+
+class _Policy:
+    """Decides for each operator of one run of a block."""
+
+    def __init__(self, recomputation: Recomputation) -> None:
+        self.recomputation = recomputation
+        self.num_products = {False: 0, True: 0}
+        """Products so far, in forward and in the second run."""
+        self.saves_launch = False
+
+    def __call__(self, context: Any, op: Any, *args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if op is not WAIT:  # a wait follows its launch, which is the last operator but for tensors of DTensor in eager
+            self.saves_launch = self._saves(context, op, args)
+        return CheckpointPolicy.MUST_SAVE if self.saves_launch else CheckpointPolicy.MUST_RECOMPUTE
+
+    def _saves(self, context: Any, op: Any, args: tuple[Any, ...]) -> bool:
+        if op is ALL_GATHER:
+            return args[2] in self.recomputation.kept_groups
+        if not self.recomputation.selective:
+            return False
+        if op in PRODUCTS:
+            self.num_products[context.is_recompute] += 1
+            return self.num_products[context.is_recompute] % 2 == 1
+        return op is REDUCE_SCATTER or op.name().startswith(ATTENTION)
