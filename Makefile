@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full check-torch clean
+.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full validate check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -65,6 +65,9 @@ bench: $(STAMP) ## Weft side by side with Inductor's own passes: tables, JSON an
 
 bench-full: $(STAMP) ## The same with 64 and 128 layers, and medians (hours)
 	$(BIN)/python benchmarks/bench.py --full $(ARGS)
+
+validate: $(STAMP) ## Predict every published training figure and print its error (tens of minutes on two cores the first time)
+	$(BIN)/python benchmarks/validate.py $(ARGS)
 
 check-torch: $(STAMP) ## Check the private torch names that Weft uses against the installed torch
 	$(BIN)/python tools/check_torch.py

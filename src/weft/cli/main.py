@@ -19,6 +19,7 @@ from weft.cli.demo import demo
 from weft.cli.explain_command import explain
 from weft.cli.optimize import optimize
 from weft.cli.passes import passes
+from weft.cli.predict_command import predict
 from weft.cli.simulate_command import simulate
 from weft.cli.sweep_command import sweep
 from weft.cli.usage import exit_status, show, with_units
@@ -53,7 +54,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, verify, agree, sweep, passes, calibrate):
+for command in (demo, optimize, explain, simulate, predict, verify, agree, sweep, passes, calibrate):
     app.command()(command)
 
 

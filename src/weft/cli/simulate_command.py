@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from weft.cost.cluster import Cluster
+    from weft.prediction.error_bars import ErrorBar
     from weft.simulation.timeline import CollectiveSpan, Timeline
 
 MAX_COLLECTIVES = 10
@@ -68,8 +69,12 @@ def simulate(
         from weft.bounds.bounded_simulation import simulate_modules
         from weft.cli.source import load_source
         from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
+        from weft.graph.dag import Dag
         from weft.graph.groups import read_groups
         from weft.passes.runtimes import SYNCHRONOUS, find_runtime
+        from weft.prediction.error_bars import error_bars
+        from weft.prediction.memory import does_not_fit
+        from weft.prediction.step_kind import step_kind
         from weft.report.simulated import notes_on
 
     found = find_runtime(runtime or SYNCHRONOUS)
@@ -80,14 +85,23 @@ def simulate(
     emulated, run_notes = _run_as(modules, runtime, root, described) if runtime is not None else (modules, [])
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(emulated, described, bound=True)
-    notes = [*run_notes, *notes_on(described)]
+    bars = error_bars(step_kind((Dag(module.graph) for module in modules), described))
+    notes = [
+        *run_notes,
+        *notes_on(described),
+        *(f"error bar: {basis}" for basis in dict.fromkeys(b.basis for b in bars)),
+    ]
+    too_large = does_not_fit(timeline.peak_bytes, described.device.memory_bytes)
     if as_json:
-        record = {"runtime": runtime or SYNCHRONOUS, **_record(timeline, described.name, notes)}
+        errors = {"step_error": bars[0].share, "peak_error": bars[1].share, "error_basis": [bar.basis for bar in bars]}
+        fits = {"fits": too_large is None}
+        record = {"runtime": runtime or SYNCHRONOUS, **_record(timeline, described.name, notes), **errors, **fits}
         text = json.dumps(record, indent=1)
     else:
         assumed = [] if cluster is not None else [f"on {described.name}, the default without --cluster", ""]
         named = [f"as {found.title}: {found.does}", ""] if runtime is not None else []
-        text = "\n".join([*assumed, *named, *_lines(timeline), *(f"note: {note}" for note in notes)])
+        first = [too_large, ""] if too_large else []
+        text = "\n".join([*first, *assumed, *named, *_lines(timeline, bars), *(f"note: {note}" for note in notes)])
     usage.write(text + "\n", output)
 
 
@@ -139,18 +153,18 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
     }
 
 
-def _lines(timeline: Timeline) -> list[str]:
+def _lines(timeline: Timeline, bars: tuple[ErrorBar, ErrorBar]) -> list[str]:
     from weft.quantities import duration_text, size_text
     from weft.report.plain_text import plain_line, table
 
     totals = [
-        ("step", duration_text(timeline.step_us)),
+        ("step", f"{duration_text(timeline.step_us)} {bars[0].text}".rstrip()),
         ("compute", duration_text(timeline.compute_us)),
         ("communication", duration_text(timeline.communication_us)),
         ("exposed", duration_text(timeline.exposed_us)),
         ("hidden", duration_text(timeline.hidden_us)),
         ("idle", duration_text(timeline.idle_us)),
-        ("peak memory", size_text(timeline.peak_bytes)),
+        ("peak memory", f"{size_text(timeline.peak_bytes)} {bars[1].text}".rstrip()),
     ]
     if timeline.lower_bound_ns:
         totals.append(("lower bound", f"{duration_text(timeline.lower_bound_us)} (gap {timeline.gap * 100:.1f} %)"))

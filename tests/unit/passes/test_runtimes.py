@@ -31,7 +31,7 @@ STEPS: list[tuple[str, dict[str, Any], str, dict[str, int]]] = [
     ("fsdp", {"ranks": 4}, "fsdp2", {"ALL_GATHER": 4 + 3, "REDUCE_SCATTER": 4}),
     ("fsdp", {"ranks": 4, "part": "step"}, "fsdp2", {"ALL_GATHER": 4 + 3, "REDUCE_SCATTER": 4}),
     ("fsdp", {"ranks": 4, "reshard": False}, "fsdp2", {"ALL_GATHER": 4, "REDUCE_SCATTER": 4}),
-    ("fsdp", {"ranks": 4, "checkpointed": True}, "fsdp2", {"ALL_GATHER": 4 + 3, "REDUCE_SCATTER": 4}),
+    ("fsdp", {"ranks": 4, "checkpoint": "full"}, "fsdp2", {"ALL_GATHER": 4 + 3, "REDUCE_SCATTER": 4}),
     ("ddp", {"ranks": 4}, "ddp", {"ALL_REDUCE": 1}),
     (
         "hsdp",
