@@ -14,7 +14,7 @@ from weft.cost.device import Device
 from weft.cost.flops import flops_of, product_dtype
 from weft.cost.traffic import Traffic, TrafficKind
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap, profile
+from weft.graph.operator_effects import is_cheap, profile
 
 PRODUCTS = frozenset(
     [

@@ -37,7 +37,7 @@ from torch.fx import Graph, Node
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_alias
+from weft.graph.operator_effects import is_alias
 from weft.graph.value_numbers import ValueNumbers
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
