@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.strategies import random_gradients, random_order, random_program
+from tests.property.strategies.programs import random_gradients, random_order, random_program
 from weft.bounds.checker import check
 from weft.bounds.lower_bound import lower_bound
 from weft.bounds.problem import MergingAssumption

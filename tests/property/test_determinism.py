@@ -11,7 +11,7 @@ PROGRAM = """
 from random import Random
 import weft
 from weft.graph.listings.text import digest
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 
 for seed in range(40):
     module = weft.parse(random_listing(Random(seed)))

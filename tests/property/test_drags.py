@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.property.strategies import random_gradients, random_order, random_program
+from tests.property.strategies.programs import random_gradients, random_order, random_program
 from tests.property.test_bounds import change, optimum, random_merge
 from weft.bounds.certificate import certificate_of
 from weft.bounds.checker import check

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 import weft
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from weft.graph import ops
 from weft.graph.edit import Edit, copy_module
 from weft.graph.listings.text import parse, render

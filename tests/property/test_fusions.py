@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 import weft
 from tests.golden.goldens import FOLDER
-from tests.property.strategies import random_streams
+from tests.property.strategies.streams import random_streams
 from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.listings.text import parse, render

@@ -19,7 +19,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import BUCKET_STEPS, STEPS, random_listing
+from tests.property.strategies.listings import BUCKET_STEPS, STEPS, random_listing
 from weft.cost.cluster import Cluster
 from weft.cost.device import Device
 from weft.cost.levels import Level, Link

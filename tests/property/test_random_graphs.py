@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import listings, random_listing
+from tests.property.strategies.listings import listings, random_listing
 from weft.graph import check, metadata
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
