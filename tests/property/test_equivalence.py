@@ -80,6 +80,7 @@ def test_what_changes_values_is_never_proved(seeds: range) -> None:
             assert verdict.bitwise, f"seed {seed}: {verdict}\n{render(before)}\n{render(after)}"
 
 
+@pytest.mark.slow
 def test_the_changes_do_change_values_and_are_noticed() -> None:
     """Most of the changes above are real ones; else the test above would say nothing."""
     changed = equal = noticed = 0
