@@ -42,7 +42,7 @@ EXACT_ELSEWHERE = [
 
 
 def with_pipelines(steps: list[Step]) -> list[Any]:
-    """Each step with the default pipeline, and with `exact`; the quick loop runs the first one."""
+    """Each step with the default pipeline, and with `exact`; all but the first are long."""
     cases = [(*step, p) for step in steps for p in (None, "exact") if p is None or step not in EXACT_ELSEWHERE]
     return [cases[0], *(pytest.param(*case, marks=pytest.mark.long) for case in cases[1:])]
 
@@ -60,6 +60,7 @@ def check(world: World, model: str, parallel: str, mesh: dict[str, int], pipelin
     assert len({tuple(graph["plan_digest"] for graph in rank.graphs) for rank in found}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "parallel", "mesh", "pipeline"), with_pipelines(TWO))
 def test_the_default_trains_as_aot_eager_does(
     two_ranks: World, model: str, parallel: str, mesh: dict[str, int], pipeline: str | None

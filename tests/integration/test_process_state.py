@@ -88,6 +88,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_function_leaves_the_process_as_it_was(tmp_path: Path):
     done = run(f"{SNAPSHOT}\nfolder = {json.dumps(str(tmp_path))}\n{CALLS}")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -60,6 +60,7 @@ def check_no_simple_pipeline_is_shorter(seed: int, specs: Iterable[str] | None =
     return best - step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_no_simple_pipeline_is_shorter_than_the_planner(part: int):
     gains = [check_no_simple_pipeline_is_shorter(seed) for seed in range(part, NUM_SAMPLED, 3)]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiers import quick_first
 from tests.unit.verification.communication import module_of, run, run_real
 from weft.compat import storage_key
 from weft.errors import VerificationError
@@ -182,7 +181,8 @@ def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood(short: RealRa
     )
 
 
-@pytest.mark.parametrize(("dying", "number"), quick_first([(1, signal.SIGABRT), (0, signal.SIGKILL)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("dying", "number"), [(1, signal.SIGABRT), (0, signal.SIGKILL)])
 def test_a_rank_that_dies_in_a_run_is_the_one_that_is_named(pair: RealRanks, dying: int, number: signal.Signals):
     """The other rank waits for it, and reports the connection that it lost."""
     reduces = module_of(REDUCE)
