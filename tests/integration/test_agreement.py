@@ -47,6 +47,7 @@ def run_on_a_mesh(folder: str) -> dict[str, Any]:
     return {"said": said, "agreement": str(agreement), "groups": tuple(groups), "messages": SESSION.report().messages}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("ranks")
 def test_four_ranks_on_a_mesh_of_two_by_two_print_one_digest(four_ranks: World, tmp_path: Path):
@@ -86,6 +87,7 @@ def weave_in_turn(folder: str, pipelines: list[str], strict: bool) -> dict[str, 
     return {"raised": raised, "messages": SESSION.report().messages, "agreement": str(weft.check_agreement())}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("strict", [False, True])

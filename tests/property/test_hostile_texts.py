@@ -136,8 +136,8 @@ def archives(folder: Path) -> dict[str, bytes]:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "source": lambda path: load_source(str(path)),
     "listing": lambda path: weft.parse(path.read_text(errors="replace")),
+    "source": lambda path: load_source(str(path)),
     "runnable": read_runnable,
     "runnable text": lambda path: read_runnable(path.read_text(errors="replace") + "\n"),
     "log": lambda path: [graph.load() for graph in read_log(path)],

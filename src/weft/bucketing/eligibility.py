@@ -21,8 +21,8 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.metadata import contiguous_strides
+from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind
-from weft.graph.profiles import is_alias, waited_inside
 from weft.plan.decision import Reason, Refusal
 
 Strategy = Literal["concat", "coalesced", "pack"]

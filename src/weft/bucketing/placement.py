@@ -15,7 +15,7 @@ from weft.bucketing.eligibility import uses_of
 from weft.bucketing.policy import Policy
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap
+from weft.graph.operator_effects import is_cheap
 
 Place = tuple[tuple[str, ...], str | None, str | None]
 """The nodes to move up with the launch, the node to launch before, the node to wait before."""

@@ -19,7 +19,7 @@ from weft.cost.flops import flops_of, product_dtype, shape_of
 from weft.cost.kernels import ProductShape
 from weft.cost.traffic import Traffic, TrafficKind
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 NUM_ROUNDS = 8
 """Rounds until the share of products and their speed agree to a millionth."""

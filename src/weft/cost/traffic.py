@@ -28,7 +28,7 @@ from weft.compat import OpOverload, hint_of, input_nodes
 from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile, shares_storage
+from weft.graph.operator_effects import profile, shares_storage
 
 
 class TrafficKind(IntEnum):

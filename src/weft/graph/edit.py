@@ -33,9 +33,9 @@ from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.listings.writer import excerpt
+from weft.graph.operator_effects import profile
 from weft.graph.orders import check_order, contracted, displaced, placed, settled
 from weft.graph.output_names import note_results
-from weft.graph.profiles import profile
 
 PROVENANCE = (
     "stack_trace",

@@ -36,7 +36,16 @@ from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.host import Wait, transfer_of
 from weft.graph.memory import MemoryAccesses
-from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
+from weft.graph.operator_effects import (
+    OPAQUE,
+    PLAIN,
+    Profile,
+    profile,
+    profile_of,
+    shares_storage,
+    touched,
+    waited_inside,
+)
 
 # Pseudo-storages: they order nodes for reasons other than memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3

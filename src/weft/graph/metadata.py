@@ -37,8 +37,8 @@ from weft.compat import (
 )
 from weft.errors import GraphError, compose
 from weft.graph import ops
+from weft.graph.operator_effects import profile
 from weft.graph.ops import Kind
-from weft.graph.profiles import profile
 
 MAX_RESULTS = 1 << 12
 """Maximum number of results of one call: protects the reader of listings from malicious splits."""

@@ -22,7 +22,7 @@ from weft.errors import GraphError
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.listings import call_lines
-from weft.graph.profiles import PLAIN, Profile, profile
+from weft.graph.operator_effects import PLAIN, Profile, profile
 from weft.plan.decision import Reason, Refusal
 from weft.plan.plan import Rewrite
 from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped

@@ -34,9 +34,9 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
-from weft.graph.profiles import is_alias, waited_inside
 from weft.simulation.program import OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag

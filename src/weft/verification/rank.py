@@ -24,7 +24,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.host import may_transfer, transfer_of
 from weft.graph.listings.writer import excerpt
-from weft.graph.profiles import attribute
+from weft.graph.operator_effects import attribute
 
 T = TypeVar("T")
 Partition = tuple[tuple[int, ...], ...]

@@ -370,6 +370,7 @@ def test_what_is_no_certificate_is_refused(change: dict[str, Any]):
 # Speed.
 
 
+@pytest.mark.slow
 def test_bounds_take_time_that_grows_with_the_program():
     """Four times the operations take about four times as long; sixteen times would be the square."""
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import weft.bucketing.pack as _pack  # noqa: F401  # defines weft::pack
+from tests.tiers import quick_first
 from tests.unit.verification.denotation import Denotation, reduced, same
 from weft.compat import OpOverload
 from weft.graph import ops
@@ -225,9 +226,10 @@ IN_BITS = [law for law in LAWS if not law.is_real and law not in laws.COLLECTIVE
 IN_REAL = [law for law in LAWS if law.is_real and law not in laws.COLLECTIVES]
 
 
+@pytest.mark.parametrize("num_calls", quick_first([1, MAX_CALLS]))
 @pytest.mark.parametrize("law", IN_BITS, ids=lambda law: law.name)
-def test_a_law_says_what_torch_does(law: Law) -> None:
-    try_law(law, MAX_CALLS)
+def test_a_law_says_what_torch_does(law: Law, num_calls: int) -> None:
+    try_law(law, num_calls)
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from weft.graph import ops
 from weft.graph.groups import group_argument
 from weft.graph.listings.literals import LiteralReader, dotted
 from weft.graph.listings.types import listed_name, plain_name, torch_literal
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 LARGEST_NUMBER = 1 << 53
 

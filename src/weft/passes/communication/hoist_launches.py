@@ -35,7 +35,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
-from weft.graph.profiles import is_cheap
+from weft.graph.operator_effects import is_cheap
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason

@@ -36,7 +36,7 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_pointwise, profile
+from weft.graph.operator_effects import is_pointwise, profile
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context

@@ -31,8 +31,8 @@ from weft.graph.collective import Collective
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.text import parse
 from weft.graph.listings.types import DTYPE_NAMES
+from weft.graph.operator_effects import graph_arguments, is_alias
 from weft.graph.ops import Kind, LaunchForm
-from weft.graph.profiles import graph_arguments, is_alias
 from weft.verification.rank import show
 from weft.verification.rendezvous import RESHARD
 

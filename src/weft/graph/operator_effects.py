@@ -1,4 +1,4 @@
-"""Profiles of operators: which arguments they write, whose memory their results share, their effects outside the graph.
+"""Effects by operator: which arguments it writes, whose memory its results share, what it does outside the graph.
 
 Contract: decided by schema and tags, never by the name of a node. An unknown operator is opaque: it counts as reading
 and writing all its arguments, drawing random numbers, and communicating.
