@@ -25,6 +25,7 @@ from weft.graph.groups import Group, GroupTable
 from weft.graph.host import may_transfer, transfer_of
 from weft.graph.listings.writer import excerpt
 from weft.graph.profiles import attribute
+from weft.verification.inlining import inlined_graph
 
 T = TypeVar("T")
 Partition = tuple[tuple[int, ...], ...]
@@ -166,11 +167,14 @@ def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], s
 
 
 class RankProgram:
-    """A graph module as a list of nodes, and the values whose last use each node is."""
+    """A graph module as a list of nodes, and the values whose last use each node is.
+
+    Nested graphs that communicate are inlined: their launches and waits are nodes of the list.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.nodes: list[Node] = list(module.graph.nodes)
+        self.nodes: list[Node] = list(inlined_graph(module).nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.last_uses: dict[Node, list[Node]] = {}
         seen: set[Node] = set()
