@@ -333,9 +333,8 @@ def parse_pass(spec: str, also: Iterable[str] = ()) -> Pass:
     """
     matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*", spec)
     if matched is None:
-        raise PipelineError(
-            compose("pipeline", f"{spec.strip()!r} is not a pass", do="write name or name{option=value}")
-        )
+        what = f"{spec.strip()!r} is not a pass"
+        raise PipelineError(compose("pipeline", what, do="write name or name{option=value}"))
     name, options = matched[1], (matched[2] or "").split()
     cls = find_pass(name, "pipeline", also)
     return cls(**dict(_parse_option(cls, option) for option in options))

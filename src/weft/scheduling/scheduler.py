@@ -14,8 +14,8 @@ before it, because they hold memory. A reduction that nothing waits for goes fir
 Launches that are ready at the same time may go as one. A job that prepares a gather, such as the cast of a shard, runs
 right before it.
 
-A wait is placed before the first job that needs it. If waiting frees memory, it is placed as soon as the collective should
-be over, with a safety margin.
+A wait is placed before the first job that needs it. If waiting frees memory, it is placed as soon as the collective
+should be over, with a safety margin.
 
 Memory: a job that runs ahead of the graph's order must fit under the budget on top of everything in between.
 

@@ -20,7 +20,7 @@ from weft.graph.profiles import graph_arguments
 
 
 def inlined_graph(module: GraphModule) -> Graph:
-    """The graph of a module with each nested graph that communicates in place of its call; the same one if none does."""
+    """The graph of a module with the nodes of each nested graph that communicates in place of its call."""
     if not any(_nested_path(node) for node in module.graph.nodes):
         return module.graph
     graph = Graph(module)
