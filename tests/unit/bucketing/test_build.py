@@ -221,9 +221,9 @@ def test_members_of_members_are_kept():
 def test_a_plan_made_from_a_listing_keeps_the_annotations_that_the_listing_leaves_out():
     module = gathers(2)
     text = weft.listing(module)
-    for node in module.graph.nodes:
-        node.meta["custom"] = {"owner": object()}
+    for each in module.graph.nodes:
+        each.meta["custom"] = {"owner": object()}
     assert weft.listing(module) == text
     plan = weft.optimize(weft.parse(text), pipeline="bucket-all-gathers").plan
     made = weft.apply(module, plan)
-    assert all("owner" in node.meta.get("custom", {}) for node in made.graph.nodes if node.op == "call_function")
+    assert all("owner" in n.meta.get("custom", {}) for n in made.graph.nodes if n.op == "call_function")
