@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
-from weft.compat import FakeTensor, hint_of, input_nodes, storage_key, storage_span
+from weft.compat import FakeTensor, hint_of, input_nodes, storage_key, storage_span, with_bits
 from weft.errors import GraphError, VerificationError, compose, point_at
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
@@ -125,7 +125,8 @@ class Copies:
         dtype = wide_dtype(tensor.dtype) if self._wide else tensor.dtype
         made, start = self._storages[key]
         offset = start // tensor.element_size() + int(tensor.storage_offset())
-        return view_of(made, dtype, offset, tensor.shape, tensor.stride())
+        view = view_of(made, dtype, offset, tensor.shape, tensor.stride())
+        return with_bits(view, conj=tensor.is_conj(), neg=tensor.is_neg())
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the storage of this tensor was copied."""

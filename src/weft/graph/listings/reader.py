@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, OpOverload, input_nodes, new_symbol, storage_key, symbols_of
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes, new_symbol, storage_key, symbols_of, with_bits
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import ops
 from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
@@ -201,10 +201,11 @@ class _Reader(LiteralReader):
         (call, value), fake = self.declared[path], self.fakes[path]
         size, stride = tuple(fake.shape), fake.stride()
         if path in self.given:
-            self.constants[path] = self.given[path]
+            self.constants[path] = with_bits(self.given[path], conj=fake.is_conj(), neg=fake.is_neg())
             return
         try:
             made = torch.empty_strided(size, stride, dtype=fake.dtype, device="cpu" if value is not None else "meta")
+            made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
             if value is not None:
                 _fill(made, value)
         except RuntimeError as error:
@@ -233,7 +234,7 @@ class _Reader(LiteralReader):
         for path, fake in fakes.items():
             made = torch.empty(0, dtype=fake.dtype, device=raw.device)
             made.set_(raw.untyped_storage(), fake.storage_offset(), tuple(fake.shape), fake.stride())
-            self.constants[path] = made
+            self.constants[path] = made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
             value = self.declared[path][1]
             if value is not None:
                 _fill(made, value)
@@ -254,7 +255,8 @@ class _Reader(LiteralReader):
             if not alike or found[path].start - found[paths[0]].start != starts[path] - starts[paths[0]]:
                 what = f"{path!r} is given, but not in the memory of {paths[0]!r} as its type says"
                 self.fail(self.declared[path][0], what, "give constants that share memory as the listing says", path)
-            self.constants[path] = given[path]
+            fake = self.fakes[path]
+            self.constants[path] = with_bits(given[path], conj=fake.is_conj(), neg=fake.is_neg())
 
     # Functions and their lines.
 
