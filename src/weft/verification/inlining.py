@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 
 from weft.compat import CONTROL_DEPS, INVOKE, HigherOrderOperator, input_nodes
 from weft.graph import ops
+from weft.graph.edit import Edit, append_copy
 from weft.graph.profiles import graph_arguments
 
 
@@ -23,16 +24,9 @@ def inlined_graph(module: GraphModule) -> Graph:
     """The graph of a module with the nodes of each nested graph that communicates in place of its call."""
     if not any(_nested_path(node) for node in module.graph.nodes):
         return module.graph
-    graph = Graph(module)
-    graph.output(_copy_into(graph, module.graph, (), ""), type_expr=None)
-    for node in reversed(list(graph.nodes)):
-        if (
-            node.op == "get_attr"
-            and not node.users
-            and isinstance(ops.attribute(module, str(node.target)), GraphModule)
-        ):
-            graph.erase_node(node)
-    return graph
+    edit = Edit(Graph(module))
+    edit.output(_copy_into(edit.graph, module.graph, (), ""))
+    return edit.graph
 
 
 def _copy_into(made: Graph, graph: Graph, operands: tuple[Any, ...], prefix: str) -> Any:
@@ -49,10 +43,8 @@ def _copy_into(made: Graph, graph: Graph, operands: tuple[Any, ...], prefix: str
             (nested,) = graph_arguments(node)
             inside = tuple(map_arg(node.args[2:], values.__getitem__))
             values[node] = _copy_into(made, nested.graph, inside, f"{prefix}{path}.")
-        else:
-            values[node] = made.node_copy(node, values.__getitem__)
-            if node.op == "get_attr":
-                values[node].target = prefix + str(node.target)
+        elif node.op != "get_attr" or not all(_nested_path(user) == node.target for user in node.users):
+            values[node] = append_copy(made, node, values, prefix)
     return None
 
 
