@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload
-from weft.graph import ops
+from weft.graph import ops, understated
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
@@ -214,6 +214,17 @@ _OFFSET_SENSITIVE = frozenset(
     }
 )
 
+# Kernels of these operators demand or expect pointers that are multiples of 16 bytes. The result of a collective has
+# such a pointer, a slice of a bucket need not.
+_ALIGNED = ("scaled_mm", "grouped_mm", "pack_mm", "attention")
+
+
+def _sees_offset(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    is_foreign = target.namespace not in understated.BELIEVED  # its kernels may expect aligned pointers too
+    return is_foreign or target.name() in _OFFSET_SENSITIVE or any(word in target.name() for word in _ALIGNED)
+
 
 def depends_on_offset(results: Iterable[Node]) -> bool:
     """Whether an operator that depends on the storage offset uses a result or a view of it."""
@@ -221,7 +232,7 @@ def depends_on_offset(results: Iterable[Node]) -> bool:
     stack = list(seen)
     while stack:
         for user in stack.pop().users:
-            if isinstance(user.target, OpOverload) and user.target.name() in _OFFSET_SENSITIVE:
+            if _sees_offset(user.target):
                 return True
             if user not in seen and is_alias(user):
                 seen[user] = None

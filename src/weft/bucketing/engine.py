@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from weft.bucketing.eligibility import (
+    MOVES_DATA,
     Key,
     Member,
     Payload,
@@ -314,8 +315,13 @@ class Bucketing:
                 relation = "depends on" if needs else "is needed by"
                 sentence = f"{first.name} stays alone: it {relation} {other.first.name}"
                 return Refusal(Reason.DEPENDENCY, sentence, other.first.name)
-        kind, group = first.key.kind.phrase, self.groups.canonical(first.key.group)
-        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind} like it")
+        kind, group = first.key.kind, self.groups.canonical(first.key.group)
+        like = [other for other in buckets if other is not bucket and other.members]
+        if any(other.first.key._replace(dtype=first.key.dtype) == first.key for other in like):
+            do = ", and only strategy=pack merges several" if kind in MOVES_DATA else ""
+            sentence = f"{first.name} stays alone: the {kind.phrase}s like it in group {group!r} have other dtypes{do}"
+            return Refusal(Reason.ALONE, sentence)
+        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind.phrase} like it")
 
 
 class _Levels:

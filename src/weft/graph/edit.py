@@ -421,6 +421,14 @@ def _copied(graph: Graph) -> Graph:
     return made
 
 
+def append_copy(graph: Graph, node: Node, values: Mapping[Node, Any], prefix: str = "") -> Node:
+    """Append a copy of a node that uses `values` in place of its inputs; the path of an attribute gets the prefix."""
+    made = graph.node_copy(node, values.__getitem__)
+    if node.op == "get_attr":
+        made.target = prefix + str(node.target)
+    return made
+
+
 def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:
     """A graph module over a graph, with the attributes of `root`."""
     made = lazy_graph_module(root if isinstance(root, GraphModule) else dict(root), graph)

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
@@ -34,6 +33,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
@@ -143,8 +143,8 @@ class _ProgramBuilder:
             for i, (ns, kind) in enumerate(zip(prices.compute_ns, kinds, strict=True))
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
-        self.drains += [_is_read_on_host(node) for node in nodes]
         self.host += prices.host_ns or [0] * len(nodes)
+        self.drains += [is_read_on_host(node) for node in nodes]
         regions = prices.regions or range(len(nodes))
         self.kernels += [base + region if region >= 0 else -1 for region in regions]
         self.queue += [
@@ -307,27 +307,6 @@ def _kind_of_target(target: Any) -> OpKind:
     if not isinstance(target, OpOverload):
         return OpKind.COMPUTE if isinstance(target, HigherOrderOperator) else OpKind.NOTHING
     return OpKind.COMPUTE if ops.reads_data(target) else OpKind.NOTHING
-
-
-def _is_read_on_host(node: Node) -> bool:
-    """`.item()`, sizes that depend on data, and blocking copies from device to host."""
-    if node.op != "call_function" or not _may_read_on_host(node.target):
-        return False
-    if node.target is not torch.ops.aten._to_copy.default:
-        return True
-    if node.kwargs.get("non_blocking"):
-        return False
-    value, source = ops.value_of(node), ops.value_of(next(iter(input_nodes(node)), node))
-    tensors = isinstance(value, Tensor) and isinstance(source, Tensor)
-    return tensors and value.device.type == "cpu" and source.device.type != "cpu"
-
-
-@functools.cache
-def _may_read_on_host(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return False
-    by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return target is torch.ops.aten._to_copy.default or any(tag in target.tags for tag in by_data)
 
 
 def _type_of(node: Node) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import weft
 from tests.unit.graph.test_effects import effect_edges
 from weft.compat import FakeTensorMode, new_fake_mode
 from weft.errors import ListingError
+from weft.frontends import archive
 from weft.graph.aliasing import APART_KEY, Place, may_share_inputs, places
 from weft.graph.dag import Dag
-from weft.graph.groups import Group, GroupTable
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest
 from weft.verification.comparison import example_inputs
 from weft.verification.symbolic.equivalence import prove
@@ -489,3 +491,62 @@ def graph(x: f32[8], head: f32[4](base='x'), part: f32[2](constant='flat')):
     again = weft.parse(weft.listing(module))
     assert weft.listing(again) == weft.listing(module)
     assert weft.listing(module).partition("    flat")[0] == text.partition("    flat")[0]
+
+
+# Views that torch conjugates or negates when it reads them.
+
+MIRRORED = """inputs('may share memory')
+tensor('c', c64[2], [complex(0.0, 1.0), complex(2.0, 3.0)])
+tensor('k', c64[2](base='c', conj=True), [complex(0.0, -1.0), complex(2.0, -3.0)])
+tensor('n', f32[2](strides=(2,), offset=1, base='c', neg=True), [-1.0, -3.0])
+
+def graph(x: c64[2]):
+    c: c64[2] = attribute('c')
+    w: c64[2] = mul_(c, 2)
+    k: c64[2] = attribute('k')
+    n: f32[2] = attribute('n')
+    a: c64[2] = add(k, x)
+    b: f32[2] = add(n, 1)
+    return [a, b]
+"""
+
+
+def test_constants_that_are_conjugated_views_keep_their_values_in_listings_archives_and_virtual_ranks(tmp_path: Path):
+    module = weft.parse(MIRRORED)
+    assert weft.listing(module) == MIRRORED
+    archive.save(module, tmp_path / "a.weft")
+    loaded = archive.load(tmp_path / "a.weft")
+    assert weft.listing(loaded) == MIRRORED
+    zero = torch.zeros(2, dtype=torch.complex64)
+    (virtual,) = VirtualCluster(1).run(module, [[zero]], read_groups(module))
+    for a, b in (virtual.outputs, loaded(zero), module(zero)):
+        assert a.tolist() == [-2j, 4 - 6j]
+        assert b.tolist() == [-1.0, -5.0]
+
+
+def test_an_input_that_is_a_conjugated_view_says_so():
+    z = torch.tensor([1 + 2j, 3 + 4j])
+    module = weft.capture(lambda a, b: [a.mul_(2), b * 2], [z, z.conj()])
+    text = weft.listing(module)
+    assert "b: c64[2](base='a', conj=True)" in text
+    assert weft.listing(weft.parse(text)) == text
+
+
+def test_a_resolved_conjugate_is_a_copy_that_a_later_write_does_not_reach():
+    z = torch.tensor([1 + 2j, 3 + 4j])
+
+    def step(a: Tensor, b: Tensor) -> list[Tensor]:
+        resolved = b.resolve_conj()
+        a.mul_(2)
+        return [resolved * 1.0]
+
+    module = weft.capture(step, [z, z.conj()])
+    for each in (module, weft.optimize(module).module):
+        given = z.clone()
+        assert each(given, given.conj())[0].tolist() == [1 - 2j, 3 - 4j]
+
+
+@pytest.mark.parametrize("wrong", ["f32[2](conj=True)", "c64[2](conj=1)", "f32[2](neg='yes')"])
+def test_a_type_that_no_tensor_has_is_refused(wrong: str):
+    with pytest.raises(ListingError, match="no tensor has this type"):
+        weft.parse(f"def graph(x: {wrong}):\n    return [x]\n")

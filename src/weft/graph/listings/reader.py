@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, new_symbol, storage_key, symbols_of
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes, new_symbol, storage_key, symbols_of, with_bits
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import ops
 from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
@@ -66,6 +66,8 @@ class _Reader(LiteralReader):
         """The declarations of constants by path, with their values if the listing has them."""
         self.may_share = False
         """Whether inputs may share memory although their types do not say so."""
+        self.reshaped: dict[Node, Node] = {}
+        """Nodes whose tensor a later call gave another shape in place, with that call."""
 
     def read(self) -> GraphModule:
         function: ast.FunctionDef | None = None
@@ -199,13 +201,17 @@ class _Reader(LiteralReader):
         (call, value), fake = self.declared[path], self.fakes[path]
         size, stride = tuple(fake.shape), fake.stride()
         if path in self.given:
-            self.constants[path] = self.given[path]
+            self.constants[path] = with_bits(self.given[path], conj=fake.is_conj(), neg=fake.is_neg())
             return
         try:
             made = torch.empty_strided(size, stride, dtype=fake.dtype, device="cpu" if value is not None else "meta")
-            self.constants[path] = made if value is None else made.copy_(value)
+            made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
+            if value is not None:
+                _fill(made, value)
         except RuntimeError as error:
             self.fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
+        self.constants[path] = made
+        self._check_values(path)
 
     def _make_together(self, paths: Sequence[str]) -> None:
         known = [path for path in paths if path in self.given]
@@ -228,21 +234,17 @@ class _Reader(LiteralReader):
         for path, fake in fakes.items():
             made = torch.empty(0, dtype=fake.dtype, device=raw.device)
             made.set_(raw.untyped_storage(), fake.storage_offset(), tuple(fake.shape), fake.stride())
-            self.constants[path] = made
+            self.constants[path] = made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
             value = self.declared[path][1]
             if value is not None:
-                self._fill(path, made, value)
+                _fill(made, value)
         for path in told:
-            if not _is_equal(self.constants[path], self.declared[path][1]):
-                what = f"the values of {path!r} are not those of what shares its memory"
-                self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
+            self._check_values(path)
 
-    def _fill(self, path: str, made: Tensor, value: Tensor) -> None:
-        try:
-            made.copy_(value)
-        except RuntimeError as error:
-            what = f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}"
-            self.fail(self.declared[path][0], what, name=path)
+    def _check_values(self, path: str) -> None:
+        if not _is_equal(self.constants[path], self.declared[path][1]):
+            what = f"the values of {path!r} are not those of what shares its memory"
+            self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
 
     def _take_together(self, paths: Sequence[str], starts: Mapping[str, int]) -> None:
         """Use the given constants if they share memory as the listing declares."""
@@ -253,7 +255,8 @@ class _Reader(LiteralReader):
             if not alike or found[path].start - found[paths[0]].start != starts[path] - starts[paths[0]]:
                 what = f"{path!r} is given, but not in the memory of {paths[0]!r} as its type says"
                 self.fail(self.declared[path][0], what, "give constants that share memory as the listing says", path)
-            self.constants[path] = given[path]
+            fake = self.fakes[path]
+            self.constants[path] = with_bits(given[path], conj=fake.is_conj(), neg=fake.is_neg())
 
     # Functions and their lines.
 
@@ -341,11 +344,19 @@ class _Reader(LiteralReader):
         self, at: ast.AST, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, edit: Edit
     ) -> Node:
         try:
-            return edit.call(target, args, kwargs, name=name)
+            made = edit.call(target, args, kwargs, name=name)
         except GraphError as error:
             self.fail(at, str(error), name=name)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
             self.fail(at, f"{ops.name_of(target)}: {error}", name=name)
+        reshaped = next((source for source in input_nodes(made) if source in self.reshaped), None)
+        if reshaped is not None:
+            by = self.reshaped[reshaped].name
+            self.fail(at, f"{reshaped.name} has another type since {by}", f"use the result of {by}", reshaped.name)
+        if isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags:
+            first = next(iter(input_nodes(made)))
+            self.reshaped |= {} if _has_type_of(first, made) else {first: made}
+        return made
 
     def _attribute(self, at: ast.Call, name: str, edit: Edit, root: dict[str, Any]) -> Node:
         path = self.literal(at.args[0]) if at.args else None
@@ -373,6 +384,24 @@ def _named_by_inputs(at: ast.FunctionDef) -> set[str]:
     ]
     found = [word.value.value for word in words if word.arg == "constant" and isinstance(word.value, ast.Constant)]
     return {path for path in found if isinstance(path, str)}
+
+
+def _fill(made: Tensor, value: Tensor) -> None:
+    """Copy values into a tensor whose elements may share memory, as those of an expanded tensor do."""
+    try:
+        made.copy_(value)
+    except RuntimeError:  # torch refuses to write two elements of one memory at once
+        if not made.dim():
+            raise
+        for part, values in zip(made.unbind(), value.unbind(), strict=True):
+            _fill(part, values)
+
+
+def _has_type_of(first: Node, second: Node) -> bool:
+    old, new = ops.value_of(first), ops.value_of(second)
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        return True
+    return (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
 
 
 def _is_equal(made: Tensor, value: Tensor | None) -> bool:
