@@ -30,7 +30,7 @@ class Policy:
     cap: Callable[[Key, int], int]
     """Size limit in bytes, by key and by the number of the bucket among those of its key."""
     may_overshoot: bool = False
-    """Whether a bucket closes after the member that reaches the limit, not before the one that would exceed it."""
+    """Whether a bucket closes after the member that reaches the limit; otherwise before one that would exceed it."""
     role: Role | None = None
     """Take only collectives with this role."""
     modules: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def module_paths(node: Node) -> list[str]:
 def cap_from(
     caps: tuple[int, ...], cluster: Cluster, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:
-    """Size limits of the first, second, ... bucket; the last one holds for all later ones. Empty: from the cluster."""
+    """Size limits of the first, second, ... bucket; the last applies to all later ones. Empty: from the cluster."""
     if caps:
         return lambda _, number: caps[min(number, len(caps) - 1)]
     known: dict[Key, int] = {}
