@@ -218,9 +218,9 @@ def drag_cut_candidate(program: Program, tasks: Tasks, drag: DragCut, heads: Hea
     behind = dict.fromkeys([drag.node, *(dragged for _, dragged, _ in drag.shares)], drag.tail)
     name = name_of(program, drag.node)
     if drag.is_last:
-        text = f"compute must run before {name}; compute after it would delay other collectives of the link"
+        text = f"compute must run before {name}; compute after it would delay other collectives"
     else:
-        text = f"compute must run after {name}; compute before it would need other collectives of the link first"
+        text = f"compute must run after {name}; compute before it would need other collectives first"
     claim = drag_claim(drag.node, drag.is_last, drag.head, drag.shares)
     levels = (before, behind) if drag.is_last else (behind, before)
     return BoundCandidate("drag cut", drag.value, text, claim, heads, tails, *levels)

@@ -315,7 +315,7 @@ def _why_not_offered(entry: EntryPoint) -> str:
 
 
 def find_pass(name: str, who: str, also: Iterable[str] = ()) -> type[Pass]:
-    """The pass of this name. `who` asks, for error messages; `also` are further names to suggest."""
+    """The pass of this name. `who` names the caller in error messages; `also` lists further names to suggest."""
     known = all_passes()
     if name in known:
         return known[name]

@@ -1,6 +1,6 @@
 """Base of the passes that merge collectives: their common options, and the policy that these describe.
 
-max-bytes=1048576/26214400   caps of the first, second, ... bucket; the last one applies to all further buckets
+max-bytes=1048576/26214400   size limits of the first, second, ... bucket; the last applies to all later buckets
 pinned=ag0+ag1/ag5+ag6       launches that form a bucket
 forbidden=ag3/ag4            launches that must not be merged
 modules=layers.*             patterns of module names
@@ -35,7 +35,7 @@ class BucketPass(Pass):
     kinds: ClassVar[frozenset[Kind]]
     may_overshoot: ClassVar[bool] = False
     first_bytes: ClassVar[int | None] = None
-    """The cap of the first bucket if the caps of the others are derived from the cluster."""
+    """Size limit of the first bucket if the limits of the others come from the cluster."""
 
     max_bytes: tuple[int, ...] = ()
     """Maximum size of a bucket in bytes, counted on its larger side, sent or received. Several numbers are the caps of
@@ -49,7 +49,7 @@ class BucketPass(Pass):
     modules: tuple[str, ...] = ()
     """Patterns of module names. Launches of each matching module get buckets of their own."""
     pinned: tuple[str, ...] = ()
-    """Launches, joined by +, that form a bucket whatever their size."""
+    """Launches, joined by +, that form a bucket regardless of their size."""
     forbidden: tuple[str, ...] = ()
     """Launches that must not be merged."""
 
