@@ -33,7 +33,7 @@ def tidy(traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Ten
 
 
 class _Tidier:
-    """Writes one trace anew."""
+    """Rewrites one trace."""
 
     def __init__(self, traced: GraphModule, names: Sequence[str], fake: Callable[[Tensor], Tensor]) -> None:
         self.traced, self.fake = traced, fake
