@@ -108,7 +108,7 @@ class LiteralReader:
                     return made
                 base = fake_tensor(self.mode, [1], [1], dtype, device)  # type: ignore[arg-type]
             if base.device != device:
-                raise ValueError(f"it is on {device}, what it shares memory with on {base.device}")
+                raise ValueError(f"it is on {device}, but shares memory with a tensor on {base.device}")
             return fake_view(base, size, strides, offset, dtype)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
