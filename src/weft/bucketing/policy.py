@@ -36,7 +36,7 @@ class Policy:
     modules: tuple[str, ...] = ()
     """Patterns of module names. Collectives of a matching module share buckets only with each other."""
     pinned: tuple[tuple[str, ...], ...] = ()
-    """Launches that form one bucket, whatever its size."""
+    """Launches that form one bucket, regardless of its size."""
     forbidden: frozenset[str] = frozenset()
     """Launches that must not be merged."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -44,7 +44,7 @@ class Policy:
     prefetch: int = 0
     """Number of buckets by which to launch each bucket earlier."""
     defer: int = 1
-    """Number of later buckets that may be launched before a bucket that was launched late is waited for."""
+    """Number of later buckets that may be launched before the wait for a bucket that is launched at its last member."""
 
     def module_of(self, node: Node) -> str | None:
         """The outermost matching module that the node belongs to; None if no module matches."""

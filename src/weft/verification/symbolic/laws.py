@@ -50,7 +50,7 @@ class Domain:
 
     def __post_init__(self) -> None:
         if not self.dtypes or not self.reads or not self.values or not all(self.reads.values()):
-            raise ValueError("a domain names dtypes, values, and the arguments that are read with samples of each")
+            raise ValueError("a domain needs dtypes, values, and samples of each argument that is read")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Law:
 
     def __post_init__(self) -> None:
         if not isinstance(self.domain, Domain) or not self.name or not self.operators:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError("a law has a name, operators and a domain")
+            raise ValueError("a law needs a name, operators and a domain")
 
     def follow(self, call: Call, target: OpOverload) -> list[Value] | None:
         """The results of a call by this law; None if the law does not apply to the call."""
