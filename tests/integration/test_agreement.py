@@ -130,7 +130,7 @@ def test_a_graph_that_is_left_as_it_was_is_said_too(fresh: None, tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_named_and_stops_nothing(fresh: None, tmp_path: Path):
     (tmp_path / "file").write_text("")
     SESSION.weave(weft.parse(LISTING), Options(agreement=tmp_path / "file"), "identity", None)
-    assert SESSION.report().messages[0].startswith("the other ranks are not told of a graph: ")
+    assert SESSION.report().messages[0].startswith("a graph was not published to the other ranks: ")
 
 
 @pytest.mark.needs_cpp

@@ -494,7 +494,7 @@ X = torch.ones(2, 4)
             linear(),
             [torch.ones(1, 4)],
             {"part": "joint", "dynamic": True},
-            "capture: input of shape [1, 4], strides [4, 1], gives no dynamic batch\n"
+            "capture: input of shape [1, 4], strides [4, 1], cannot have a dynamic batch\n"
             "give a contiguous example with a batch of at least 2",
         ),
         (torch.relu, [X], {"mesh": {}}, "mesh: it has no axes\ngive axes and sizes: mesh={'dp': 8}"),

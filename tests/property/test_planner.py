@@ -165,7 +165,7 @@ def planned(case: Case, limit: int) -> Run | int:
     try:
         return case.pipeline.run(case.module, cluster=case.cluster, effort=case.effort, memory_limit_bytes=limit)
     except RefusedError as error:
-        told = re.search(r"fits in (\d+) bytes; the least that one needs is (\d+)\nallow (\d+) bytes$", str(error))
+        told = re.search(r"fits in (\d+) bytes; the smallest peak found is (\d+)\nallow (\d+) bytes$", str(error))
         if told is None or (int(told[1]), told[2]) != (limit, told[3]):
             raise
         return int(told[2])

@@ -1,7 +1,7 @@
 """Engine: decides which collectives are merged into which bucket.
 
 Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every
-rank makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with
+rank makes the same decisions. Members of a bucket need not be adjacent. A member that depends on another member with
 the same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it,
 directly or through the buckets formed so far. Every collective gets exactly one decision.
 """
@@ -61,7 +61,7 @@ class Bucket:
     closed: bool = False
     """Accepts no more members: the user pinned it, or an earlier pass made it."""
     shards: set[int] = field(default_factory=set[int])
-    """Value numbers of the shards that its members gather."""
+    """Value numbers of the shards that its members gather; equal numbers mean equal values."""
 
     @property
     def first(self) -> Member:
@@ -202,7 +202,7 @@ class Bucketing:
             )
             return Refusal(Reason.FULL, sentence, bucket.first.name)
         passed = seen_bytes - bucket.seen_bytes - bucket.num_bytes
-        if passed > cap:  # gathered that early, or sent that late, its memory would be held all the way between
+        if passed > cap:  # gathered that early, or sent that late, the tensor would stay in memory in between
             sentence = (
                 f"{member.name} does not join {bucket.first.name}:"
                 f" other buckets with {size_text(passed)} are launched in between"

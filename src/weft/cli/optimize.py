@@ -36,7 +36,7 @@ PrintAfterOption = Annotated[
 ]
 BisectOption = Annotated[
     bool,
-    typer.Option("--bisect", help="Find the first pass that changes values or fails a check; writes no result."),
+    typer.Option("--bisect", help="Find the first pass that changes values or breaks a check; writes no result."),
 ]
 ALL = "all"
 
@@ -103,7 +103,7 @@ def optimize(
 
 
 def _refuse_files(options: Mapping[str, object]) -> None:
-    """A search for a fault has no result to write."""
+    """Refuse options that write a result: a search for a fault has none."""
     given = next((option for option, value in options.items() if value), None)
     if given is not None:
         what = f"--bisect writes no result, so {given} has no effect"
@@ -111,12 +111,12 @@ def _refuse_files(options: Mapping[str, object]) -> None:
 
 
 def _print_after(log: Sequence[LogEntry], wanted: Sequence[str]) -> None:
-    """Show the listings behind passes that were asked for by name or spec."""
+    """Print the listings after the passes that were asked for by name or spec."""
     for position, entry in enumerate(log, 1):
         name = entry.step.spec.partition("{")[0]
         if (ALL in wanted and entry.changed) or name in wanted or entry.step.spec in wanted:
             did = "changed" if entry.changed else "unchanged"
-            head = f"# behind pass {position} of {len(log)}: {entry.step.spec} ({did}, {entry.seconds * 1000:.1f} ms)"
+            head = f"# after pass {position} of {len(log)}: {entry.step.spec} ({did}, {entry.seconds * 1000:.1f} ms)"
             usage.show(f"{head}\n{entry.after}", err=True)
     known = {name for entry in log for name in (entry.step.spec, entry.step.spec.partition("{")[0])}
     for name in wanted:

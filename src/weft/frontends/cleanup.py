@@ -49,7 +49,7 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     for node in traced.graph.nodes:
         if _is_rename(node):
             source: Any = node.args[0]
-            found[node] = found[source] if source in found else source
+            found[node] = found.get(source, source)
     return found
 
 
@@ -59,7 +59,7 @@ def draws(node: Node) -> bool:
 
 
 class _Tidier:
-    """Writes one trace anew."""
+    """Rewrites one trace."""
 
     def __init__(
         self,

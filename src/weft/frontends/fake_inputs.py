@@ -96,7 +96,7 @@ class Faker:
             return self.leaf(tensor)
         batch = int(tensor.shape[0])
         if batch < 2 or not tensor.is_contiguous():
-            what = f"{name} of shape {list(tensor.shape)}, strides {list(tensor.stride())}, gives no dynamic batch"
+            what = f"{name} of shape {list(tensor.shape)}, strides {list(tensor.stride())}, cannot have a dynamic batch"
             raise CaptureError(compose("capture", what, do="give a contiguous example with a batch of at least 2"))
         env: ShapeEnv = self.mode.shape_env  # type: ignore[assignment]
         if batch not in self._symbols:

@@ -5,10 +5,10 @@ Storages are followed through views by schema, so the chain of views between a w
 and constants that share memory outside the graph are one storage. Those that only may share memory (see `aliasing`) are
 ordered like one storage if one of them is written, and count as two everywhere else.
 
-A collective reads its inputs and writes its results from its launch to its wait. So a wait counts as a second read of
-the inputs and a second write of the results. So no other write to these buffers can move into or
-out of the flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and
-opaque calls are barriers for all communication.
+A collective reads its inputs and writes its results from its launch to its wait. A wait therefore counts as a second
+read of the inputs and a second write of the results: no other write to these buffers can move into or out of the
+flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and opaque
+calls are barriers for all communication.
 
 A copy to the host with `non_blocking` writes its result until the host next waits for the device. Nodes that access the
 result do not cross any node at which the host may wait. Nor do writes to the source of a copy from the host.

@@ -392,7 +392,7 @@ def is_alias(node: Node) -> bool:
 
 
 def shares_storage(node: Node) -> bool:
-    """Whether the node has the storage of one of its inputs according to metadata; true if there is none."""
+    """Whether the node has the storage of one of its inputs according to metadata; true without metadata."""
     mine = ops.value_of(node)
     keys = [storage_key(v) for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     return not isinstance(mine, Tensor) or storage_key(mine) in keys

@@ -412,25 +412,25 @@ REFUSED = {
     ),
     "another device": (
         "def graph(n: f32[4], x: f32[4](device='cuda', base='n')):\n    return [x]",
-        "listing line 1: no tensor has this type: it is on cuda, what it shares memory with on cpu",
+        "listing line 1: no tensor has this type: it is on cuda, but shares memory with a tensor on cpu",
     ),
     "values that differ": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'), [2.0])",
-        "listing line 1: the values of 'k' are not those of what shares its memory",
+        "listing line 1: the values of 'k' differ from those of a constant in the same memory",
     ),
     "values of one only": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'))",
-        "listing line 1: 'k' has values, 'v', whose memory it shares, does not",
+        "listing line 1: 'k' has values, but 'v', which shares its memory, has none",
     ),
     "too much memory": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1000000000000, base='k'), [2.0])",
-        "listing line 1: the memory of 'k' has 4000000000004 bytes, at most 1048576 stand in a listing",
+        "listing line 1: the memory of 'k' has 4000000000004 bytes, a listing may have at most 1048576",
     ),
     "an offset before the beginning": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=-1, base='k'), [2.0])",
         "listing line 2: no tensor has this type: ",
     ),
-    "words that mean nothing": ("inputs('lie apart')", "listing line 1: inputs that 'lie apart' mean nothing"),
+    "words that mean nothing": ("inputs('lie apart')", "listing line 1: inputs('lie apart') has no meaning"),
 }
 
 

@@ -551,7 +551,7 @@ def test_every_law_is_tried_by_one_of_these_tests() -> None:
 def test_a_law_without_a_domain_cannot_be_made() -> None:
     law = LAWS[0]
     for broken in ({"domain": None}, {"name": ""}, {"operators": ()}):
-        with pytest.raises(ValueError, match="a law has a name, operators and a domain"):
+        with pytest.raises(ValueError, match="a law needs a name, operators and a domain"):
             replace(law, **broken)
     for dtypes, reads, values in (
         (frozenset(), {"self": laws.TENSOR}, "all"),
@@ -559,7 +559,7 @@ def test_a_law_without_a_domain_cannot_be_made() -> None:
         (ANY, {"self": ()}, "all"),
         (ANY, {"self": laws.TENSOR}, ""),
     ):
-        with pytest.raises(ValueError, match="a domain names dtypes, values, and the arguments that are read"):
+        with pytest.raises(ValueError, match="a domain needs dtypes, values, and samples of each argument"):
             Domain(dtypes, reads, values)
 
 

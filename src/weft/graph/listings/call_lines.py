@@ -44,7 +44,7 @@ class Line:
 
 
 def write(name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The line of a call; nodes are what has a name. None where an argument has no text, such as a symbolic size."""
+    """The line of a call. Anything with a name is a node. None if an argument has no text, such as a symbolic size."""
     try:
         parts = [_text(a) for a in args] + [f"{key}={_text(value)}" for key, value in kwargs.items()]
     except ValueError:

@@ -113,7 +113,7 @@ class LiteralReader:
                     return with_bits(made, **bits)
                 base = fake_tensor(self.mode, [1], [1], dtype, device)  # type: ignore[arg-type]
             if base.device != device:
-                raise ValueError(f"it is on {device}, what it shares memory with on {base.device}")
+                raise ValueError(f"it is on {device}, but shares memory with a tensor on {base.device}")
             return with_bits(fake_view(base, size, strides, offset, dtype), **bits)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")

@@ -123,7 +123,7 @@ class _Reader(LiteralReader):
         if not values or not isinstance(values[0], str):
             self.fail(call, f"{kind} takes a name first", name=kind)
         if len(values) > most or (call.keywords and not words):
-            self.fail(call, f"{kind} takes less than that", f"write {EXAMPLES[kind]}", kind)
+            self.fail(call, f"{kind} takes fewer values", f"write {EXAMPLES[kind]}", kind)
         declare[kind](call, values[0], values[1:], keywords)
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class _Reader(LiteralReader):
 
     def _inputs(self, call: ast.Call, said: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
         if said != MAY_SHARE:
-            self.fail(call, f"inputs that {said!r} mean nothing", f"write {EXAMPLES['inputs']}", "inputs")
+            self.fail(call, f"inputs({said!r}) has no meaning", f"write {EXAMPLES['inputs']}", "inputs")
         self.may_share = True
 
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
@@ -216,11 +216,12 @@ class _Reader(LiteralReader):
     def _make_together(self, paths: Sequence[str]) -> None:
         known = [path for path in paths if path in self.given]
         told = [path for path in paths if self.declared[path][1] is not None]
-        for found, verb in ((known, "is given"), (told, "has values")):
+        for found, verb, lacks in ((known, "is given", "is not"), (told, "has values", "has none")):
             if 0 < len(found) < len(paths) and (found is known or not known):
                 other = next(path for path in paths if path not in found)
-                what = f"{found[0]!r} {verb}, {other!r}, whose memory it shares, does not"
-                self.fail(self.declared[found[0]][0], what, "give all that share a memory, or none", found[0])
+                what = f"{found[0]!r} {verb}, but {other!r}, which shares its memory, {lacks}"
+                do = "give all constants that share memory, or none"
+                self.fail(self.declared[found[0]][0], what, do, found[0])
         starts = {path: place_of(path, self.fakes[path]).start for path in paths}
         if known:
             self._take_together(paths, starts)
@@ -228,7 +229,7 @@ class _Reader(LiteralReader):
         fakes = {path: self.fakes[path] for path in paths}
         end = max(starts[path] + span_bytes(f.shape, f.stride(), f.dtype) for path, f in fakes.items())
         if told and end > MAX_SHARED_BYTES:
-            what = f"the memory of {paths[0]!r} has {end} bytes, at most {MAX_SHARED_BYTES} stand in a listing"
+            what = f"the memory of {paths[0]!r} has {end} bytes, a listing may have at most {MAX_SHARED_BYTES}"
             self.fail(self.declared[paths[0]][0], what, "leave the values out, or give them by `constants`", paths[0])
         raw = torch.zeros(end, dtype=torch.uint8) if told else torch.empty(end, dtype=torch.uint8, device="meta")
         for path, fake in fakes.items():
@@ -243,7 +244,7 @@ class _Reader(LiteralReader):
 
     def _check_values(self, path: str) -> None:
         if not _is_equal(self.constants[path], self.declared[path][1]):
-            what = f"the values of {path!r} are not those of what shares its memory"
+            what = f"the values of {path!r} differ from those of a constant in the same memory"
             self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
 
     def _take_together(self, paths: Sequence[str], starts: Mapping[str, int]) -> None:
@@ -373,7 +374,7 @@ class _Reader(LiteralReader):
         same_line = annotation.lineno == annotation.end_lineno and line.isascii()
         written = line[annotation.col_offset : annotation.end_col_offset] if same_line else ast.unparse(annotation)
         if computed and written != computed and ast.unparse(annotation) != computed:
-            what = f"{name} is {computed} by its operator, {written} as written"
+            what = f"{name} is {computed} according to its operator, but the listing says {written}"
             self.fail(at, what, "correct the type, or leave it out", name)
 
 

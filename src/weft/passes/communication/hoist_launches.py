@@ -111,7 +111,7 @@ class _Windows:
         self.landed: dict[str, int] = {}
 
     def add(self, i: int) -> int | None:
-        """The last wait that launch i must stay after; -1 if there is none, None if the size of i is unknown."""
+        """The last wait that launch i must stay after; -1 if it may pass all, None if the size of i is unknown."""
         if self.limit is None:
             return -1
         size = Collective(self.dag.nodes[i]).output_bytes
