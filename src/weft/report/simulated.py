@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
-from weft.graph.groups import read_groups
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.plan.plan import Evidence, Plan
 from weft.report.explain import CollectiveRecord, explain
 from weft.report.html import ReportPage
@@ -30,6 +30,7 @@ from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import Work, work_of
 from weft.simulation.build import program_of
+from weft.simulation.prediction import Launch, launches_of, predict
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -42,6 +43,8 @@ class SimulationInput:
     program: Program
     records: tuple[CollectiveRecord, ...]
     """Its collectives, each with the decisions about it."""
+    launches: tuple[Launch, ...] = ()
+    groups: tuple[Group, ...] = ()
 
     @cached_property
     def bound(self) -> Bound:
@@ -93,6 +96,7 @@ class SimulatedReport(Report):
             f"{bound.name}: {bound.rests_on}",
             bound.certificate,
             "after" if removed_work else "before",
+            predict(timeline, after.launches, after.groups),
         )
 
     @cached_property
@@ -136,12 +140,18 @@ def with_simulations(
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
-    first, second = (
-        SimulationInput(program_of(module, read_groups(module, groups), cluster), explain(module, report).collectives)
-        for module in (before, after)
-    )
+    first, second = (_input(module, read_groups(module, groups), cluster, report) for module in (before, after))
     work = work_of(before, cluster.device, tokens_per_step)
     return SimulatedReport(**told, graphs=(first, second), work=work, cluster_notes=notes_on(cluster))
+
+
+def _input(module: GraphModule, groups: GroupTable, cluster: Cluster, report: Report) -> SimulationInput:
+    return SimulationInput(
+        program_of(module, groups, cluster),
+        explain(module, report).collectives,
+        launches_of(module, groups),
+        tuple(groups),
+    )
 
 
 def notes_on(cluster: Cluster) -> tuple[str, ...]:
