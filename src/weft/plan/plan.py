@@ -22,8 +22,8 @@ from weft.plan.decision import Decision
 from weft.simulation.prediction import Prediction
 
 FORMAT = 3
-"""Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents; since 3, the
-predicted times of its collectives."""
+"""Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents. Since 3, it
+holds the predicted times of its collectives."""
 
 
 @dataclass(frozen=True)
