@@ -11,7 +11,7 @@ from weft.cli import usage
 from weft.errors import PlanError, compose
 
 if TYPE_CHECKING:
-    from weft.cost.calibration.step_trace import MeasuredStep
+    from weft.cost.calibration.measured_step import MeasuredStep
     from weft.simulation.prediction import Prediction
 
 Trace = Annotated[

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.cost.calibration.step_trace import MeasuredStep, TracedGroup
+from weft.cost.calibration.measured_step import MeasuredStep, TracedGroup
 from weft.errors import GraphError
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
@@ -83,7 +83,7 @@ def align(prediction: Prediction, step: MeasuredStep) -> Alignment:
     groups = match_groups(prediction.groups, Counter(keys), step.groups, counts)
     ran = [_Key(_planned_name(each.group, groups), each.kind.value, each.num_bytes) for each in step.collectives]
     pairs = _pair(keys, ran)
-    by_all = all(each.launched_ns is not None for each in step.collectives)
+    by_all = step.has_launch_order
     moved = [
         pair
         for scope in _scopes(pairs, lambda pair: "" if by_all else keys[pair[0]].group)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from weft.cost.calibration.step_trace import MeasuredStep, attribute_stalls
+from weft.cost.calibration.measured_step import MeasuredStep
+from weft.cost.calibration.stalls import attribute_stalls
 from weft.quantities import duration_text, size_text
 from weft.report.collective_alignment import Alignment, align
 from weft.report.plain_text import plain_line, table
@@ -32,13 +33,13 @@ class ComparedTime:
 
     name: str
     predicted_us: float | None
-    measured_us: float
+    measured_us: float | None
+    """None if the trace does not say; likewise for the prediction."""
 
     @property
     def error(self) -> float | None:
         """Predicted over measured, minus 1."""
-        is_known = self.predicted_us is not None and self.measured_us > 0
-        return self.predicted_us / self.measured_us - 1 if is_known and self.predicted_us is not None else None
+        return self.predicted_us / self.measured_us - 1 if self.predicted_us is not None and self.measured_us else None
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,15 @@ class TraceComparison:
     notes: tuple[str, ...]
 
     @property
-    def tolerance_us(self) -> float:
-        return TOLERANCE * next(total.measured_us for total in self.totals if total.name == "step")
+    def timed(self) -> tuple[ComparedCollective, ...]:
+        """The collectives whose times the trace shows."""
+        return tuple(each for each in self.collectives if each.measured_us is not None)
 
     @property
     def surprises(self) -> tuple[ComparedCollective, ...]:
         """Collectives that were waited for longer or shorter than planned, by more than 1 % of the step."""
-        limit = self.tolerance_us
-        found = (each for each in self.collectives if abs(each.exposed_us - each.predicted_exposed_us) > limit)
+        limit = TOLERANCE * next(total.measured_us or 0.0 for total in self.totals if total.name == "step")
+        found = (each for each in self.timed if abs(each.exposed_us - each.predicted_exposed_us) > limit)
         return tuple(sorted(found, key=lambda each: -abs(each.exposed_us - each.predicted_exposed_us)))
 
     def to_json(self) -> str:
@@ -135,9 +137,8 @@ class TraceComparison:
     def _totals(self) -> list[str]:
         rows = [("", "predicted", "measured", "error")]
         for total in self.totals:
-            told = "-" if total.predicted_us is None else duration_text(total.predicted_us)
             error = "" if total.error is None else f"{total.error * 100:+.1f} %"
-            rows.append((total.name, told, duration_text(total.measured_us), error))
+            rows.append((total.name, _time(total.predicted_us), _time(total.measured_us), error))
         return table(rows)
 
     def _order(self) -> list[str]:
@@ -156,9 +157,9 @@ class TraceComparison:
         return lines
 
     def _waits(self) -> list[str]:
-        count, found = len(self.collectives), self.surprises
+        count, found = len(self.timed), self.surprises
         if not count:
-            return []
+            return ["waits: the trace does not show when the planned collectives ran"] if self.collectives else []
         as_planned = f"{count - len(found)} of {count} collectives are exposed as predicted, within 1 % of the step"
         lines = [f"waits: {as_planned}"]
         for each in found[:MAX_LISTED]:
@@ -262,20 +263,19 @@ def _predicted_exposed(planned: Sequence[PredictedCollective]) -> list[int]:
 
 def _totals(prediction: Prediction, step: MeasuredStep, exposed_ns: int) -> tuple[ComparedTime, ...]:
     ran = [each.end_ns - each.start_ns for each in step.collectives if each.end_ns is not None]
+    is_timed = len(ran) == len(step.collectives)
     idle_ns = step.step_ns - step.compute_ns - step.exposed_ns
     predicted_idle_ns = prediction.step_ns - prediction.compute_ns - exposed_ns
     communication_ns = sum(each.end_ns - each.start_ns for each in prediction.collectives)
-    rows: list[tuple[str, int | None, int]] = [
+    rows: list[tuple[str, int | None, int | None]] = [
         ("step", prediction.step_ns, step.step_ns),
         ("compute", prediction.compute_ns, step.compute_ns),
-        ("communication", communication_ns, sum(ran)),
-        ("exposed", exposed_ns, step.exposed_ns),
-        ("gaps", predicted_idle_ns, idle_ns),
+        ("communication", communication_ns, sum(ran) if is_timed else None),
+        ("exposed", exposed_ns, step.exposed_ns if is_timed else None),
+        ("gaps", predicted_idle_ns, idle_ns if is_timed else None),
         ("of which the host is late", None, step.host_late_ns),
     ]
-    return tuple(
-        ComparedTime(name, None if ns is None else ns / NS_PER_US, measured / NS_PER_US) for name, ns, measured in rows
-    )
+    return tuple(ComparedTime(name, *(None if ns is None else ns / NS_PER_US for ns in both)) for name, *both in rows)
 
 
 def _by_kind(rows: Sequence[ComparedCollective]) -> tuple[ComparedKind, ...]:
