@@ -38,7 +38,7 @@ class _Operator:
     """None for a wait."""
     num_bytes: int | None
     num_tensors: int
-    """gloo runs one collective for each."""
+    """gloo runs one collective for all of them, or one for each."""
 
 
 class HostTrace:
@@ -48,8 +48,8 @@ class HostTrace:
         self.operators: list[_Operator] = []
         self.compute: dict[Any, array[int]] = {}
         """Starts and ends of the other operators, by thread."""
-        self.on_wire: list[Interval] = []
-        """Collectives that gloo ran."""
+        self.on_wire: list[tuple[Interval, int]] = []
+        """Collectives that gloo ran, each with its number of tensors."""
 
     def add_operator(self, event: Mapping[str, Any], span: Interval) -> None:
         """Add an operator of the host."""
@@ -62,6 +62,11 @@ class HostTrace:
         if kind is not None or name.startswith("wait_tensor"):
             num_bytes = _operand_bytes(kind, args) if kind is not None and namespace == FUNCTIONAL else None
             self.operators.append(_Operator(thread, *span, kind, num_bytes, _num_tensors(args)))
+
+    def add_collective(self, event: Mapping[str, Any], span: Interval) -> None:
+        """Add a collective that gloo ran."""
+        shapes = arguments_of(event).get("Input Dims")
+        self.on_wire.append((span, max(len(cast(list[Any], shapes)), 1) if isinstance(shapes, list) else 1))
 
     def launches(self) -> Iterator[int]:
         """When collectives were launched."""
@@ -106,12 +111,17 @@ class HostTrace:
 
     def _wires(self, launches: Sequence[_Operator], window: Interval) -> list[Interval] | None:
         """When the collective of each launch ran; None if the numbers do not fit. gloo starts them in launch order."""
-        spans = sorted(span for span in self.on_wire if window[0] <= span[0] < window[1])
-        if len(spans) != sum(each.num_tensors for each in launches):
-            return None
-        left = iter(spans)
-        parts = ([next(left) for _ in range(each.num_tensors)] for each in launches)
-        return [(min(start for start, _ in part), max(end for _, end in part)) for part in parts]
+        left = iter(sorted(each for each in self.on_wire if window[0] <= each[0][0] < window[1]))
+        found: list[Interval] = []
+        for launch in launches:
+            parts, num_tensors = list[Interval](), 0
+            while num_tensors < launch.num_tensors and (each := next(left, None)) is not None:
+                parts.append(each[0])
+                num_tensors += each[1]
+            if num_tensors != launch.num_tensors:
+                return None
+            found.append((parts[0][0], max(end for _, end in parts)))
+        return found if next(left, None) is None else None
 
 
 def _outermost(operators: Iterable[_Operator]) -> list[_Operator]:

@@ -123,7 +123,7 @@ class _StepReader:
         elif category == "cpu_op":
             self.host.add_operator(event, span)
         elif category == "user_annotation" and name.startswith(GLOO):
-            self.host.on_wire.append(span)
+            self.host.add_collective(event, span)
         elif category == "user_annotation" and (mark := STEP.fullmatch(name)):
             self.marks[int(mark[1])] = span
 
