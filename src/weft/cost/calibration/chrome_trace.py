@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from weft.cost.calibration.compute_trace import NO_COMPUTE, ComputeReader, ComputeTrace, merge_compute
+from weft.cost.calibration.event_fields import ON_HOST, arguments_of
 from weft.cost.calibration.json_stream import EventStream, JsonError
 from weft.cost.calibration.samples import (
     MAX_MESSAGE_BYTES,
@@ -139,17 +140,22 @@ class _TraceReader:
 
     def add(self, line: int, found: dict[str, Any]) -> None:
         self.num_events += 1
-        if found.get("cat") == "cpu_op":
+        category = found.get("cat")
+        if category == "cpu_op":
             self.compute.add_operator(found)
-        if found.get("cat") != "kernel":
+        elif category in ON_HOST:
+            self.compute.add_issue(found)
+        if category != "kernel":
             return
-        args = found.get("args")
-        if isinstance(args, dict) and NAME in args:
-            self._add_collective(line, found)
-        elif is_nccl(found):
-            self.skipped["NCCL kernels that do not say what they do"] += 1
-        else:
+        is_described = NAME in arguments_of(found)
+        if not is_described and not is_nccl(found):
             self.compute.add_kernel(found)
+            return
+        self.compute.add_collective(found)
+        if is_described:
+            self._add_collective(line, found)
+        else:
+            self.skipped["NCCL kernels that do not say what they do"] += 1
 
     def _add_collective(self, line: int, event: dict[str, Any]) -> None:
         found = read_collective(event)

@@ -10,6 +10,8 @@ from weft.cost.calibration.stalls import Interval
 MAX_TS_US = 1e15
 """Largest time of an event that is read: nanoseconds then fit into 64 bits."""
 NS_PER_US = 1000
+ON_HOST = ("cuda_runtime", "cuda_driver")
+"""Categories of the calls with which the host issues kernels."""
 
 
 def arguments_of(event: Mapping[str, Any]) -> dict[str, Any]:

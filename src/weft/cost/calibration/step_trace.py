@@ -30,7 +30,7 @@ from weft.cost.calibration.chrome_trace import (
     read_collective,
     read_events,
 )
-from weft.cost.calibration.event_fields import NS_PER_US, arguments_of, span_of, whole
+from weft.cost.calibration.event_fields import NS_PER_US, ON_HOST, arguments_of, span_of, whole
 from weft.cost.calibration.host_trace import GLOO, HostTrace
 from weft.cost.calibration.measured_step import MeasuredCollective, MeasuredStep, TracedGroup
 from weft.cost.calibration.samples import MeasurementError, kind_named
@@ -39,7 +39,6 @@ from weft.graph.ops import Kind
 
 STEP = re.compile(r"ProfilerStep#([0-9]{1,9})", re.ASCII)
 ON_DEVICE = ("gpu_memcpy", "gpu_memset")
-ON_HOST = ("cuda_runtime", "cuda_driver")
 EVERYTHING: Interval = (-(1 << 63), 1 << 63)
 
 
