@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
+from weft.compat import FUNCTIONAL
 from weft.cost.calibration.chrome_trace import ITEM_BYTES, groups_of
 from weft.cost.calibration.event_fields import arguments_of, whole
 from weft.cost.calibration.measured_step import MeasuredCollective, MeasuredStep, TracedGroup
@@ -21,8 +22,8 @@ from weft.cost.calibration.samples import MAX_MESSAGE_BYTES, MAX_RANKS, kind_nam
 from weft.cost.calibration.stalls import Interval, Union, attribute_stalls
 from weft.graph.ops import Kind
 
-FUNCTIONAL, EAGER = "_c10d_functional", "c10d"
-"""Namespaces of the operators that launch and wait."""
+EAGER = "c10d"
+"""Namespace of the operators that launch and wait outside of graphs."""
 GLOO = "gloo:"
 """Begins the name of a collective that gloo runs."""
 
