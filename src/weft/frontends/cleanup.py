@@ -48,7 +48,7 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            source: Any = node.args[0]
+            (source,) = input_nodes(node)[:1]
             found[node] = found.get(source, source)
     return found
 
