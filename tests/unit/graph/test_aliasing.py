@@ -23,6 +23,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest
 from weft.verification.comparison import example_inputs
+from weft.verification.rank import same_bits
 from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
 
@@ -550,3 +551,47 @@ def test_a_resolved_conjugate_is_a_copy_that_a_later_write_does_not_reach():
 def test_a_type_that_no_tensor_has_is_refused(wrong: str):
     with pytest.raises(ListingError, match="no tensor has this type"):
         weft.parse(f"def graph(x: {wrong}):\n    return [x]\n")
+
+
+# Constants that are views of one tensor, in every way that torch makes views.
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as_strided": lambda base: base.as_strided((2, 3), (1, 2), 1),
+    "diagonal": lambda base: base.view(4, 2).diagonal(),
+    "unbind": lambda base: base.view(2, 4).unbind(0)[1],
+    "transpose": lambda base: base.view(2, 4).t(),
+    "expand": lambda base: base.expand(3, 8),
+    "view_as_complex": lambda base: torch.view_as_complex(base.view(4, 2)),
+    "conj": lambda base: torch.view_as_complex(base.view(4, 2)).conj(),
+    "imag": lambda base: torch.view_as_complex(base.view(4, 2)).imag,
+    "negated": lambda base: torch.view_as_complex(base.view(4, 2)).conj().imag,
+    "u8": lambda base: base.view(torch.uint8)[3:9],
+    "u16": lambda base: base.view(torch.uint16)[1:4],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_reads_of_a_view_stay_on_their_side_of_a_write_to_its_base(view: str):
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            base = torch.arange(8.0)
+            self.register_buffer("base", base)
+            self.register_buffer("seen", VIEWS[view](base))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            first = self.seen.clone()  # type: ignore[operator]
+            self.base.add_(x)  # type: ignore[operator]
+            second = self.seen.clone()  # type: ignore[operator]
+            return [first.contiguous(), second.contiguous(), x * 2]
+
+    module = make_fx(Tied())(torch.ones(8))
+    text = weft.listing(module)
+    assert weft.listing(weft.parse(text)) == text
+    groups = read_groups(module)
+    (before,) = VirtualCluster(1).run(module, [[torch.ones(8)]], groups)
+    for pipeline in ("auto", "clean", "reuse-buffers,move-producers"):
+        after = weft.optimize(module, pipeline=pipeline).module
+        (found,) = VirtualCluster(1).run(after, [[torch.ones(8)]], groups)
+        assert all(map(same_bits, before.outputs, found.outputs))
+        assert prove(module, after)
