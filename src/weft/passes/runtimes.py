@@ -61,6 +61,11 @@ RUNTIMES: dict[str, Runtime] = {
         "each block is gathered at once, ahead of its use, and its gradients are reduced at once",
         _FSDP2,
     ),
+    "simple-fsdp": Runtime(
+        "SimpleFSDP, one bucket for each block",
+        "as fsdp2, but as one graph: every copy runs, and every buffer is allocated, on the compute stream",
+        _FSDP2,
+    ),
     "hsdp": Runtime(
         "FSDP2 with replicas",
         "as fsdp2; the gradients of each block are then all-reduced over the replicas, and waited for at the end",

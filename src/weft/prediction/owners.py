@@ -26,7 +26,7 @@ from weft.graph.ops import Kind
 from weft.graph.roles import is_product
 
 DEFAULT_STREAM = "default"
-OWN_STREAMS = {"fsdp2": True, "hsdp": True}
+OWN_STREAMS = frozenset({"fsdp2", "hsdp", "async-tp"})
 """Runtimes that allocate gathered and reduced buffers on streams of their own: torch, `_fsdp_param_group.py`."""
 COPIES = frozenset(
     ["aten::cat", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::constant_pad_nd", "aten::_foreach_copy"]
@@ -62,7 +62,7 @@ def owners_of(dags: Sequence[Dag], runtime: str | None = None) -> list[Owner]:
     """The owner of each node of graphs that run one after the other, in their order."""
     found: list[Owner] = []
     for k, dag in enumerate(dags, 1):
-        found += _owners(dag, OWN_STREAMS.get(runtime or "", False), is_last=k == len(dags))
+        found += _owners(dag, runtime in OWN_STREAMS, is_last=k == len(dags))
     return found
 
 
