@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -49,7 +49,7 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     for node in traced.graph.nodes:
         if _is_rename(node):
             source: Any = node.args[0]
-            found[node] = found[source] if source in found else source
+            found[node] = cast(Node, found.get(source, source))
     return found
 
 
