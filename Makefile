@@ -34,12 +34,12 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and after; writes report.html and trace.json
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (about ten minutes on two cores)
+test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (five minutes on two cores)
 	$(PYTEST) tests -m "not long and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests: the quick ones, the slow ones, then every way of training on real ranks
 	$(PYTEST) tests -m "not long" $(ARGS)
-	$(BIN)/python -m pytest tests -m long $(ARGS)
+	$(PYTEST) tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
 	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)

@@ -63,7 +63,7 @@ class Result:
 
     @property
     def plan(self) -> Plan:
-        """The plan. For a cluster it has evidence, which is computed when the plan is first asked for."""
+        """The plan. For a cluster it has evidence, which is computed on first use."""
         return self.report.plan
 
 
@@ -81,7 +81,7 @@ def optimize(
     withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
 ) -> Result:
-    """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
+    """Run a pipeline on a copy of the module, which shares its parameters; the module itself does not change.
 
     `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one, nothing is priced or compared.
     `pipeline` names passes, stages and presets, separated by commas; `auto` chooses by the graph (`planning.md`).

@@ -1,7 +1,7 @@
 """Engine: decides which collectives are merged into which bucket.
 
 Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every
-rank makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with
+rank makes the same decisions. Members of a bucket need not be adjacent. A member that depends on another member with
 the same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it,
 directly or through the buckets formed so far. Every collective gets exactly one decision.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from weft.bucketing.eligibility import (
+    MOVES_DATA,
     Key,
     Member,
     Payload,
@@ -60,7 +61,7 @@ class Bucket:
     closed: bool = False
     """Accepts no more members: the user pinned it, or an earlier pass made it."""
     shards: set[int] = field(default_factory=set[int])
-    """Value numbers of the shards that its members gather."""
+    """Value numbers of the shards that its members gather; equal numbers mean equal values."""
 
     @property
     def first(self) -> Member:
@@ -201,7 +202,7 @@ class Bucketing:
             )
             return Refusal(Reason.FULL, sentence, bucket.first.name)
         passed = seen_bytes - bucket.seen_bytes - bucket.num_bytes
-        if passed > cap:  # gathered that early, or sent that late, its memory would be held all the way between
+        if passed > cap:  # gathered that early, or sent that late, the tensor would stay in memory in between
             sentence = (
                 f"{member.name} does not join {bucket.first.name}:"
                 f" other buckets with {size_text(passed)} are launched in between"
@@ -314,8 +315,13 @@ class Bucketing:
                 relation = "depends on" if needs else "is needed by"
                 sentence = f"{first.name} stays alone: it {relation} {other.first.name}"
                 return Refusal(Reason.DEPENDENCY, sentence, other.first.name)
-        kind, group = first.key.kind.phrase, self.groups.canonical(first.key.group)
-        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind} like it")
+        kind, group = first.key.kind, self.groups.canonical(first.key.group)
+        like = [other for other in buckets if other is not bucket and other.members]
+        if any(other.first.key._replace(dtype=first.key.dtype) == first.key for other in like):
+            do = ", and only strategy=pack merges several" if kind in MOVES_DATA else ""
+            sentence = f"{first.name} stays alone: the {kind.phrase}s like it in group {group!r} have other dtypes{do}"
+            return Refusal(Reason.ALONE, sentence)
+        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind.phrase} like it")
 
 
 class _Levels:

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from weft.cli.agree_command import agree
 from weft.cli.calibrate import calibrate
+from weft.cli.compare_command import compare
 from weft.cli.demo import demo
 from weft.cli.explain_command import explain
 from weft.cli.optimize import optimize
@@ -54,7 +55,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, predict, verify, agree, sweep, passes, calibrate):
+for command in (demo, optimize, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
     app.command()(command)
 
 

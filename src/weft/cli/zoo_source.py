@@ -32,7 +32,7 @@ def _mesh(text: str) -> dict[str, int]:
     return mesh
 
 
-# Each option of weft.zoo.load: what reads it, and what to write.
+# Each option of weft.zoo.load: its parser, and the expected text.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "ranks": (int, "a whole number"),
     "layers": (int, "a whole number"),
@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "optimizer": (str, "adamw or sgd"),
     "dynamic": (_bool, "true or false"),
     "rank": (int, "a whole number"),
+    "partition": (str, "autograd, min-cut or min-cut-layers"),
 }
 FIELDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_bool, "true or false"),

@@ -36,6 +36,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",
+    "with_bits",
 ]
 
 FUNCTIONAL = "_c10d_functional"
@@ -125,6 +126,12 @@ def fake_tensor(
         return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
     with mode:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)  # type: ignore[return-value]
+
+
+def with_bits(value: Tensor, *, conj: bool, neg: bool) -> Tensor:
+    """A view of the same memory that torch conjugates or negates when it reads it, or that it does not."""
+    value = torch.conj(value) if value.is_complex() and value.is_conj() != conj else value
+    return torch._neg_view(value) if value.is_neg() != neg else value
 
 
 def dtype_of(value: torch.dtype | int) -> torch.dtype:
@@ -385,6 +392,19 @@ def as_if_compiled() -> Generator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = was
+
+
+def min_cut_partition(
+    joint: torch.fx.GraphModule, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Forward and backward as AOTAutograd cuts a joint graph; every node keeps its name.
+
+    Inputs called `tangents...` are gradients. AOTAutograd's own removal of common subexpressions is off.
+    """
+    from torch._functorch import config, partitioners
+
+    with config.patch(cse=False):  # type: ignore[attr-defined]
+        return partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_forward_outputs)
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:

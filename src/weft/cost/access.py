@@ -86,6 +86,22 @@ def _percent_of_pair(tensors: list[Tensor], value: Tensor) -> int:
     return PLAIN
 
 
+def extra_bytes(node: Node) -> int:
+    """What a reduction inside a compiled kernel costs beyond the traffic of the kernel, as bytes."""
+    value = ops.value_of(node)
+    if name_of(node.target) in SOFTMAXES and isinstance(value, Tensor) and value.dim():
+        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
+        return _num_elements(value) * 2 if row_bytes > LONG_ROW_BYTES else 0  # long rows are read once more, as bf16
+    return column_sum_bytes(node)
+
+
+def _num_elements(value: Tensor) -> int:
+    found = 1
+    for size in value.shape:
+        found *= hint_of(size) or 0
+    return found
+
+
 def column_sum_bytes(node: Node) -> int:
     """What a sum over rows costs inside a compiled kernel, as bytes; 0 for other nodes."""
     source = next(iter(input_nodes(node)), None)
@@ -96,10 +112,7 @@ def column_sum_bytes(node: Node) -> int:
     kept_last = value.dim() > 1 and value.dim() - 1 not in [d % value.dim() for d in dims if isinstance(d, int)]
     if not dims or not kept_last:
         return 0
-    elements = 1
-    for size in value.shape:
-        elements *= hint_of(size) or 0
-    return elements * COLUMN_SUM_BYTES
+    return _num_elements(value) * COLUMN_SUM_BYTES
 
 
 def _is_transposed(source: Tensor, result: Tensor) -> bool:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from weft.cost.access import PLAIN, column_sum_bytes, percent_of
+from weft.cost.access import PLAIN, extra_bytes, percent_of
 from weft.cost.device import USUAL_SHARE, Device
 from weft.cost.execution import compiled_nodes, host_ns
 from weft.cost.flops import flops_of, product_dtype, shape_of
 from weft.cost.kernels import ProductShape
 from weft.cost.traffic import Traffic, TrafficKind
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 NUM_ROUNDS = 8
 """Rounds until the share of products and their speed agree to a millionth."""
@@ -38,12 +38,14 @@ class Compute:
     """Nodes whose time is unknown, wholly or in part."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each node; empty: none."""
+    inner: frozenset[int] = frozenset()
+    """Nodes whose result exists only inside a fused kernel, so that it takes no memory; used only with an execution."""
 
 
 def compute(dag: Dag, device: Device) -> Compute:
     """Price the compute nodes."""
     compiled = compiled_nodes(dag, device)
-    traffic = Traffic(dag, compiled)
+    traffic = Traffic(dag, compiled, thorough=device.execution != "")
     ns, flops = [0] * len(dag.nodes), [0] * len(dag.nodes)
     unknown: set[int] = set()
     so_far: dict[int, int] = {}
@@ -51,7 +53,9 @@ def compute(dag: Dag, device: Device) -> Compute:
         if kind not in KERNELS:
             continue
         region, moved = traffic.regions[i], traffic.num_bytes[i]
-        if moved and device.memory_efficiency != 1.0:  # a device without that constant has plain rooflines only
+        if (
+            moved is not None and device.memory_efficiency != 1.0
+        ):  # a device without that constant has plain rooflines only
             moved = _cost_bytes(dag.nodes[i], moved, compiled[i])
         before = so_far.get(region, 0)
         so_far[region] = after = before + (moved or 0)
@@ -71,12 +75,13 @@ def compute(dag: Dag, device: Device) -> Compute:
     _add_starts(ns, traffic, device.kernel_ns)
     regions = [region if kind in KERNELS else -1 for region, kind in zip(traffic.regions, traffic.kinds, strict=True)]
     host = host_ns(dag, device, traffic.kinds, traffic.regions)
-    return Compute(tuple(ns), tuple(flops), tuple(regions), frozenset(unknown), host)
+    inner = frozenset(i for i, is_inner in enumerate(traffic.is_inner) if is_inner and device.execution != "")
+    return Compute(tuple(ns), tuple(flops), tuple(regions), frozenset(unknown), host, inner)
 
 
 def _cost_bytes(node: Node, moved: int, is_compiled: bool) -> int:
     """The bytes that a plain copy moves in the time in which the node moves its own."""
-    extra = column_sum_bytes(node) if is_compiled else 0
+    extra = extra_bytes(node) if is_compiled else 0
     return moved * percent_of(node, is_compiled) // PLAIN + extra
 
 

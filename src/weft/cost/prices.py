@@ -42,6 +42,8 @@ class Prices:
     """The source of a launch's price: `links`, `nccl`, `table` or `override`."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each node; empty: none."""
+    inner: frozenset[int] = frozenset()
+    """Nodes whose result takes no memory: it exists only inside a fused kernel."""
 
 
 def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None) -> Prices:
@@ -70,6 +72,7 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
         frozenset(unknown - known),
         launches.sources,
         found.host_ns,
+        found.inner,
     )
 
 

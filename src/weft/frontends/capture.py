@@ -21,16 +21,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.arguments import MESH_EXAMPLE, check_type
+from weft.arguments import MESH_EXAMPLE, check_choice, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.cleanup import tidy
 from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
+from weft.frontends.min_cut import Partition, recomputed
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
 from weft.graph.about import ABOUT_KEY
@@ -83,6 +84,7 @@ def capture(
     dynamic: bool = False,
     *,
     rank: int = 0,
+    partition: Partition = "autograd",
     about: Mapping[str, Any] | None = None,
 ) -> GraphModule:
     """The graph of a training step on a mesh, traced with fake tensors: nothing is computed or sent.
@@ -97,13 +99,18 @@ def capture(
     dim 0 of the example inputs symbolic. `rank` is the rank that this process plays. `about` is kept with the graph:
     the zoo puts the model and its tokens there. `capture.md` lists the models that can be captured.
 
+    `partition` says who chooses the values that backward finds saved. With `autograd` each operator keeps what its
+    gradient needs, as in eager execution. With `min-cut` AOTAutograd chooses, as under `torch.compile`, and backward
+    recomputes the rest; with `min-cut-layers` it chooses for the layers only.
+
     Raises `CaptureError` if the step cannot be traced, or uses a group that the mesh does not have.
     """
     _check_arguments(step, example_inputs, mesh)
     asked = _what_is_asked(step, part)
+    _check_partition(asked, partition)
     with _TURN, collector_paused(), _world(mesh, rank) as live:
         mode = new_fake_mode()
-        tracing = _Tracing(mode, live, dynamic)
+        tracing = _Tracing(mode, live, dynamic, partition)
         if isinstance(asked, TrainingStep):
             traced = tracing.step(asked, example_inputs, part)
         else:
@@ -118,7 +125,8 @@ def capture(
             module = cut(module, TANGENT)[part == "backward"]
             module.meta[TABLE_KEY] = _group_table(module, live)
     axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
-    module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **(about or {})}
+    chosen = {"partition": partition} if partition != "autograd" else {}
+    module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **chosen, **(about or {})}
     validate(Dag(module.graph))
     return module
 
@@ -151,6 +159,13 @@ def _what_is_asked(step: Callable[..., Any] | TrainingStep, part: str) -> Callab
         do = "give one: TrainingStep(model, optimizer='adamw'); or ask for part='joint'"
         raise CaptureError(compose("capture", "part 'step' needs an optimizer, but the step has none", do=do))
     return step
+
+
+def _check_partition(asked: Callable[..., Any] | TrainingStep, partition: str) -> None:
+    check_choice("capture", "partition", partition, get_args(Partition), error=CaptureError)
+    if partition != "autograd" and not isinstance(asked, TrainingStep):
+        what = f"a function is traced as it is, so its partition is 'autograd', not {partition!r}"
+        raise CaptureError(compose("capture", what, do="pass a TrainingStep or a module to choose a partition"))
 
 
 def _world(mesh: Mesh | None, rank: int) -> contextlib.AbstractContextManager[DeviceMesh | None]:
@@ -241,12 +256,14 @@ def _refuse_failed_hooks(error: BaseException) -> None:
 class _Tracing:
     """One trace."""
 
-    def __init__(self, mode: FakeTensorMode, mesh: DeviceMesh | None, dynamic: bool) -> None:
-        self.mode, self.mesh, self.dynamic = mode, mesh, dynamic
+    def __init__(self, mode: FakeTensorMode, mesh: DeviceMesh | None, dynamic: bool, partition: Partition) -> None:
+        self.mode, self.mesh, self.dynamic, self.partition = mode, mesh, dynamic, partition
         self.faker = Faker(mode, _device(mesh))
         self.recorder = Recorder()
         self.leaves: list[tuple[str, Tensor]] = []
         """Path and value of each leaf that becomes an input of the graph, in the order of the inputs."""
+        self.num_state = 0
+        """Number of inputs that are parameters, buffers or optimizer state; the batch comes after them."""
 
     # Tracing.
 
@@ -265,6 +282,7 @@ class _Tracing:
             what = "the model has no parameter that needs a gradient"
             raise CaptureError(compose("capture", what, do="give parameters requires_grad=True"))
         optimizer = self._optimizer(step, trainable) if part == "step" else None
+        self.num_state = len(self._inputs())
         arguments = self._batch(model.forward, example_inputs)
         count = len(arguments) - (step.num_targets if step.loss is not None else 0)
         tangent = None
@@ -316,7 +334,10 @@ class _Tracing:
             kind = self.faker.device.type.upper()
             do = f"the step runs on fake {kind} tensors: it must not read their values or use another device"
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
-        return tidy(module, list(inputs), self.faker.constant)
+        again: dict[Node, bool] = {}
+        if self.partition != "autograd":
+            again = recomputed(module, self.num_state, layers_only=self.partition == "min-cut-layers")
+        return tidy(module, list(inputs), self.faker.constant, again)
 
     # Inputs.
 
@@ -400,7 +421,7 @@ class _Tracing:
 
 
 def _device(mesh: DeviceMesh | None) -> torch.device:
-    """The device of a live mesh, so that the graph can run there: attention, for one, is another operator on GPUs."""
+    """The device of a live mesh. A graph for GPUs has other operators than one for CPUs, for attention for example."""
     kind = "cpu" if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 

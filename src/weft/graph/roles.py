@@ -19,7 +19,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
-from weft.graph.profiles import is_cheap, profile
+from weft.graph.operator_effects import is_cheap, profile
 
 PRODUCTS = frozenset(
     [

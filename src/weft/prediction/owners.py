@@ -21,8 +21,8 @@ from torch.fx import Node
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.dag import Dag
+from weft.graph.operator_effects import is_cheap, profile
 from weft.graph.ops import Kind
-from weft.graph.profiles import is_cheap, profile
 from weft.graph.roles import is_product
 
 DEFAULT_STREAM = "default"

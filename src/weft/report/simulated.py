@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
-from weft.graph.groups import read_groups
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import does_not_fit
@@ -34,6 +34,7 @@ from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import Work, work_of
 from weft.simulation.build import program_of
+from weft.simulation.prediction import Launch, launches_of, predict
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -46,6 +47,8 @@ class SimulationInput:
     program: Program
     records: tuple[CollectiveRecord, ...]
     """Its collectives, each with the decisions about it."""
+    launches: tuple[Launch, ...] = ()
+    groups: tuple[Group, ...] = ()
 
     @cached_property
     def bound(self) -> Bound:
@@ -110,6 +113,7 @@ class SimulatedReport(Report):
             f"{bound.name}: {bound.rests_on}",
             bound.certificate,
             "after" if removed_work else "before",
+            predict(timeline, after.launches, after.groups),
         )
 
     @cached_property
@@ -177,7 +181,7 @@ def with_simulations(
     told["cluster"] = cluster.name
     dags = [Dag(module.graph) for module in (before, after)]
     first, second = (
-        SimulationInput(program_of(dag, read_groups(module, groups), cluster), explain(module, report).collectives)
+        _input(module, dag, read_groups(module, groups), cluster, report)
         for module, dag in zip((before, after), dags, strict=True)
     )
     work = work_of(before, cluster.device, tokens_per_step)
@@ -188,6 +192,15 @@ def with_simulations(
         cluster_notes=notes_on(cluster),
         kind=step_kind(dags[:1], cluster),
         device_bytes=cluster.device.memory_bytes,
+    )
+
+
+def _input(module: GraphModule, dag: Dag, groups: GroupTable, cluster: Cluster, report: Report) -> SimulationInput:
+    return SimulationInput(
+        program_of(dag, groups, cluster),
+        explain(module, report).collectives,
+        launches_of(module, groups),
+        tuple(groups),
     )
 
 

@@ -14,9 +14,9 @@ from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
+from weft.graph.operator_effects import COPIES, is_alias, is_cheap
 from weft.graph.ops import Kind
 from weft.graph.orders import topological
-from weft.graph.profiles import COPIES, is_alias, is_cheap
 from weft.graph.roles import PACKS, Role, Roles
 from weft.plan.decision import Reason, Refusal
 

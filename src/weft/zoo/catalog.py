@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
+from weft.frontends.min_cut import Partition
 from weft.graph.about import TOKENS_KEY
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.process import left_as_it_was
@@ -102,6 +103,7 @@ def load(
     optimizer: Optimizer | str = "adamw",
     dynamic: bool = False,
     rank: int = 0,
+    partition: Partition = "autograd",
     **changes: Any,
 ) -> GraphModule:
     """The graph of a model's training step, as every rank of a mesh runs it.
@@ -128,11 +130,18 @@ def load(
         "batch": batch,
         "dtypes": {"parameters": "f32", "compute": _dtype(compute_dtype), "reduce": _dtype(reduce_dtype)},
         "reshard": reshard,
+        **_differences(entry.config, ENTRIES[name].config),
     }
     if entry.batch is _text:
         about[TOKENS_KEY] = batch * entry.config.sequence * prod(axes[axis] for axis in strategy_of(parallel).data_axes)
     step = TrainingStep(make, optimizer=optimizer)
-    return capture(step, example, axes or None, part, dynamic, rank=rank, about=about)
+    return capture(step, example, axes or None, part, dynamic, rank=rank, partition=partition, about=about)
+
+
+def _differences(config: Any, preset: Any) -> dict[str, Any]:
+    """The fields of a configuration that are not as in the preset; the number of layers is told in any case."""
+    found = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {key: value for key, value in found.items() if value != getattr(preset, key) and key != "num_layers"}
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -38,8 +38,8 @@ from weft.bucketing.units import units_of
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
+from weft.graph.operator_effects import is_alias
 from weft.graph.ops import Kind
-from weft.graph.profiles import is_alias
 from weft.graph.roles import Role, Roles
 from weft.graph.value_numbers import ValueNumbers
 from weft.passes.base import Numerics, Pass

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from weft.compat import strided_shard
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 from weft.zoo.checkpointing import keep_gathered, recomputation_in
 from weft.zoo.parallel.collectives import ALL_GATHER, WAIT, all_gather, all_reduce, group_name, reduce_scatter
 
@@ -142,7 +142,7 @@ def compute_in(model: nn.Module, precision: Precision) -> None:
     for module in model.modules():
         routes = {name: route for name, _ in module.named_parameters(recurse=False)}
         if routes:
-            _read_through(module, routes, reshard=False)
+            _read_through(module, routes, forgets=False)
 
 
 @dataclass(frozen=True)
