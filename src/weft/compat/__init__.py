@@ -150,6 +150,11 @@ def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(targets), list(sources))
 
 
+def foreach_scale(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place by a factor, with a multi-tensor kernel if the device has one."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
 def fake_view(
     base: FakeTensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype | None = None
 ) -> FakeTensor:

@@ -29,6 +29,7 @@ from weft.arguments import MESH_EXAMPLE, check_choice, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
 from weft.frontends.cleanup import tidy
+from weft.frontends.clipping import clip_gradients
 from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.min_cut import Partition, recomputed
@@ -57,6 +58,7 @@ Mesh = Mapping[str, int] | DeviceMesh
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, foreach=True, capturable=True),
+    "fused-adamw": lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, fused=True),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, foreach=True),
 }
 
@@ -72,7 +74,9 @@ class TrainingStep:
     num_targets: int = 1
     """Number of example inputs, counted from the end, that go to the loss instead of the model."""
     optimizer: Optimizer | str | None = None
-    """A function that makes an optimizer for a list of parameters, or `adamw` or `sgd`."""
+    """A function that makes an optimizer for a list of parameters, or `adamw`, `fused-adamw` or `sgd`."""
+    clip_norm: float = 0.0
+    """Largest norm of all gradients together; larger gradients are scaled down before the optimizer. 0: no limit."""
 
 
 @left_as_it_was()
@@ -297,6 +301,9 @@ class _Tracing:
             placed = [_placed(gradient, leaf) for gradient, leaf in zip(gradients, trainable.values(), strict=True)]
             if optimizer is None:
                 return [loss, *placed]
+            self.recorder.phase = OPTIMIZER
+            if step.clip_norm:
+                clip_gradients([gradient for gradient in placed if gradient is not None], step.clip_norm)
             self._update(optimizer, list(trainable.values()), placed)
             return [loss]
 
@@ -304,7 +311,6 @@ class _Tracing:
         return self._trace(lambda: torch.func.functional_call(_Host(model), held, (run,)), model)
 
     def _update(self, optimizer: torch.optim.Optimizer, leaves: list[Tensor], gradients: list[Tensor | None]) -> None:
-        self.recorder.phase = OPTIMIZER
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
         with as_if_compiled():

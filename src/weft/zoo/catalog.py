@@ -65,7 +65,7 @@ def build(
     mesh: DeviceMesh | None = None,
     *,
     layers: int | None = None,
-    reshard: bool = True,
+    reshard: bool | str = True,
     compute_dtype: torch.dtype = torch.bfloat16,
     reduce_dtype: torch.dtype = torch.float32,
     **changes: Any,
@@ -96,11 +96,12 @@ def load(
     part: Part = "joint",
     batch: int = 1,
     mesh: Mapping[str, int] | None = None,
-    reshard: bool = True,
+    reshard: bool | str = True,
     *,
     compute_dtype: torch.dtype = torch.bfloat16,
     reduce_dtype: torch.dtype = torch.float32,
     optimizer: Optimizer | str = "adamw",
+    clip_norm: float = 0.0,
     dynamic: bool = False,
     rank: int = 0,
     partition: Partition = "autograd",
@@ -109,8 +110,9 @@ def load(
     """The graph of a model's training step, as every rank of a mesh runs it.
 
     If only `ranks` is given, the inner axis of a two-dimensional mesh gets up to eight ranks. Parameters are f32. They
-    are gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. With `reshard`,
-    backward gathers large weights again. `changes` are fields of the model's configuration.
+    are gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. `reshard` says
+    which large weights backward gathers again: `always` (or True) all of them, `default` all but those of the last
+    layer, `never` (or False) none. `changes` are fields of the model's configuration.
     """
     entry = _entry(name, layers, changes)
     axes = mesh_of(parallel, ranks, mesh)
@@ -134,7 +136,10 @@ def load(
     }
     if entry.batch is _text:
         about[TOKENS_KEY] = batch * entry.config.sequence * prod(axes[axis] for axis in strategy_of(parallel).data_axes)
-    step = TrainingStep(make, optimizer=optimizer)
+    if part == "step":
+        about |= {"optimizer": optimizer} if isinstance(optimizer, str) and optimizer != "adamw" else {}
+        about |= {"clip_norm": clip_norm} if clip_norm else {}
+    step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm)
     return capture(step, example, axes or None, part, dynamic, rank=rank, partition=partition, about=about)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.arguments import check_choice
 from weft.errors import CaptureError
 from weft.zoo.checkpointing import CHECKPOINTS, Recomputation, recomputation_of, run_block
-from weft.zoo.vocabulary import OutputLoss, TokenEmbedding
+from weft.zoo.vocabulary import LOSSES, ChunkedHead, OutputLoss, TokenEmbedding
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,14 @@ class LlamaConfig:
     """Whether the output projection is the embedding's weight."""
     checkpoint: str = "none"
     """What blocks compute again in backward: `none`, `full`, `selective` or `layer`; `checkpointing` defines them."""
+    repeat_kv: bool = False
+    """Whether keys and values are copied for all query heads before attention, not shared by it."""
+    loss: str = "f32"
+    """How the loss is computed: `f32` for all tokens at once, `chunked` in 8 parts that are run back at once."""
 
     def __post_init__(self) -> None:
         check_choice("zoo", "checkpoint", self.checkpoint, CHECKPOINTS, error=CaptureError)
+        check_choice("zoo", "loss", self.loss, LOSSES, error=CaptureError)
 
     @property
     def head_dim(self) -> int:
@@ -51,6 +56,11 @@ PRESETS = {
     "1b": LlamaConfig(2048, 16, 32, 8, 8192, 131072, 4096),
     "8b": LlamaConfig(4096, 32, 32, 8, 14336, 131072, 4096),
     "70b": LlamaConfig(8192, 80, 64, 8, 28672, 131072, 8192),
+    # As published: Llama 2 7B and 13B, Code Llama 34B with the vocabulary and sequence of Llama 2, Llama 3.1 405B.
+    "7b": LlamaConfig(4096, 32, 32, 32, 11008, 32000, 4096),
+    "13b": LlamaConfig(5120, 40, 40, 40, 13824, 32000, 4096),
+    "34b": LlamaConfig(8192, 48, 64, 8, 22016, 32000, 4096),
+    "405b": LlamaConfig(16384, 126, 128, 8, 53248, 128256, 8192),
 }
 
 TENSOR_PLAN = {
@@ -113,7 +123,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.repeat_kv = config.head_dim, config.repeat_kv
         self.query = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
         self.key = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
         self.value = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
@@ -124,9 +134,17 @@ class Attention(nn.Module):
         queries = rotary.turn(self.query(x).view(heads)).transpose(1, 2)
         keys = rotary.turn(self.key(x).view(heads)).transpose(1, 2)
         values = self.value(x).view(heads).transpose(1, 2)
+        if self.repeat_kv:
+            keys, values = (_repeat_heads(part, queries.shape[1]) for part in (keys, values))
         shares_heads = queries.shape[1] != keys.shape[1]
         mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=shares_heads)
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Copies of each head of `x`, which is [batch, heads, sequence, head_dim], side by side."""
+    copies = num_heads // x.shape[1]
+    return x[:, :, None].expand(-1, -1, copies, -1, -1).flatten(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -174,7 +192,8 @@ class Llama(nn.Module):
         for number, block in enumerate(self.layers):
             block.recomputation = recomputation_of(config.checkpoint, number)  # type: ignore[assignment]
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
+        head = ChunkedHead if config.loss == "chunked" else nn.Linear
+        self.output = head(config.dim, config.vocabulary, bias=False)
         self.loss = OutputLoss()
         if config.tied:
             self.output.weight = self.tokens.weight
@@ -193,4 +212,7 @@ class Llama(nn.Module):
         x = self.tokens(tokens)
         for layer in self.layers:
             x = run_block(layer, x, self.rotary)
-        return self.loss(self.output(self.norm(x)), targets)
+        x = self.norm(x)
+        if isinstance(self.output, ChunkedHead):
+            return self.output(x, targets, self.loss)
+        return self.loss(self.output(x), targets)

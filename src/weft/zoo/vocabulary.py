@@ -7,6 +7,7 @@ ranks run one graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -14,13 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.zoo.parallel.collectives import all_reduce
+from weft.zoo.parallel.parameters import reading_of
+
+LOSSES = ("f32", "chunked")
+NUM_CHUNKS = 8
+"""Parts of the tokens in a chunked loss, as in torchtitan since 2026."""
 
 
 class TokenEmbedding(nn.Module):
     """Looks up a row for each token. With a part of the rows, tokens of other parts give zeros."""
 
-    weight_is_a_table = True
-    """Backward needs the tokens, not the weight."""
+    backward_needs_weight = False
+    """Backward needs the tokens."""
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()
@@ -50,6 +56,48 @@ class OutputLoss(nn.Module):
         if self.first_row is None or self.group is None:
             return F.cross_entropy(logits, targets)
         return cast(Tensor, SplitCrossEntropy.apply(logits, targets, self.first_row, self.group))
+
+
+class ChunkedHead(nn.Linear):
+    """The projection to the vocabulary together with the loss, a part of the tokens at a time.
+
+    Each part is projected, compared and run back before the next one, so that the logits of only one part exist. The
+    weight is gathered once, and the gradient of each part is reduced by itself.
+    """
+
+    backward_needs_weight = False
+    """The gradients are ready when forward is."""
+
+    def forward(self, x: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:  # type: ignore[override]
+        part, gather = reading_of(self, "weight")
+        return cast(Tensor, ChunkedLoss.apply(x, part, targets, loss, gather))
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The mean loss of tokens [batch, sequence, dim] and its gradients, in `NUM_CHUNKS` parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, part: Tensor, targets: Tensor, loss: OutputLoss, gather: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        rows, own_part = x.flatten(0, 1), part.detach().requires_grad_()
+        total, row_gradients, part_gradients = rows.new_zeros((), dtype=torch.float32), [], None
+        with torch.enable_grad():
+            weight = gather(own_part)
+            for own, own_targets in zip(rows.chunk(NUM_CHUNKS), targets.flatten().chunk(NUM_CHUNKS), strict=True):
+                leaf = own.detach().requires_grad_()
+                value = loss(F.linear(leaf, weight)[None], own_targets[None]) * (own.shape[0] / rows.shape[0])
+                to_rows, to_part = torch.autograd.grad(value, [leaf, own_part], retain_graph=True)
+                row_gradients.append(to_rows)
+                part_gradients = to_part if part_gradients is None else part_gradients + to_part
+                total = total + value.detach()
+        ctx.save_for_backward(torch.cat(row_gradients).view_as(x), part_gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        to_x, to_part = ctx.saved_tensors
+        return (to_x * gradients[0]).to(to_x.dtype), to_part * gradients[0], None, None, None
 
 
 class SplitCrossEntropy(torch.autograd.Function):

@@ -153,6 +153,10 @@ def test_all_models_have_names():
         "llama-1b",
         "llama-8b",
         "llama-70b",
+        "llama-7b",
+        "llama-13b",
+        "llama-34b",
+        "llama-405b",
         "moe-debug",
         "moe-8x7b",
         "vision-debug",
@@ -162,6 +166,18 @@ def test_all_models_have_names():
     large = llama.PRESETS["8b"]
     shape = (large.dim, large.num_heads, large.num_kv_heads, large.ffn_dim, large.vocabulary, large.sequence)
     assert shape == (4096, 32, 8, 14336, 131072, 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("7b", 6.738), ("13b", 13.016), ("34b", 33.744), ("405b", 405.853)]
+)  # parameters of the published models
+def test_published_shapes_have_the_published_number_of_parameters(name: str, billions: float):
+    with torch.device("meta"):
+        model = llama.Llama(replace(llama.PRESETS[name], num_layers=1))
+    layers = llama.PRESETS[name].num_layers - 1
+    block = sum(parameter.numel() for parameter in model.layers[0].parameters())
+    total = sum(parameter.numel() for parameter in model.parameters()) + layers * block
+    assert total / 1e9 == pytest.approx(billions, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +196,11 @@ def test_all_models_have_names():
         (
             {"checkpoint": "selectve"},
             "zoo: checkpoint is 'selectve', expected none, full, selective, layer\ndid you mean 'selective'?",
+        ),
+        ({"loss": "f16"}, "zoo: loss is 'f16', expected f32, chunked\nuse one of f32, chunked"),
+        (
+            {"reshard": "defualt"},
+            "zoo: reshard is 'defualt', expected always, default, never\ndid you mean 'default'?",
         ),
         ({"vocabluary": 8}, "zoo: llama-debug has no field called 'vocabluary'\ndid you mean 'vocabulary'?"),
         (

@@ -44,7 +44,7 @@ def test_a_split_of_dim_1_leaves_the_rows_to_the_shards():
 def test_a_parameter_whose_rows_do_not_split_evenly_stays_whole():
     with fake_world({"dp": 3}) as mesh:
         model = nn.Linear(4, 4)
-        layouts = dict.fromkeys(("weight", "bias"), ParameterLayout(shard=("dp",)))
+        layouts: dict[str, ParameterLayout] = dict.fromkeys(["weight", "bias"], ParameterLayout(shard=("dp",)))
         spread(model, layouts, mesh, Precision(), lambda _path: True)
         placements = [parameter.placements for parameter in model.parameters() if isinstance(parameter, DTensor)]
     assert placements == [(Replicate(),), (Replicate(),)]

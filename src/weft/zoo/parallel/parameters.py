@@ -209,22 +209,29 @@ class GatherParameter(torch.autograd.Function):
 def _read_through(module: nn.Module, routes: dict[str, Route], forgets: bool) -> None:
     """Give the module a class of its own, whose parameters are read through `GatherParameter`."""
     kind = type(module)
-    members: dict[str, Any] = {name: property(_reader(name, route)) for name, route in routes.items()}
+    members: dict[str, Any] = {name: property(_reader(name)) for name in routes} | {"routes": routes}
     if forgets:
         members["forward"] = _forgetful(kind.forward)
     module.__class__ = type(kind.__name__, (kind,), members)
 
 
-def _reader(name: str, route: Route) -> Any:
+def _reader(name: str) -> Any:
     def read(self: nn.Module) -> Tensor:
-        part: Any = self._parameters[name]
-        if isinstance(part, DTensor):
-            part = part.to_local(grad_placements=part.placements)
-        if route.leaves(part):
-            return part
-        return cast(Tensor, GatherParameter.apply(part, route))
+        part, gather = reading_of(self, name)
+        return gather(part)
 
     return read
+
+
+def reading_of(module: nn.Module, name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """This rank's part of a parameter as a plain tensor, and the function that makes the tensor to compute with."""
+    routes: dict[str, Route] = getattr(module, "routes", {})
+    part: Any = module._parameters[name]
+    if isinstance(part, DTensor):
+        part = part.to_local(grad_placements=part.placements)
+    if name not in routes or routes[name].leaves(part):
+        return part, lambda part: part
+    return part, lambda part: cast(Tensor, GatherParameter.apply(part, routes[name]))
 
 
 # Resharding after forward: a module drops its gathered weights and gathers them again in backward.
@@ -233,7 +240,7 @@ def _reader(name: str, route: Route) -> Any:
 def _is_worth_resharding(module: nn.Module) -> bool:
     """False if gathered weights are small (norms) or backward does not need them (embeddings)."""
     large = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
-    return large and not getattr(module, "weight_is_a_table", False)
+    return large and getattr(module, "backward_needs_weight", True)
 
 
 def _forgetful(forward: Any) -> Any:

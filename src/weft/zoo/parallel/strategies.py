@@ -20,11 +20,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from weft.arguments import check_choice
 from weft.errors import CaptureError, compose, nearest
 from weft.zoo.parallel.collectives import group_name
 from weft.zoo.parallel.parameters import Axes, ParameterLayout, Precision, compute_in, spread
 from weft.zoo.parallel.tensor import add_exchanges, check_split, split_layouts
 
+RESHARDS = ("always", "default", "never")
+"""Which weights backward gathers again: all, all but those of the last layer as torchtitan's default, or none."""
+_RESHARD_NAMES: Mapping[bool | str, str] = {True: "always", False: "never"}
 INNER_SIZE = 8
 """Ranks of the inner axis if only the total is given: one node."""
 
@@ -92,9 +96,10 @@ def _check_axes(parallel: str, axes: Axes, found: Axes) -> None:
 
 
 def parallelise(
-    model: nn.Module, parallel: str, mesh: DeviceMesh | None, precision: Precision, reshard: bool = True
+    model: nn.Module, parallel: str, mesh: DeviceMesh | None, precision: Precision, reshard: bool | str = True
 ) -> None:
     """Reduce the model to this rank's part, and insert the communication."""
+    check_choice("zoo", "reshard", _RESHARD_NAMES.get(reshard, reshard), RESHARDS, error=CaptureError)
     strategy = strategy_of(parallel)
     if mesh is None:
         _check_axes(parallel, strategy.axes, ())
@@ -108,7 +113,15 @@ def parallelise(
     _share_statistics(model, strategy, mesh)
     plain = ParameterLayout(strategy.shard, strategy.replicate, strategy.replicate_first)
     layouts = {path: _combine(plain, special.get(path)) for path, _ in model.named_parameters(remove_duplicate=False)}
-    spread(model, layouts, mesh, precision, lambda _path: reshard)
+    kept = _kept(model, _RESHARD_NAMES.get(reshard, reshard))
+    spread(model, layouts, mesh, precision, lambda path: not f"{path}.".startswith(kept))
+
+
+def _kept(model: nn.Module, reshard: bool | str) -> tuple[str, ...]:
+    """Starts of the paths of modules that keep their gathered weights for backward."""
+    if reshard == "default":
+        return (f"layers.{len(getattr(model, 'layers', ())) - 1}.",)
+    return () if reshard == "always" else ("",)
 
 
 def _combine(plain: ParameterLayout, special: ParameterLayout | None) -> ParameterLayout:
