@@ -22,7 +22,7 @@ from weft.compat import input_nodes
 from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.edit import ANNOTATIONS, Edit, finish
-from weft.graph.profiles import profile_of
+from weft.graph.operator_effects import profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
