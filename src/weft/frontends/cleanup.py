@@ -59,7 +59,7 @@ def draws(node: Node) -> bool:
 
 
 class _Tidier:
-    """Rewrites one trace."""
+    """Writes one trace anew."""
 
     def __init__(
         self,

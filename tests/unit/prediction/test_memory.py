@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from torch.fx import GraphModule
@@ -20,7 +21,14 @@ from weft.simulation.simulator import simulate
 
 CLUSTER = Cluster.load("h100-1x8")
 BLOCK = 512
-SHAPE = {"dim": 256, "ffn_dim": 512, "vocabulary": 1024, "sequence": 128, "num_heads": 8, "num_kv_heads": 8}
+SHAPE: dict[str, Any] = {
+    "dim": 256,
+    "ffn_dim": 512,
+    "vocabulary": 1024,
+    "sequence": 128,
+    "num_heads": 8,
+    "num_kv_heads": 8,
+}
 
 
 @cache
@@ -32,7 +40,7 @@ def program(module: GraphModule) -> Program:
     return program_of(module, read_groups(module), CLUSTER)
 
 
-def memory(module: GraphModule, runtime: str | None = None, **changes: object) -> StepMemory:
+def memory(module: GraphModule, runtime: str | None = None, **changes: Any) -> StepMemory:
     owners = owners_of([Dag(module.graph)], runtime)
     return memory_of(replace(program(module), **changes), owners, CLUSTER.device)
 
