@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -48,8 +48,8 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            (source,) = input_nodes(node)[:1]
-            found[node] = found.get(source, source)
+            source: Any = node.args[0]
+            found[node] = cast(Node, found.get(source, source))
     return found
 
 
