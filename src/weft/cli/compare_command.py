@@ -12,7 +12,7 @@ from weft.errors import PlanError, compose
 
 if TYPE_CHECKING:
     from weft.cost.calibration.measured_step import MeasuredStep
-    from weft.simulation.prediction import Prediction
+    from weft.simulation.predicted_step import PredictedStep
 
 Trace = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A Chrome trace of torch.profiler of one rank, or its gzip.")
@@ -64,8 +64,8 @@ def compare(
     raise typer.Exit(0 if found.is_as_planned else 1)
 
 
-def _predict(planned: list[str], cluster: str | None) -> Prediction:
-    from weft.simulation.prediction import one_after_the_other
+def _predict(planned: list[str], cluster: str | None) -> PredictedStep:
+    from weft.simulation.predicted_step import one_after_the_other
 
     plans = [name for name in planned if _is_json(name)]
     if len(plans) not in (0, len(planned)):
@@ -86,7 +86,7 @@ def _is_json(name: str) -> bool:
         return file.read(1 << 12).lstrip()[:1] == b"{"
 
 
-def _load(name: str) -> Prediction:
+def _load(name: str) -> PredictedStep:
     from weft.plan.plan import Plan
 
     do = "save a plan with `weft optimize --cluster ... --plan`, or give the graph that ran with --cluster"
@@ -99,12 +99,12 @@ def _load(name: str) -> Prediction:
     return evidence.prediction
 
 
-def _simulate(sources: list[str], cluster: str | None) -> Prediction:
+def _simulate(sources: list[str], cluster: str | None) -> PredictedStep:
     from weft.bounds.bounded_simulation import simulate_modules
     from weft.cli.source import load_source
     from weft.cost.cluster import Cluster
     from weft.graph.groups import read_groups
-    from weft.simulation.prediction import launches_of, predict
+    from weft.simulation.predicted_step import launches_of, predict
 
     if cluster is None:
         do = "give the cluster that the trace is from: --cluster mine.toml (`weft calibrate` writes one)"
@@ -119,7 +119,7 @@ def _simulate(sources: list[str], cluster: str | None) -> Prediction:
     return predict(simulate_modules(modules, described), launches, groups.values())
 
 
-def _read(path: Path, number: int | None, prediction: Prediction) -> MeasuredStep:
+def _read(path: Path, number: int | None, prediction: PredictedStep) -> MeasuredStep:
     from weft.cost.calibration.samples import MeasurementError
     from weft.cost.calibration.step_trace import read_step_trace
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, hint_of, input_nodes
+from weft.compat import OpOverload, hint_of, input_nodes, schema_of
 from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.dag import Dag
@@ -258,7 +258,7 @@ def _is_of_rows(node: Node, kind: TrafficKind) -> bool:
 def _result_bytes(node: Node) -> int | None:
     """Bytes of a node's results; of the arguments that it writes, if it returns nothing."""
     value, target = node.meta.get("val"), node.target
-    if value is not None or not isinstance(target, OpOverload) or target._schema.returns:
+    if value is not None or not isinstance(target, OpOverload) or schema_of(target).returns:
         return bytes_of(value)
     bound = ops.bind(node)
     written = [each for name in profile(target).writes for each in _nodes_of(bound.get(name))]

@@ -120,7 +120,7 @@ class Edit:
             node.meta[MEMBERS_KEY] = tuple(m for n in like for m in n.meta.get(MEMBERS_KEY, (n.name,)))
         return node
 
-    def placeholder(self, name: str, value: Any) -> Node:
+    def add_input(self, name: str, value: Any) -> Node:
         """Create an input after the existing inputs."""
         node = self._create("placeholder", name, (), {}, None, name)
         node.meta["val"] = value
@@ -427,6 +427,29 @@ def append_copy(graph: Graph, node: Node, values: Mapping[Node, Any], prefix: st
     if node.op == "get_attr":
         made.target = prefix + str(node.target)
     return made
+
+
+class NewGraph:
+    """A graph made from nothing, for tools that take one; no user ever runs it."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+    def add_input(self, name: str, value: Any) -> Node:
+        """Add an input with its value."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    def add_call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **meta: Any) -> Node:
+        """Add a call with its metadata."""
+        node = self.graph.create_node("call_function", target, args, dict(kwargs))
+        node.meta.update(meta)
+        return node
+
+    def close(self, results: tuple[Node, ...]) -> None:
+        """Close the graph."""
+        self.graph.output(results)
 
 
 def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:

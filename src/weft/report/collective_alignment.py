@@ -19,7 +19,7 @@ from weft.cost.calibration.measured_step import MeasuredStep, TracedGroup
 from weft.errors import GraphError
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
-from weft.simulation.prediction import PredictedCollective, Prediction
+from weft.simulation.predicted_step import PredictedCollective, PredictedStep
 
 OUTSIDE = frozenset({kind.value for kind in POINT_TO_POINT} | {Kind.BARRIER.value})
 """Kinds that are not compared: traces do not match the two ends of a transfer."""
@@ -70,7 +70,7 @@ class _Key:
     num_bytes: int | None
 
 
-def align(prediction: Prediction, step: MeasuredStep) -> Alignment:
+def align(prediction: PredictedStep, step: MeasuredStep) -> Alignment:
     """Line up a prediction with a measured step."""
     sizes = {group.name: group.size for group in prediction.groups}
     planned = tuple(

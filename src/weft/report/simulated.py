@@ -34,7 +34,7 @@ from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import Work, work_of
 from weft.simulation.build import program_of
-from weft.simulation.prediction import Launch, launches_of, predict
+from weft.simulation.predicted_step import Launch, launches_of, predict
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline

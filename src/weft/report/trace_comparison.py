@@ -16,7 +16,7 @@ from weft.cost.calibration.stalls import attribute_stalls
 from weft.quantities import duration_text, size_text
 from weft.report.collective_alignment import Alignment, align
 from weft.report.plain_text import plain_line, table
-from weft.simulation.prediction import PredictedCollective, Prediction
+from weft.simulation.predicted_step import PredictedCollective, PredictedStep
 from weft.simulation.timeline import NS_PER_US
 
 MAX_ROWS = 20
@@ -197,7 +197,7 @@ def _time(us: float | None) -> str:
     return "-" if us is None else duration_text(us)
 
 
-def compare_step(prediction: Prediction, step: MeasuredStep, others: Sequence[MeasuredStep] = ()) -> TraceComparison:
+def compare_step(prediction: PredictedStep, step: MeasuredStep, others: Sequence[MeasuredStep] = ()) -> TraceComparison:
     """Compare a prediction with a step of one rank; `others` are the same step on other ranks.
 
     A rank that arrives early waits inside its kernel. With several ranks, the shortest time counts for a collective.
@@ -261,7 +261,7 @@ def _predicted_exposed(planned: Sequence[PredictedCollective]) -> list[int]:
     return attribute_stalls(stalls, [(each.start_ns, each.end_ns) for each in planned])
 
 
-def _totals(prediction: Prediction, step: MeasuredStep, exposed_ns: int) -> tuple[ComparedTime, ...]:
+def _totals(prediction: PredictedStep, step: MeasuredStep, exposed_ns: int) -> tuple[ComparedTime, ...]:
     ran = [each.end_ns - each.start_ns for each in step.collectives if each.end_ns is not None]
     is_timed = len(ran) == len(step.collectives)
     idle_ns = step.step_ns - step.compute_ns - step.exposed_ns
@@ -296,7 +296,9 @@ def _by_kind(rows: Sequence[ComparedCollective]) -> tuple[ComparedKind, ...]:
     )
 
 
-def _notes(prediction: Prediction, found: Alignment, step: MeasuredStep, others: Sequence[MeasuredStep]) -> list[str]:
+def _notes(
+    prediction: PredictedStep, found: Alignment, step: MeasuredStep, others: Sequence[MeasuredStep]
+) -> list[str]:
     notes = list(step.notes)
     if apart := len(prediction.collectives) - len(found.planned):
         notes.append(f"not compared: {apart} planned transfers, barriers, and collectives of one rank or no bytes")

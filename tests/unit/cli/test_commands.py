@@ -100,7 +100,8 @@ def test_a_refusal_under_strict_ends_with_1_and_writes_nothing(weft: Weft, tmp_p
         (
             ["--cluster", "h10-8"],
             "cluster: no cluster is called 'h10-8'\ndid you mean 'h100-8'?\n"
-            "presets: a100-8x8, b200-8x8, ethernet-h100-8x8, gloo-1x4, h100-8x8, h200-8x8, loopback-1x4, mi300x-8x8, "
+            "presets: a100-8x8, b200-8x8, ethernet-h100-8x8, gloo-1x4, h100-500w-8x8, h100-efa-8x8, h100-8x8, "
+            "h200-8x8, h800-8x8, loopback-1x4, mi300x-8x8, "
             "pcie-h100-1x8, with any number of nodes\n",
         ),
         (

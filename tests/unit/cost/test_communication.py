@@ -22,17 +22,36 @@ ACROSS = Group("dp", 8, 8)
     [
         # Ring, LL: 6.6 + 7 hops of 0.6.
         (NODE, Kind.ALL_GATHER, Group("tp", 8), 0, 6.6 + 7 * 0.6),
-        # Ring, LL128: 14.0 + 7 hops of 1.9, 120/128 of 370 GB/s, and 7/8 of the bytes.
-        (NODE, Kind.ALL_GATHER, Group("tp", 8), 8_000_000, 14 + 7 * 1.9 + 7000 / (370 * 120 / 128)),
-        # Ring, Simple: 8.4 + 7 hops of 3.4, all of the bandwidth.
-        (NODE, Kind.REDUCE_SCATTER, Group("tp", 8), 8 * 10**9, 8.4 + 7 * 3.4 + 7 * 10**6 / 370),
-        (NODE, Kind.ALL_REDUCE, Group("tp", 8), 8 * 10**9, 8.4 + 14 * 3.4 + 14 * 10**6 / 370),
+        # Ring, LL128: 14.0 + 7 hops of 1.9, 120/128 of 345 GB/s, and 7/8 of the bytes.
+        (NODE, Kind.ALL_GATHER, Group("tp", 8), 8_000_000, 14 + 7 * 1.9 + 7000 / (345 * 120 / 128)),
+        # Ring, Simple: 8.4 + 7 hops of 3.4, all of the bandwidth; a pair of ranks reaches less of it.
+        (NODE, Kind.REDUCE_SCATTER, Group("tp", 8), 8 * 10**9, 8.4 + 7 * 3.4 + 7 * 10**6 / 345),
+        (NODE, Kind.REDUCE_SCATTER, Group("tp", 2), 8 * 10**9, 8.4 + 3.4 + 4 * 10**6 / 269),
+        # Switches of the node: 31 us, and 467 GB/s as a ring would count them; four ranks use a ring.
+        (NODE, Kind.ALL_REDUCE, Group("tp", 8), 8 * 10**9, 31 + 14 * 10**6 / 467),
+        (NODE, Kind.ALL_REDUCE, Group("tp", 4), 8 * 10**9, 8.4 + 6 * 3.4 + 12 * 10**6 / 326),
         # Tree, LL: 6.8 + twice 7 hops of 0.6 within a node and 3 of 5.0 between eight.
         (NODES, Kind.ALL_REDUCE, ALL, 0, 6.8 + 2 * (7 * 0.6 + 3 * 5.0)),
-        # Ring, Simple, between nodes: 56 hops of 3.4, 7 of 14.0; the eight adapters of a node outdo its NVLinks.
-        (NODES, Kind.ALL_GATHER, ALL, 64 * 10**9, 8.4 + 56 * 3.4 + 7 * 14 + 63 * 10**6 / 370),
+        # Ring, Simple, between nodes: 56 hops of 3.4, 7 of 14.0; the eight adapters of a node outdo its NVLinks. Up to
+        # 8 MiB for each rank it reaches 0.77 of the bandwidth, and 0.95 for every byte beyond.
+        (NODES, Kind.ALL_GATHER, ALL, 63 * 2**23, 8.4 + 56 * 3.4 + 7 * 14 + 63**2 / 64 * 2**23 / 345e3 / 0.77),
+        (
+            NODES,
+            Kind.ALL_GATHER,
+            ALL,
+            64 * 10**9,
+            8.4 + 56 * 3.4 + 7 * 14 + 63 * 2**23 / 345e3 / 0.77 + 63 * (10**9 - 2**23) / 345e3 / 0.95,
+        ),
         # One rank of each node has one adapter.
-        (NODES, Kind.ALL_GATHER, ACROSS, 8 * 10**9, 8.4 + 7 * 14 + 7 * 10**6 / 50),
+        (
+            NODES,
+            Kind.ALL_GATHER,
+            ACROSS,
+            8 * 10**9,
+            8.4 + 7 * 14 + 7 * 2**23 / 50e3 / 0.77 + 7 * (10**9 - 2**23) / 50e3 / 0.95,
+        ),
+        # Switches and a tree over eight nodes: 31 us and 28 for each doubling, 160 GB/s of the full tensor.
+        (NODES, Kind.ALL_REDUCE, ALL, 16 * 10**6, 31 + 3 * 28 + 16 * 10**3 / 160),
     ],
 )
 def test_a_collective_takes_the_fastest_algorithm_and_protocol(
@@ -57,7 +76,7 @@ def test_rails_multiply_the_links_of_a_plain_cluster_too():
     alone = replace(plain, levels=tuple(replace(level, rails=False) for level in plain.levels))
     num_bytes = 64 * 10**9
     latency = plain.latency_us(Kind.ALL_GATHER, ALL)
-    assert plain.collective_us(Kind.ALL_GATHER, ALL, num_bytes) == pytest.approx(latency + 63 * 10**6 / 370)
+    assert plain.collective_us(Kind.ALL_GATHER, ALL, num_bytes) == pytest.approx(latency + 63 * 10**6 / 345)
     assert alone.collective_us(Kind.ALL_GATHER, ALL, num_bytes) == pytest.approx(latency + 63 * 10**6 / 50)
     assert plain.collective_us(Kind.ALL_TO_ALL, ALL, num_bytes) == alone.collective_us(Kind.ALL_TO_ALL, ALL, num_bytes)
 

@@ -158,7 +158,7 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
         "    nccl.tree_ll128_gbps: it is missing",
         "    nccl.tree_simple_gbps: it is missing",
         "    nccl.rails: no key is called 'rails'; use one of num_channels, ll_gbps, ring_ll128_gbps, tree_ll128_gbps, "
-        "tree_simple_gbps",
+        "tree_simple_gbps, network_share, network_large_bytes, nvls_gbps, nvls_us, nvls_tree_gbps, nvls_tree_hop_us",
         "    tables[0].input_bytes[1]: expected greater than or equal to 1, found 0",
         "    tables[1].kind: expected 'all_gather', 'reduce_scatter', 'all_reduce', 'all_to_all', 'broadcast', 'send', "
         "'recv', 'batch_p2p' or 'barrier', found 'all_reduces'",

@@ -129,7 +129,7 @@ def test_the_8b_step_takes_the_time_of_its_flops():
     attention = 4 * 4096 * 4096 * 4096 * 2 * 7 // 2  # four layers, causal, forward and backward
     assert found.flops == 6 * weights * tokens + attention
     at_peak_us = found.flops / (989.5e6 * cluster.device.matmul_efficiency)
-    assert at_peak_us < sum(found.compute_ns) / 1e3 < 1.27 * at_peak_us
+    assert at_peak_us < sum(found.compute_ns) / 1e3 < 1.45 * at_peak_us
     assert found.unknown == frozenset()
 
 

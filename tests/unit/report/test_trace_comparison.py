@@ -12,7 +12,7 @@ from weft.graph.groups import Group
 from weft.graph.ops import Kind
 from weft.report.collective_alignment import align
 from weft.report.trace_comparison import TraceComparison, compare_step
-from weft.simulation.prediction import PredictedCollective, Prediction, one_after_the_other
+from weft.simulation.predicted_step import PredictedCollective, PredictedStep, one_after_the_other
 
 AG, RS, AR = Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE
 DP, TP = Group("dp", 4), Group("tp", 2)
@@ -21,7 +21,7 @@ WORLD, PAIR = TracedGroup("0", 4, (0, 1, 2, 3)), TracedGroup("1", 2, (0, 1))
 Launched = tuple[Kind, int | None, str]
 
 
-def predicted(*launches: Launched, us: int = 10, groups: Sequence[Group] = (DP, TP)) -> Prediction:
+def predicted(*launches: Launched, us: int = 10, groups: Sequence[Group] = (DP, TP)) -> PredictedStep:
     """Collectives of 10 us, one each 20 us; the last 4 us of each are exposed."""
     found = [
         PredictedCollective(
@@ -29,7 +29,7 @@ def predicted(*launches: Launched, us: int = 10, groups: Sequence[Group] = (DP, 
         )
         for i, (kind, num_bytes, group) in enumerate(launches)
     ]
-    return Prediction(len(found) * 20_000, len(found) * 12_000, tuple(found), tuple(groups))
+    return PredictedStep(len(found) * 20_000, len(found) * 12_000, tuple(found), tuple(groups))
 
 
 def measured(
@@ -234,7 +234,7 @@ def test_the_json_has_every_field():
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal():
-    plan = Prediction(10, 5, (PredictedCollective("\x1b[31mx", "all_gather", "dp", 64, 0, 0, 10),), (DP,))
+    plan = PredictedStep(10, 5, (PredictedCollective("\x1b[31mx", "all_gather", "dp", 64, 0, 0, 10),), (DP,))
     assert "\x1b" not in str(compare_step(plan, measured((AG, 64, "0"))))
 
 

@@ -226,7 +226,7 @@ def _reader(name: str) -> Any:
 def reading_of(module: nn.Module, name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """This rank's part of a parameter as a plain tensor, and the function that makes the tensor to compute with."""
     routes: dict[str, Route] = getattr(module, "routes", {})
-    part: Any = module._parameters[name]
+    part: Any = dict(module.named_parameters(recurse=False))[name]
     if isinstance(part, DTensor):
         part = part.to_local(grad_placements=part.placements)
     if name not in routes or routes[name].leaves(part):

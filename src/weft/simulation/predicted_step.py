@@ -1,4 +1,4 @@
-"""Prediction: what a simulated step says about each collective, as data that a plan keeps and a trace is compared with.
+"""PredictedStep: when each collective of a simulated step runs, as data that plans keep and traces are compared with.
 
 Contract: times in whole nanoseconds from the start of the step. Groups have their canonical names and their ranks, so
 that the groups of a trace can be recognised.
@@ -44,7 +44,7 @@ class PredictedCollective(Launch):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """A simulated step."""
 
     step_ns: int
@@ -63,9 +63,9 @@ def launches_of(module: GraphModule, groups: GroupTable) -> tuple[Launch, ...]:
     )
 
 
-def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group]) -> Prediction:
+def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group]) -> PredictedStep:
     """The prediction of a timeline. `launches` are those of its graphs, in the order in which it ran them."""
-    return Prediction(
+    return PredictedStep(
         timeline.step_ns,
         sum(span.end_ns - span.start_ns for span in timeline.compute),
         tuple(
@@ -86,7 +86,7 @@ def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Gro
     )
 
 
-def one_after_the_other(predictions: Sequence[Prediction]) -> Prediction:
+def one_after_the_other(predictions: Sequence[PredictedStep]) -> PredictedStep:
     """The prediction of several graphs, such as forward and backward, each of which starts when the last one ends."""
     step_ns, found = 0, list[PredictedCollective]()
     for prediction in predictions:
@@ -94,7 +94,7 @@ def one_after_the_other(predictions: Sequence[Prediction]) -> Prediction:
         step_ns += prediction.step_ns
     groups = {group.name: group for prediction in predictions for group in prediction.groups}
     compute_ns = sum(prediction.compute_ns for prediction in predictions)
-    return Prediction(step_ns, compute_ns, tuple(found), tuple(groups.values()))
+    return PredictedStep(step_ns, compute_ns, tuple(found), tuple(groups.values()))
 
 
 def _later(found: PredictedCollective, by_ns: int) -> PredictedCollective:
