@@ -21,7 +21,8 @@ from weft.verification.virtual.cluster import VirtualCluster
 
 def load(parallel: str = "fsdp", **options: Any) -> GraphModule:
     mesh = {"none": None, "fsdp": {"dp": 2}, "fsdp-tp": {"dp": 2, "tp": 2}}[parallel]
-    return zoo.load("llama-debug", parallel, mesh=mesh, **{"layers": 1, "compute_dtype": torch.float32, **options})
+    options = {"layers": 1, "compute_dtype": torch.float32, **options}
+    return zoo.load("llama-debug", parallel, mesh=mesh, **options)
 
 
 def operators(module: GraphModule, phase: str | None = None) -> Counter[str]:
