@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full check-torch clean
+.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full validate check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -34,12 +34,12 @@ $(STAMP): pyproject.toml requirements-dev.txt
 demo: $(STAMP) ## Run weft demo: an 8b training step on 64 ranks, before and after; writes report.html and trace.json
 	@$(BIN)/weft demo
 
-test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (about ten minutes on two cores)
+test: $(STAMP) ## Run the quick tests: every pass, every layer, real ranks, the browser (five minutes on two cores)
 	$(PYTEST) tests -m "not long and not slow" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests: the quick ones, the slow ones, then every way of training on real ranks
 	$(PYTEST) tests -m "not long" $(ARGS)
-	$(BIN)/python -m pytest tests -m long $(ARGS)
+	$(PYTEST) tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
 	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)
@@ -65,6 +65,9 @@ bench: $(STAMP) ## Weft side by side with Inductor's own passes: tables, JSON an
 
 bench-full: $(STAMP) ## The same with 64 and 128 layers, and medians (hours)
 	$(BIN)/python benchmarks/bench.py --full $(ARGS)
+
+validate: $(STAMP) ## Predict every published training figure and print its error (tens of minutes on two cores the first time)
+	$(BIN)/python benchmarks/validate.py $(ARGS)
 
 check-torch: $(STAMP) ## Check the private torch names that Weft uses against the installed torch
 	$(BIN)/python tools/check_torch.py

@@ -77,7 +77,7 @@ def about(found: Figures) -> str:
     command = "make bench-full" if found["full"] else "make bench"
     told = (
         f"`{command}`, {found['date']}, commit {found['commit']}, {versions}, {found['machine']}; {found['jobs']} "
-        f"processes, {found['wall_s'] / 60:.0f} minutes on the wall, {found['processor_s'] / 60:.0f} of the processor."
+        f"processes, {found['wall_s'] / 60:.0f} minutes of wall time, {found['processor_s'] / 60:.0f} of CPU time."
     )
     return f"{told} {found['note']}".rstrip()
 
@@ -142,15 +142,15 @@ def summary(rows: Sequence[Figures]) -> str:
         if row["timed"] and (theirs := inductor_seconds(row)) and (ours := seconds(mine))
     ]
     if not ratios:
-        return "No step ran with both."
+        return "No step ran with both planners."
     told = (
-        f"Weft's planner leaves the shorter step in {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} rows; "
-        f"its step is {min(ratios):.3f} to {max(ratios):.3f} of the best of Inductor's, "
-        f"{statistics.geometric_mean(ratios):.3f} in the mean."
+        f"Weft's planner found the shorter step in {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} rows. "
+        f"Its step takes {min(ratios):.3f} to {max(ratios):.3f} of the time of Inductor's best "
+        f"(geometric mean {statistics.geometric_mean(ratios):.3f})."
     )
     if times:
         mean = statistics.geometric_mean(times)
-        told += f" Its pass is {min(times):.1f} to {max(times):.1f} times as fast, {mean:.1f} in the mean."
+        told += f" Its pass is {min(times):.1f} to {max(times):.1f} times as fast (geometric mean {mean:.1f})."
     return f"{told} {losses(rows)}"
 
 
@@ -164,7 +164,8 @@ def losses(rows: Sequence[Figures]) -> str:
             if run and mine and not mine["error"] and run[1]["step_ms"] < mine["step_ms"]:
                 ratio = mine["step_ms"] / run[1]["step_ms"]
                 lost.append(f"{name_of(row)}, {row['layers']} layers: {ratio:.3f} of {whose}")
-    return f"**Where Weft's step is the longer one**: {'; '.join(lost)}." if lost else "No step is longer than theirs."
+    none = "Neither Inductor nor the naive order was faster in any row."
+    return f"**Where Weft's step is longer**: {'; '.join(lost)}." if lost else none
 
 
 def failed_variants(rows: Sequence[Figures]) -> list[str]:

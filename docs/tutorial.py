@@ -3,9 +3,9 @@
 # %% [markdown]
 # # Tutorial
 #
-# From a model to an optimized training step in eight short pieces: capture, read the listing, simulate, bucket, plan,
-# explain, prove, keep. No GPU and no process group is needed. Everything printed below was printed by this file, with
-# the `python` of `.venv/bin`, which `make setup` installs:
+# This tutorial leads from a model to an optimized training step in eight short pieces: capture, read the listing,
+# simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. This file printed all output
+# below; run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
 #
 # ```sh
 # python docs/tutorial.py
@@ -13,9 +13,9 @@
 #
 # ## Capture
 #
-# A model whose weights are sharded over four ranks, as FSDP does it: its weight is gathered before a layer multiplies;
-# the gradient is averaged and scattered afterwards. `weft.capture` traces the training step in a fake world of any
-# size, so it allocates nothing and needs no GPU.
+# The model's weights are sharded over four ranks, as in FSDP. Each layer gathers its weight before it multiplies; the
+# gradient is averaged and scattered afterwards. `weft.capture` traces the training step in a fake world of any size, so
+# it allocates no memory for tensors and needs no GPU.
 
 # %%
 import re
@@ -54,14 +54,16 @@ print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
 # %% [markdown]
 # ## Read the listing
 #
-# A graph is text that one can read. Each line is a value with its type and the operator that makes it; `group` says who
-# communicates. `all_gather` *launches* a collective, and `wait` is where its result is needed.
+# A listing shows the graph as text. Each line is a value with its type and the operator that computes it; `group`
+# declares the ranks that communicate. `all_gather` *launches* a collective, and `wait` blocks until its result is
+# there.
 
 # %%
 print(weft.listing(gm))
 
 # %% [markdown]
-# The step waits for every gather at once: while data is on the wire, the GPUs compute nothing.
+# The step waits for every gather right after its launch. While data is on the wire, the GPUs compute
+# nothing.
 #
 # ## Simulate
 #
@@ -70,13 +72,14 @@ print(weft.listing(gm))
 
 # %%
 before = weft.simulate(gm, cluster="h100-8")
-print(f"step {before.step_us:.0f} us, of which {before.exposed_us:.0f} us exposed")
-print(f"no order of it takes less than {before.lower_bound_us:.0f} us: it is {before.gap:.0%} above that")
+print(f"step {before.step_us:.0f} us, including {before.exposed_us:.0f} us of exposed communication")
+print(f"no order takes less than {before.lower_bound_us:.0f} us; this one takes {before.gap:.0%} more")
 
 # %% [markdown]
 # ## Bucket
 #
-# Run one pass by its name. `bucket-all-gathers` merges gathers of one group, and gives its reason for each of them.
+# You can run a single pass by its name. `bucket-all-gathers` merges gathers of one group, and gives a reason for each
+# decision.
 
 # %%
 bucketed = weft.optimize(gm, pipeline="bucket-all-gathers")
@@ -95,29 +98,30 @@ print(f"step {weft.simulate(bucketed.module, cluster='h100-8').step_us:.0f} us, 
 # ## Plan
 #
 # The planner does that, and `weft.optimize` runs it by default. It moves launches, waits and compute, merges
-# collectives where that pays, and compares candidates with the simulator.
+# collectives where that pays, and compares candidate orders with the simulator.
 
 # %%
 result = weft.optimize(gm, cluster="h100-8")
 after = weft.simulate(result.module, cluster="h100-8")
-print(f"step {after.step_us:.0f} us, of which {after.exposed_us:.0f} us exposed; {after.gap:.1%} above the bound")
+print(f"step {after.step_us:.0f} us, including {after.exposed_us:.0f} us exposed; {after.gap:.1%} above the bound")
 
 # %% [markdown]
-# The listing shows how; here are only its products, launches and waits. Gathers are launched while another layer
-# multiplies, and the step waits for the scattered gradients at the end. `..._coalesced` launches several collectives as
-# one.
+# The listing shows how. Here are only its matrix products, launches and waits. Each gather is launched
+# while another layer multiplies, and the step waits for the scattered gradients at the end. An operator `..._coalesced`
+# launches several collectives as one.
 
 # %%
 shown = re.compile(r"\b(mm|all_gather|reduce_scatter|all_gather_coalesced|reduce_scatter_coalesced|wait)\(")
 print("\n".join(line for line in weft.listing(result.module).splitlines() if shown.search(line)))
 
 # %% [markdown]
-# `print(result.report)` prints it all as a table, and `result.report.save_html("report.html")` draws both timelines.
+# `print(result.report)` prints the figures as a table, and `result.report.save_html("report.html")` draws
+# both timelines.
 #
 # ## Explain
 #
 # Which collectives are still exposed, and what would have to change? Every collective has a decision. For an exposed
-# one it names the blocker, and the time that removing the blocker could save.
+# collective, it names the obstacle and the time that removing the obstacle could save.
 
 # %%
 for decision in result.report.declined:
@@ -125,14 +129,14 @@ for decision in result.report.declined:
         print(f"{decision.reason.value}: {decision.sentence}")
 
 # %% [markdown]
-# No compute can hide the first gather and the last scatter of a step. In a training loop the optimizer and the next
-# step would.
+# No compute of this graph can hide the first gather and the last scatter. In a training loop, the
+# optimizer and the next step could.
 #
 # ## Prove
 #
-# Does the new graph compute the same? Three checks, independent of the passes, say so: invariants after every pass, a
-# symbolic proof for all data at this size, and the values of all four ranks, computed in this process for a smaller
-# model.
+# Does the new graph compute the same? Three checks, independent of the passes, show that it does: invariants after
+# every pass, a symbolic proof for all data at this size, and the values of all four ranks, computed in this process for
+# a smaller model.
 
 # %%
 print(prove(gm, result.module))
@@ -142,7 +146,7 @@ print(weft.verify(small, weft.optimize(small, cluster="h100-8").module, ranks=4)
 # %% [markdown]
 # ## Keep
 #
-# A plan is data: review it, diff it, pin it, ship it to all ranks. Weft refuses to apply it to another graph.
+# A plan is data: you can review it, diff it, and send it to all ranks. Weft refuses to apply it to another graph.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:

@@ -24,12 +24,12 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("weft")
 
 
-QUICK_CASES = 2
-"""Number of cases of a test over random graphs that the quick loop runs; the others are slow."""
+QUICK_CASES = 1
+"""Number of cases of a test over random graphs that the quick loop runs. Most cases have many graphs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the many cases of one test over random graphs as slow, except the first ones."""
+    """Mark the cases of a test over random graphs as slow, except the first."""
     counts: dict[str, int] = {}
     for item in items:
         test, bracket, _ = item.nodeid.partition("[")

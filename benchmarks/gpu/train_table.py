@@ -40,7 +40,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     if failed:
         lines.append("")
     for row in failed:
-        lines.append(f"- {row['parallel']}, {row['ranks']} ranks, {row['variant']}: {_one_line(row['error'])}")
+        lines.append(f"- {row['parallel']}, {row['ranks']} ranks, {row['variant']}: {one_line(row['error'])}")
     return "\n".join(lines)
 
 
@@ -76,7 +76,7 @@ def _off(predicted: float | None, measured: float) -> str:
     return "" if predicted is None else f"{(predicted / measured - 1) * 100:+.0f} %"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
@@ -87,7 +87,7 @@ def document(found: dict[str, Any]) -> str:
     lines = [f"{found['machine']}, {versions}; {found['date']}.", "", table(found["rows"]), ""]
     for cluster in found["clusters"].values():
         if "error" in cluster:
-            lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {_one_line(cluster['error'])}")
+            lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
             continue
         peaks = ", ".join(f"{key} {peak:.0f} TFLOP/s" for key, peak in cluster["peak_tflops"].items())
         memory = f"{cluster['memory_gbps']:.0f} GB/s of memory" if cluster["memory_gbps"] else "no memory bandwidth"

@@ -13,7 +13,7 @@ from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft import zoo
-    from weft.api import Fault, Result, apply, bisect, listing, optimize, parse, simulate, verify
+    from weft.api import Fault, Result, apply, bisect, listing, optimize, parse, predict, simulate, verify
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.plan.context import Context
     from weft.plan.decision import Decision
     from weft.plan.plan import Plan, Step
+    from weft.prediction.prediction import Prediction
     from weft.report.report import Report
     from weft.verification.comparison import Verdict
 
@@ -38,6 +39,7 @@ __all__ = [
     "Pass",
     "Pipeline",
     "Plan",
+    "Prediction",
     "Report",
     "Result",
     "Step",
@@ -53,6 +55,7 @@ __all__ = [
     "listing",
     "optimize",
     "parse",
+    "predict",
     "run_report",
     "simulate",
     "verify",
@@ -60,7 +63,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "weft.api": ("Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"),
+    "weft.api": ("Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "predict", "simulate", "verify"),
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
@@ -69,6 +72,7 @@ _HOMES = {
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),
     "weft.plan.plan": ("Decision", "Plan", "Step"),
+    "weft.prediction.prediction": ("Prediction",),
     "weft.report.report": ("Report",),
     "weft.verification.comparison": ("Verdict",),
 }

@@ -1,4 +1,4 @@
-"""The functions of the public interface: optimize, apply, verify, bisect, simulate, listing and parse."""
+"""The functions of the public interface: optimize, apply, verify, bisect, simulate, predict, listing and parse."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
 from weft.plan.plan import Plan
+from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
 from weft.process import left_as_it_was
 from weft.report.report import GraphRecord, Report, record_passes, record_streams
-from weft.report.simulated import with_simulations
+from weft.report.simulated import notes_on, with_simulations
 from weft.report.work import check_tokens
 from weft.simulation.timeline import Timeline
 from weft.verification.bisection import Fault, find_fault
@@ -62,7 +63,7 @@ class Result:
 
     @property
     def plan(self) -> Plan:
-        """The plan. For a cluster it has evidence, which is computed when the plan is first asked for."""
+        """The plan. For a cluster it has evidence, which is computed on first use."""
         return self.report.plan
 
 
@@ -80,7 +81,7 @@ def optimize(
     withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
 ) -> Result:
-    """Run a pipeline on a copy of the module, which shares its parameters; the module itself is left as it was.
+    """Run a pipeline on a copy of the module, which shares its parameters; the module itself does not change.
 
     `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one, nothing is priced or compared.
     `pipeline` names passes, stages and presets, separated by commas; `auto` chooses by the graph (`planning.md`).
@@ -241,7 +242,19 @@ def _verify(
 
 _verify_modules = verify
 
-__all__ = ["Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "simulate", "verify"]
+__all__ = [
+    "Fault",
+    "Prediction",
+    "Result",
+    "apply",
+    "bisect",
+    "listing",
+    "optimize",
+    "parse",
+    "predict",
+    "simulate",
+    "verify",
+]
 
 
 @left_as_it_was()
@@ -332,6 +345,48 @@ def simulate(
         check_cluster("simulate", cluster)
     check_groups("simulate", groups)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
+
+
+@left_as_it_was()
+def predict(
+    modules: GraphModule | Sequence[GraphModule],
+    cluster: str | Path | Cluster,
+    *,
+    runtime: str | None = None,
+    root: Literal["split", "one"] = "split",
+    execution: str | None = None,
+    attention: str | None = None,
+    tokens_per_step: int | None = None,
+    straggler_sigma: float = STRAGGLER_SIGMA,
+    groups: Groups | None = None,
+) -> Prediction:
+    """Predict a training step on a cluster: throughput, utilisation, memory and exposed communication.
+
+    `runtime` rewrites the graph into what a framework executes, such as `fsdp2`; without it, the graph runs as it is.
+    `root` is the layout of the parameters outside of blocks: all one group, or embedding and head each by itself.
+    `execution` says what is compiled: `compiled`, `blocks` (each repeated one), `eager` or `cuda-graphs` (compiled and
+    replayed). `attention` names a kernel of the device, such as `flash2` or `cudnn`. `tokens_per_step`, of all ranks
+    together, is only needed if the graph does not state it. `straggler_sigma` is the standard deviation of the ranks'
+    step times, as a share. The other arguments are the same as for `weft.simulate`. The error bars come from steps
+    that were published or measured (`validation.md`).
+    """
+    check_modules("predict", modules)
+    check_cluster("predict", cluster)
+    check_groups("predict", groups)
+    check_tokens(tokens_per_step)
+    described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    found = predict_modules(
+        [modules] if isinstance(modules, GraphModule) else list(modules),
+        described,
+        runtime=runtime,
+        root=root,
+        execution=execution,
+        attention=attention,
+        tokens=tokens_per_step,
+        straggler_sigma=straggler_sigma,
+        groups=groups,
+    )
+    return replace(found, notes=(*found.notes, *notes_on(described)))
 
 
 @left_as_it_was()

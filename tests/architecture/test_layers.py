@@ -22,6 +22,7 @@ LAYERS = (
     "rewriting",
     "passes",
     "verification",
+    "prediction",
     "report",
     "arguments",
     "api",

@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from weft.graph import host
+from weft.graph.operator_effects import profile
 from weft.graph.ops import bind_arguments, parameters
-from weft.graph.profiles import profile
 
 
 @dataclass(frozen=True)

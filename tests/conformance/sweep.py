@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 
 from tests.conformance.observe import Seen, misjudged, observe, reads_on_host
 from tests.conformance.samples import Call, Recorder, bound_call, made_calls, operators, run_info
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 SECONDS = 20
 """Limit for one operator; one that hangs is left."""

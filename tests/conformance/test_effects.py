@@ -57,6 +57,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return sweep(tmp_path_factory.mktemp("effects"), every=1, seed=0)
 
 
+@pytest.mark.slow
 def test_no_operator_of_a_sample_does_more_than_weft_believes(tmp_path: Path):
     seen = sweep(tmp_path, every=80, seed=SEED)
     assert len(seen.called) > 20, str(seen)

@@ -1,4 +1,7 @@
-"""Every golden section on real gloo ranks, before and after its pass; what no pass changes, as virtual ranks run it."""
+"""Every golden section on real gloo ranks, before and after its pass; what no pass changes, as virtual ranks run it.
+
+`make test` runs the first section of each file that shows a change; `make test-all` runs all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from torch.fx import GraphModule
 
 from tests.golden.goldens import CHECKS, Section, sections
 from tests.golden.operators import NAMESPACE
+from tests.tiers import quick_only
 from weft.graph.groups import read_groups
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline
@@ -23,6 +27,8 @@ SECTIONS = [
     # Operators of tests exist in this process only, not on the ranks.
     if section.spec != CHECKS and section.error is None and section.is_run and NAMESPACE not in section.before
 ]
+FIRST = list({section.path: section for section in reversed(SECTIONS) if section.after}.values())
+"""The first section of each golden file in which the pass changes the graph."""
 
 
 def run(ranks: RealRanks, section: Section, modules: GraphModule | list[GraphModule]) -> list[RankResult]:
@@ -43,7 +49,7 @@ def behind(section: Section, before: GraphModule | list[GraphModule]) -> GraphMo
     return section.modules(section.after or section.before)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.id)
+@pytest.mark.parametrize("section", quick_only(SECTIONS, *FIRST), ids=lambda section: section.id)
 def test_a_golden_listing_and_what_its_pass_makes_of_it_compute_the_same(ranks: RealRanks, section: Section):
     modules = section.modules(section.before)
     after = run(ranks, section, behind(section, modules))

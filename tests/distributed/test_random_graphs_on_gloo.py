@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.property import test_planner
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from tests.property.test_buckets import random_case
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render

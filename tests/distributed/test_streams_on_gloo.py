@@ -7,7 +7,8 @@ import torch
 from torch.fx import GraphModule
 
 import weft
-from tests.unit.streaming.streams import Case, cases, gather, reduce, scatter
+from tests.tiers import quick_first, quick_only
+from tests.unit.streaming.streams import Case, cases, gather, quick_cases, reduce, scatter
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import Verdict, compare, example_inputs
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 GATHER, SCATTER = "fuse-all-gather-matmuls{chunks=2}", "fuse-matmul-reduce-scatters{chunks=2}"
 CASES = [*cases(2), *cases(4)]
+RING_CASES = [*cases(2, ("plain", "fp8-rows")), *cases(4, ("bmm",))]
 
 
 def verdict(ranks: RealRanks, before: GraphModule, spec: str, num_ranks: int) -> Verdict:
@@ -28,7 +30,7 @@ def verdict(ranks: RealRanks, before: GraphModule, spec: str, num_ranks: int) ->
     return compare(*sides, num_terms=num_ranks, backend="gloo")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick_only(CASES, *quick_cases(CASES)), ids=str)
 def test_chunks_compute_the_same(ranks: RealRanks, case: Case):
     listings = [(gather(case), GATHER), (scatter(case), SCATTER), *([(reduce(case), SCATTER)] if not case.dim else [])]
     for listing, spec in listings:
@@ -36,7 +38,7 @@ def test_chunks_compute_the_same(ranks: RealRanks, case: Case):
         assert found.bitwise, str(found)
 
 
-@pytest.mark.parametrize("case", [*cases(2, ("plain", "fp8-rows")), *cases(4, ("bmm",))], ids=str)
+@pytest.mark.parametrize("case", quick_only(RING_CASES, *RING_CASES[::4]), ids=str)
 def test_rings_compute_the_same(ranks: RealRanks, case: Case):
     for listing, spec in ((gather(case), GATHER), (scatter(case), SCATTER)):
         before = weft.parse(listing)
@@ -48,7 +50,7 @@ def test_rings_compute_the_same(ranks: RealRanks, case: Case):
         assert found.bitwise, str(found)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", quick_first([2, 4]))
 def test_forward_and_backward_of_a_tensor_parallel_decoder_compute_the_same(ranks: RealRanks, num_ranks: int):
     step = weft.zoo.load("llama-debug", parallel="tp", ranks=num_ranks, batch=2, compute_dtype=torch.float32)
     found = verdict(ranks, step, f"{GATHER},{SCATTER}", num_ranks)

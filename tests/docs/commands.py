@@ -11,6 +11,7 @@ ELSEWHERE = {
     r"pip install \.": "tests/integration/test_package.py",
     r"make docs": "tests/docs/test_site.py",
     r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
+    r"weft compare .*": "tests/unit/cli/test_compare.py",
     r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
     r"python tools/docs_tutorial\.py": "tests/docs/test_made_pages.py",
     r"python tools/screenshots\.py": "tests/browser/test_screenshots.py",

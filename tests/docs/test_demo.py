@@ -27,6 +27,7 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path: Path):
     assert not differs(f"...\n{block.text}...\n", done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_a_small_demo_prints_the_same_rows(tmp_path: Path):
     done = CliRunner().invoke(app, ["demo", "--layers", "1", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -38,6 +39,7 @@ def test_a_small_demo_prints_the_same_rows(tmp_path: Path):
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_explain_prints_what_the_planner_page_shows():
     source = "zoo:llama-8b/tp?layers=4&ranks=8"
     done = CliRunner().invoke(app, ["explain", source, "--cluster", "h100-8"])

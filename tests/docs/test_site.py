@@ -13,6 +13,8 @@ import pytest
 from tests.docs.pages import REPOSITORY
 from weft.passes.base import all_passes
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
+
 LOADED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"(https?:)?//[^\"]*\"")
 
 
@@ -26,7 +28,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.xdist_group("site")
 def test_the_site_has_a_page_for_every_pass_and_command(site: Path):
     own = {name for name, cls in all_passes().items() if cls.__module__.startswith("weft.")}
     assert {path.stem for path in (site / "passes").glob("*.html")} == own | {"index"}
@@ -34,7 +35,6 @@ def test_the_site_has_a_page_for_every_pass_and_command(site: Path):
     assert [name for name in names if not (site / f"{name}.html").is_file()] == []
 
 
-@pytest.mark.xdist_group("site")
 def test_nothing_is_loaded_from_the_network(site: Path):
     loaded = [
         f"{path.name}: {found[0]}" for path in site.rglob("*.html") for found in LOADED.finditer(path.read_text())
@@ -44,6 +44,5 @@ def test_nothing_is_loaded_from_the_network(site: Path):
     assert sheets == []
 
 
-@pytest.mark.xdist_group("site")
 def test_names_of_pages_in_the_text_are_links(site: Path):
     assert 'href="simulation.html"><code>simulation.md</code>' in (site / "planning.html").read_text()

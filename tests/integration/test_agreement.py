@@ -47,6 +47,7 @@ def run_on_a_mesh(folder: str) -> dict[str, Any]:
     return {"said": said, "agreement": str(agreement), "groups": tuple(groups), "messages": SESSION.report().messages}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("ranks")
 def test_four_ranks_on_a_mesh_of_two_by_two_print_one_digest(four_ranks: World, tmp_path: Path):
@@ -86,6 +87,7 @@ def weave_in_turn(folder: str, pipelines: list[str], strict: bool) -> dict[str, 
     return {"raised": raised, "messages": SESSION.report().messages, "agreement": str(weft.check_agreement())}
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("strict", [False, True])
@@ -128,7 +130,7 @@ def test_a_graph_that_is_left_as_it_was_is_said_too(fresh: None, tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_named_and_stops_nothing(fresh: None, tmp_path: Path):
     (tmp_path / "file").write_text("")
     SESSION.weave(weft.parse(LISTING), Options(agreement=tmp_path / "file"), "identity", None)
-    assert SESSION.report().messages[0].startswith("the other ranks are not told of a graph: ")
+    assert SESSION.report().messages[0].startswith("a graph was not published to the other ranks: ")
 
 
 @pytest.mark.needs_cpp

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.integration.sharded import ShardedModel, worst_difference
+from tests.tiers import quick_first, quick_only
 from weft import zoo
 from weft.errors import CaptureError
 from weft.frontends.fake_world import fake_world
@@ -47,8 +48,9 @@ STEPS = {
 }
 
 
-def steps(*names: str) -> Any:
-    return pytest.mark.parametrize("step", names or tuple(STEPS))
+def steps(*names: str, quick: tuple[str, ...]) -> Any:
+    """The named steps, or all; the quick loop runs some of them."""
+    return pytest.mark.parametrize("step", quick_only(names or STEPS, *quick))
 
 
 def round_trips(module: GraphModule) -> bool:
@@ -64,7 +66,7 @@ def counts(module: GraphModule) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("part", ["backward", "step"])
-@steps("ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "moe", "vision")
+@steps("ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "moe", "vision", quick=("ddp", "fsdp-tp"))
 def test_every_part_of_every_parallelism_is_valid_and_has_a_text(step: str, part: Any):
     name, parallel, mesh = STEPS[step]
     module = zoo.load(name, parallel, mesh=mesh, layers=1, part=part, batch=2)  # `capture` checks every invariant
@@ -75,12 +77,14 @@ def test_every_part_of_every_parallelism_is_valid_and_has_a_text(step: str, part
 
 @pytest.mark.parametrize(
     ("parallel", "ranks", "expected"),
-    [
-        ("ddp", 64, {"all_reduce": 39}),
-        ("fsdp", 64, {"all_gather": 68, "reduce_scatter": 39}),
-        ("tp", 8, {"all_gather": 18, "reduce_scatter": 18, "all_reduce": 12}),
-        ("fsdp-tp", 64, {"all_gather": 86, "reduce_scatter": 57, "all_reduce": 12}),
-    ],
+    quick_first(
+        [
+            ("fsdp", 64, {"all_gather": 68, "reduce_scatter": 39}),
+            ("ddp", 64, {"all_reduce": 39}),
+            ("tp", 8, {"all_gather": 18, "reduce_scatter": 18, "all_reduce": 12}),
+            ("fsdp-tp", 64, {"all_gather": 86, "reduce_scatter": 57, "all_reduce": 12}),
+        ]
+    ),
 )
 def test_a_large_model_has_the_collectives_that_its_layers_ask_for(parallel: str, ranks: int, expected: dict[str, int]):
     module = zoo.load("llama-8b", parallel, ranks=ranks, layers=4)
@@ -99,13 +103,15 @@ def test_weights_that_are_kept_are_gathered_once():
 
 @pytest.mark.parametrize(
     ("parallel", "mesh"),
-    [
-        ("ddp", {"dp": 1024}),
-        ("fsdp", {"dp": 2}),
-        ("fsdp", {"dp": 1024}),
-        ("hsdp", {"replicate": 128, "shard": 8}),
-        ("fsdp-tp", {"dp": 128, "tp": 8}),
-    ],
+    quick_first(
+        [
+            ("hsdp", {"replicate": 128, "shard": 8}),
+            ("ddp", {"dp": 1024}),
+            ("fsdp", {"dp": 2}),
+            ("fsdp", {"dp": 1024}),
+            ("fsdp-tp", {"dp": 128, "tp": 8}),
+        ]
+    ),
 )
 def test_worlds_of_two_to_1024_ranks_are_captured(parallel: str, mesh: dict[str, int]):
     module = zoo.load("llama-8b", parallel, mesh=mesh, layers=1)
@@ -116,18 +122,20 @@ def test_worlds_of_two_to_1024_ranks_are_captured(parallel: str, mesh: dict[str,
 
 @pytest.mark.parametrize(
     ("name", "parallel", "mesh", "rank"),
-    [
-        ("llama-debug", "fsdp-tp", {"dp": 2, "tp": 4}, 7),
-        ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}, 3),
-        ("vision-debug", "hsdp", {"replicate": 2, "shard": 2}, 2),
-    ],
+    quick_first(
+        [
+            ("vision-debug", "hsdp", {"replicate": 2, "shard": 2}, 2),
+            ("llama-debug", "fsdp-tp", {"dp": 2, "tp": 4}, 7),
+            ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}, 3),
+        ]
+    ),
 )
 def test_every_rank_has_the_same_graph(name: str, parallel: str, mesh: dict[str, int], rank: int):
     first, other = (zoo.load(name, parallel, mesh=mesh, layers=1, batch=2, rank=r) for r in (0, rank))
     assert weft.listing(first) == weft.listing(other)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp", "fsdp-tp"])
+@pytest.mark.parametrize("parallel", quick_first(["fsdp", "ddp", "tp", "fsdp-tp"]))
 def test_the_graphs_in_the_repository_are_what_capture_gives(parallel: str, request: pytest.FixtureRequest):
     file = GRAPHS / f"llama-debug-{parallel}.txt"
     text = weft.listing(zoo.load("llama-debug", parallel, ranks=4))
@@ -140,12 +148,12 @@ def test_the_graphs_in_the_repository_are_what_capture_gives(parallel: str, requ
 # Values: the ranks of a virtual cluster against one process.
 
 
-@steps()
+@steps(quick=("fsdp-tp", "moe"))
 def test_loss_and_gradients_are_those_of_one_process(step: str):
     check_gradients(ShardedModel(*STEPS[step], layers=1))
 
 
-@steps("fsdp", "tp", "fsdp-tp")
+@steps("fsdp", "tp", "fsdp-tp", quick=("fsdp",))
 def test_a_weight_that_two_modules_share_has_the_gradient_of_one_process(step: str):
     check_gradients(ShardedModel(*STEPS[step], layers=1, tied=True))
 
@@ -161,7 +169,9 @@ def check_gradients(model: ShardedModel) -> None:
     torch.testing.assert_close(mean, loss.detach(), rtol=TOLERANCE, atol=0)
 
 
-@pytest.mark.parametrize(("step", "optimizer"), [("ddp", "adamw"), ("fsdp-tp", "adamw"), ("fsdp-tp", "sgd")])
+@pytest.mark.parametrize(
+    ("step", "optimizer"), quick_first([("ddp", "adamw"), ("fsdp-tp", "adamw"), ("fsdp-tp", "sgd")])
+)
 def test_a_whole_step_moves_the_parameters_as_one_process_does(step: str, optimizer: str):
     model = ShardedModel(*STEPS[step], layers=1)
     batches = model.batches(2)
@@ -193,7 +203,7 @@ def _make_optimizer(name: str, parameters: list[Tensor]) -> torch.optim.Optimize
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
 
 
-@steps("ddp", "fsdp", "tp", "vision")
+@steps("ddp", "fsdp", "tp", "vision", quick=("vision",))
 def test_forward_and_backward_together_are_the_joint_graph(step: str):
     model = ShardedModel(*STEPS[step], layers=1)
     inputs = [[*p, *b] for p, b in zip(model.parts(), model.batches(2), strict=True)]
@@ -218,7 +228,7 @@ def test_real_ranks_compute_what_the_virtual_cluster_does(ranks: RealRanks):
     assert compare(model.run(module, inputs), real, num_terms=4096)
 
 
-@steps("fsdp", "fsdp-tp")
+@steps("fsdp", "fsdp-tp", quick=("fsdp",))
 def test_a_captured_graph_can_be_optimized_and_computes_the_same(step: str):
     model = ShardedModel(*STEPS[step], layers=1)
     module = model.capture()
@@ -231,7 +241,7 @@ def test_a_captured_graph_can_be_optimized_and_computes_the_same(step: str):
 # Dynamic batch.
 
 
-@steps("fsdp", "tp", "moe")
+@steps("fsdp", "tp", "moe", quick=())
 def test_a_dynamic_graph_runs_other_batch_sizes(step: str):
     model = ShardedModel(*STEPS[step], layers=1)
     module = model.capture(batch=4, dynamic=True)
@@ -377,6 +387,7 @@ def test_tensor_parallel_gradients_that_torch_leaves_partial_are_laid_out_as_the
 # A world that is there already.
 
 
+@pytest.mark.slow
 def test_a_process_group_of_the_right_size_is_used_and_left_alone():
     with fake_world({"dp": 4}) as mesh:
         module = zoo.load("llama-debug", "fsdp", ranks=4, layers=1)
@@ -483,7 +494,7 @@ X = torch.ones(2, 4)
             linear(),
             [torch.ones(1, 4)],
             {"part": "joint", "dynamic": True},
-            "capture: input of shape [1, 4], strides [4, 1], gives no dynamic batch\n"
+            "capture: input of shape [1, 4], strides [4, 1], cannot have a dynamic batch\n"
             "give a contiguous example with a batch of at least 2",
         ),
         (torch.relu, [X], {"mesh": {}}, "mesh: it has no axes\ngive axes and sizes: mesh={'dp': 8}"),

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.integration import functions
+from tests.tiers import quick_first
 from weft.errors import GraphError, VerificationError
 from weft.frontends.inductor import inductor_pass
 from weft.frontends.session import OTHER_RANKS, REPORT_IT, SESSION
@@ -103,7 +104,7 @@ def assert_trains(mesh: DeviceMesh, tmp_path: Path, **options: Any) -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("where", DECIDING)
+@pytest.mark.parametrize("where", quick_first(DECIDING, 2))
 def test_where_the_decision_fails_the_graph_stays_as_it_came(
     mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ):
@@ -118,7 +119,7 @@ def test_where_the_decision_fails_the_graph_stays_as_it_came(
     assert OTHER_RANKS in said
 
 
-@pytest.mark.parametrize("where", REPORTING)
+@pytest.mark.parametrize("where", quick_first(REPORTING, 2))
 def test_where_the_report_fails_the_graph_is_rewritten_all_the_same(
     mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ):
@@ -154,15 +155,17 @@ def test_whoever_interrupts_the_compilation_ends_it(mesh: DeviceMesh, monkeypatc
 @pytest.mark.needs_cpp
 @pytest.mark.parametrize(
     "path",
-    [
-        DECIDING["planning"],
-        DECIDING["applying in place"],
-        REPORTING["side file"],
-        "weft.compat.compilers.keep_kernel_order",
-        "weft.frontends.options._source_digest",
-        "weft.frontends.inductor._keep_order",
-        "weft.frontends.inductor._name_rivals",
-    ],
+    quick_first(
+        [
+            DECIDING["planning"],
+            DECIDING["applying in place"],
+            REPORTING["side file"],
+            "weft.compat.compilers.keep_kernel_order",
+            "weft.frontends.options._source_digest",
+            "weft.frontends.inductor._keep_order",
+            "weft.frontends.inductor._name_rivals",
+        ]
+    ),
 )
 def test_a_fault_ends_no_training_under_inductor(
     mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str

@@ -107,6 +107,7 @@ def compiled(
     return torch.compile(function, options={"post_grad_custom_post_pass": hook})
 
 
+@pytest.mark.slow
 def test_forward_and_backward_with_attention_keep_the_order_that_the_passes_made(
     mesh: DeviceMesh, woven: list[list[str]]
 ):

@@ -55,6 +55,7 @@ def run(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_a_pass(installed: Path, tmp_path: Path):
     listed = run(installed, "passes")
     assert listed.returncode == 0, listed.stderr
@@ -82,12 +83,14 @@ def test_an_installed_package_adds_a_pass(installed: Path, tmp_path: Path):
     assert wrong.stderr.startswith("remove-repeated-activations: activation is 'tanh', expected ")
 
 
+@pytest.mark.slow
 def test_without_the_package_there_is_no_such_pass(tmp_path: Path):
     done = run(tmp_path, "passes", "remove-repeated-activations")
     assert done.returncode == 2
     assert done.stderr.startswith("passes: no pass is called 'remove-repeated-activations'\n")
 
 
+@pytest.mark.slow
 def test_a_broken_package_is_named_and_takes_no_other_pass_with_it(installed: Path, tmp_path: Path):
     broken = tmp_path / "broken"
     info = broken / "weft_broken-0.1.dist-info"

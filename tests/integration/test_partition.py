@@ -14,7 +14,7 @@ from weft import zoo
 from weft.errors import CaptureError
 from weft.frontends.provenance import BACKWARD, FORWARD, region_of
 from weft.graph.groups import read_groups
-from weft.graph.profiles import profile_of
+from weft.graph.operator_effects import profile_of
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.virtual.cluster import VirtualCluster
 

@@ -1,6 +1,6 @@
 """Planned steps of the 8b preset, proved to compute the same, with all that the model promises.
 
-A few layers of every parallelism in `make test`; all 32 under `long`.
+Two layers of some parallelisms in `make test`, of each in `make test-all`, which also plans all 32.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_only
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
@@ -54,7 +55,7 @@ def check(parallel: str, layers: int, effort: Literal["fast", "default"], spare:
     assert after.peak_bytes <= (limit or before.peak_bytes + max(int(before.peak_bytes * SPARE), SPARE_BYTES))
 
 
-@pytest.mark.parametrize("parallel", MESHES)
+@pytest.mark.parametrize("parallel", quick_only(MESHES, "ddp", "fsdp-tp"))
 def test_a_planned_step_of_two_layers_is_proved(parallel: str):
     check(parallel, 2, "fast", spare=0.25)  # of two layers the weights that are gathered are a large part
 

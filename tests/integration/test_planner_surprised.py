@@ -12,6 +12,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_only
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
@@ -43,7 +44,7 @@ def step_ns(module: GraphModule, percent: int) -> int:
 
 
 @pytest.mark.parametrize("percent", [70, 100, 130])
-@pytest.mark.parametrize("parallel", MESHES)
+@pytest.mark.parametrize("parallel", quick_only(MESHES, "fsdp"))
 def test_a_planned_step_is_no_longer_than_a_naive_one_if_collectives_take_other_times(parallel: str, percent: int):
     planned, naive = steps(parallel)
     assert step_ns(planned, percent) <= step_ns(naive, percent)

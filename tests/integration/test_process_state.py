@@ -88,11 +88,13 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_function_leaves_the_process_as_it_was(tmp_path: Path):
     done = run(f"{SNAPSHOT}\nfolder = {json.dumps(str(tmp_path))}\n{CALLS}")
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_an_error_after_a_capture_is_shown_by_the_hook_of_the_caller():
     code = (
         "import weft\nfor _ in range(3):\n    weft.zoo.load('llama-debug', ranks=2, layers=1)\nraise ValueError('mine')"
@@ -102,6 +104,7 @@ def test_an_error_after_a_capture_is_shown_by_the_hook_of_the_caller():
     assert "rank0" not in done.stderr
 
 
+@pytest.mark.slow
 def test_captures_in_several_threads_are_those_of_one(tmp_path: Path):
     models: list[dict[str, Any]] = [
         {"parallel": "fsdp", "ranks": 4},

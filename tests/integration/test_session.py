@@ -138,6 +138,7 @@ def test_counters_tell_what_the_passes_did(mesh: DeviceMesh):
     assert "weft" in torch._dynamo.utils.compile_times(repr="csv")[0]
 
 
+@pytest.mark.slow
 def test_logs_and_the_structured_trace_hold_the_listings_and_the_report(tmp_path: Path):
     code = (
         "import torch\n"

@@ -7,6 +7,7 @@ import torch
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_first
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.graph.ops import Kind
@@ -22,7 +23,7 @@ STEPS = [
     ("fsdp-tp", {"dp": 2, "tp": 2}, 1),
     ("fsdp-tp", {"dp": 2, "tp": 4}, 2),
 ]
-steps = pytest.mark.parametrize(("parallel", "mesh", "batch"), STEPS, ids=lambda value: str(value))
+steps = pytest.mark.parametrize(("parallel", "mesh", "batch"), quick_first(STEPS), ids=lambda value: str(value))
 
 
 def load(parallel: str, mesh: dict[str, int], batch: int) -> GraphModule:

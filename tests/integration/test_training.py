@@ -41,7 +41,7 @@ EXACT = {
     "weft": {"weft.pipeline": "clean,algebra,communication,hoist-launches,sink-waits"},
 }
 IN_SHORT = "fsdp"
-"""The one that `make test` runs too."""
+"""The one that is not long: `make test` runs it with `weft_eager`."""
 
 
 def each(meshes: dict[str, dict[str, int]]) -> pytest.MarkDecorator:
@@ -52,9 +52,9 @@ def each(meshes: dict[str, dict[str, int]]) -> pytest.MarkDecorator:
 def check(
     world: World, parallel: str, mesh: dict[str, int], backend: str, reference: str, model: str = "llama-debug"
 ) -> None:
-    found, expected, eager = (
-        world.run(train, parallel=parallel, mesh=mesh, backend=name, model=model, options=options)
-        for name, options in ((backend, EXACT[backend]), (reference, None), ("eager", None))
+    found = world.run(train, parallel=parallel, mesh=mesh, backend=backend, model=model, options=EXACT[backend])
+    expected, eager = (
+        world.reference(train, parallel=parallel, mesh=mesh, backend=name, model=model) for name in (reference, "eager")
     )
     for rank in range(world.num_ranks):
         assert same(found[rank], expected[rank])
@@ -108,6 +108,7 @@ def test_communication_outside_of_graphs_is_named_once(two_ranks: World, paralle
     assert [rank.messages for rank in found] == [(NO_COLLECTIVES.format(ranks=2),)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.needs_cpp
 @each({name: ON_TWO[name] for name in ("ddp-reducer", "ddp", "fsdp", "tp")})
 def test_weft_trains_as_inductor_does_on_two_ranks(two_ranks: World, parallel: str):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.integration.worlds import World
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 
 def die() -> None:

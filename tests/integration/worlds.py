@@ -44,6 +44,7 @@ class World:
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _pipes: list[Connection] = field(default_factory=list)
     _starts: int = 0
+    _references: dict[str, list[Any]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +61,13 @@ class World:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__qualname__, keywords))
         return self._answers(CALL_S)
+
+    def reference(self, function: Callable[..., Any], **keywords: Any) -> list[Any]:
+        """The results of a run without Weft. It depends on its keywords only, so many tests share one run."""
+        key = repr((function.__module__, function.__qualname__, sorted(keywords.items())))
+        if key not in self._references:
+            self._references[key] = self.run(function, **keywords)
+        return self._references[key]
 
     def close(self) -> None:
         """End all processes."""

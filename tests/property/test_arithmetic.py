@@ -15,7 +15,9 @@ import torch
 from torch.fx import GraphModule
 
 from tests.property.checks import is_exact, same_bits
-from tests.property.strategies import random_arithmetic, random_products, special_tensor
+from tests.property.strategies.arithmetic import random_arithmetic
+from tests.property.strategies.products import random_products
+from tests.property.strategies.tensors import special_tensor
 from tests.property.test_rewrites import SPECS
 from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline

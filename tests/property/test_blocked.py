@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.property.strategies import random_gradients, random_order, random_program
+from tests.property.strategies.programs import random_gradients, random_order, random_program
 from weft.plan.decision import Decision, Reason
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.search import Outcome

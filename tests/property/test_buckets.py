@@ -13,7 +13,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import BUCKET_STEPS, random_listing
+from tests.property.strategies.listings import BUCKET_STEPS, random_listing
 from weft.graph import metadata
 from weft.graph.collective import collectives
 from weft.graph.edit import MEMBERS_KEY

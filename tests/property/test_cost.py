@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import GraphModule
 
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
 from weft.cost.device import Device

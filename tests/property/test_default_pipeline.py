@@ -14,7 +14,7 @@ import pytest
 from torch.fx import GraphModule
 
 from tests.property.checks import check_sound, check_types, is_exact
-from tests.property.strategies import BUCKET_STEPS, REWRITE_STEPS, STEPS, random_listing
+from tests.property.strategies.listings import BUCKET_STEPS, REWRITE_STEPS, STEPS, random_listing
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline

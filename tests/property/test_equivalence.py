@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 import weft
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from weft.graph import ops
 from weft.graph.edit import Edit, copy_module
 from weft.graph.listings.text import parse, render
@@ -80,6 +80,7 @@ def test_what_changes_values_is_never_proved(seeds: range) -> None:
             assert verdict.bitwise, f"seed {seed}: {verdict}\n{render(before)}\n{render(after)}"
 
 
+@pytest.mark.slow
 def test_the_changes_do_change_values_and_are_noticed() -> None:
     """Most of the changes above are real ones; else the test above would say nothing."""
     changed = equal = noticed = 0

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 import weft
 from tests.golden.goldens import FOLDER
-from tests.property.strategies import random_streams
+from tests.property.strategies.streams import random_streams
 from weft.graph import metadata
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.listings.text import parse, render
@@ -152,6 +152,7 @@ def other_slice(node: Node) -> tuple[Any, ...] | None:
     return (source, dim, first, first + length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [swapped_parts, other_part, other_slice], ids=lambda wrong: wrong.__name__)
 @pytest.mark.parametrize("seeds", CHUNKS[::5], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 def test_chunks_in_a_wrong_place_are_not_proved(seeds: range, wrong: Any):

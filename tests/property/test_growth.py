@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.fx import GraphModule
 
-from tests.property.strategies import CHAINS
+from tests.property.strategies.chains import CHAINS
 from weft.graph.listings.text import parse
 from weft.passes.pipeline import Pipeline
 

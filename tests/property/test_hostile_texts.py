@@ -17,6 +17,7 @@ from weft.cli.source import load_source
 from weft.cost.calibration.chrome_trace import read_chrome_trace
 from weft.cost.calibration.fit import read_measurements
 from weft.cost.calibration.nccl_tests import read_nccl_tests
+from weft.cost.calibration.step_trace import read_step_trace
 from weft.cost.cluster import Cluster
 from weft.errors import WeftError
 from weft.frontends import archive
@@ -92,6 +93,17 @@ TEXTS: dict[str, str] = {
     "a trace of deep brackets": '{"traceEvents": [' + "[" * LONG,
     "a trace of a long number": '{"traceEvents": [{"ts": ' + "9" * LONG + "}]}",
     "a trace of a large exponent": '{"traceEvents": [{"ph": "X", "ts": 1e999, "dur": 1e999, "name": "nccl"}]}',
+    "a trace of long times": '{"traceEvents": [{"cat": "kernel", "name": "nccl", "ts": ' + "9" * 4000 + ', "dur": 1}]}',
+    "a trace of many marks": '{"traceEvents": ['
+    + "".join(
+        f'{{"cat": "user_annotation", "name": "ProfilerStep#{k}", "ts": {k}, "dur": {LONG}}},'
+        f'{{"cat": "kernel", "name": "ncclDevKernel_AllGather", "ts": {k}, "dur": 1}},'
+        for k in range(MANY // 4)
+    )
+    + "]}",
+    "a trace of odd arguments": '{"traceEvents": [{"cat": "cpu_op", "name": "_c10d_functional::all_reduce", "ts": 1, '
+    '"dur": 1, "tid": [], "args": {"Input Dims": [[[]]], "Input type": [{}], "Concrete Inputs": [1]}}], '
+    '"distributedInfo": {"rank": [], "pg_config": [3, {"pg_name": {}, "ranks": [0]}]}}',
     "a trace of commas": '{"traceEvents": [' + "," * LONG,
     "a trace of colons": '{"a"' + ":" * LONG,
     "a pipeline of braces": "clean{" * MANY,
@@ -136,8 +148,8 @@ def archives(folder: Path) -> dict[str, bytes]:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "source": lambda path: load_source(str(path)),
     "listing": lambda path: weft.parse(path.read_text(errors="replace")),
+    "source": lambda path: load_source(str(path)),
     "runnable": read_runnable,
     "runnable text": lambda path: read_runnable(path.read_text(errors="replace") + "\n"),
     "log": lambda path: [graph.load() for graph in read_log(path)],
@@ -147,6 +159,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "cluster": Cluster.load,
     "table": read_nccl_tests,
     "trace": read_chrome_trace,
+    "step of a trace": lambda path: read_step_trace(path).step(),
     "measurements": lambda path: read_measurements([path]),
     "pipeline": lambda path: Pipeline.parse(path.read_text(errors="replace")),
     "side file": lambda path: list(read_entries(path)),

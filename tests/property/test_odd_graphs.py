@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from tests.property.lockstep import Lockstep
-from tests.property.strategies import RANKS_OF, WORLD, OddGraph, random_odd_graph
+from tests.property.strategies.odd_graphs import RANKS_OF, WORLD, OddGraph, random_odd_graph
 from weft.errors import GraphError
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import Pipeline

@@ -16,7 +16,8 @@ import pytest
 from torch.fx import GraphModule
 
 from tests.property.checks import check_sound, check_types
-from tests.property.strategies import (
+from tests.property.strategies.constants import random_constants
+from tests.property.strategies.listings import (
     ALGEBRA_STEPS,
     BATCH_STEPS,
     MESHES,
@@ -25,10 +26,9 @@ from tests.property.strategies import (
     SCAN_STEPS,
     SCATTER_STEPS,
     WRAPPED_STEPS,
-    random_constants,
     random_listing,
-    random_quantised,
 )
+from tests.property.strategies.products import random_quantised
 from weft.errors import WeftError
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit

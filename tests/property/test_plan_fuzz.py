@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from weft.errors import WeftError
 from weft.plan.plan import Plan
 

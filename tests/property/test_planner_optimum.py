@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.property.strategies import random_gradients, random_program
+from tests.property.strategies.programs import random_gradients, random_program
 from weft.bounds.lower_bound import lower_bound
 from weft.bounds.problem import MergingAssumption
 from weft.scheduling.search import search

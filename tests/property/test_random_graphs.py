@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.fx import GraphModule
 
 import weft
-from tests.property.strategies import listings, random_listing
+from tests.property.strategies.listings import listings, random_listing
 from weft.graph import check, metadata
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
@@ -162,6 +162,7 @@ def test_an_edit_that_fails_leaves_the_graph_as_it_was(seeds: range) -> None:
         assert list(module.graph.nodes) == nodes
 
 
+@pytest.mark.slow
 @settings(max_examples=2000 if FULL else 25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(listings)
 def test_the_whole_pipeline_keeps_values(text: str) -> None:

@@ -32,7 +32,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.property.mutations import mutate, mutate_bytes, untyped
-from tests.property.strategies import random_listing
+from tests.property.strategies.listings import random_listing
 from weft.compat import register_operators
 from weft.errors import WeftError
 from weft.frontends import archive

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.property.checks import NUM_RANKS, check_sound, check_types, is_exact
-from tests.property.strategies import REWRITE_STEPS, random_listing
+from tests.property.strategies.listings import REWRITE_STEPS, random_listing
 from weft.graph.listings.text import parse, render
 from weft.passes.base import all_passes
 from weft.passes.pipeline import Pipeline

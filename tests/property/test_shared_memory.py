@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from tests.property.checks import is_exact
-from tests.property.strategies import random_aliased
+from tests.property.strategies.shared_memory import random_aliased
 from weft.compat import fake_tensor
 from weft.graph.aliasing import APART_KEY
 from weft.graph.groups import read_groups

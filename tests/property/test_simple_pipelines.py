@@ -60,9 +60,11 @@ def check_no_simple_pipeline_is_shorter(seed: int, specs: Iterable[str] | None =
     return best - step
 
 
-def test_no_simple_pipeline_is_shorter_than_the_planner():
-    gains = [check_no_simple_pipeline_is_shorter(seed) for seed in range(NUM_SAMPLED)]
-    assert sum(gain > 0 for gain in gains) > NUM_SAMPLED // 3
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_no_simple_pipeline_is_shorter_than_the_planner(part: int):
+    gains = [check_no_simple_pipeline_is_shorter(seed) for seed in range(part, NUM_SAMPLED, 3)]
+    assert sum(gain > 0 for gain in gains) > len(gains) // 3
 
 
 def test_in_graphs_of_any_size_hoisted_launches_and_sunk_waits_are_no_shorter(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.property.strategies import random_listing, random_order, random_program
+from tests.property.strategies.listings import random_listing
+from tests.property.strategies.programs import random_order, random_program
 from weft.cost.cluster import Cluster
 from weft.cost.device import Device
 from weft.cost.levels import Level, Link

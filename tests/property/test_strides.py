@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.property.checks import same_bits
-from tests.property.strategies import LAYOUTS, laid_out, special_tensor
+from tests.property.strategies.tensors import LAYOUTS, laid_out, special_tensor
 from weft.rewriting.strides import MOVES, ROUNDED, Change, is_stride_blind
 
 REALS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8)

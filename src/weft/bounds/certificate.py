@@ -22,8 +22,8 @@ Resource 0 is the compute stream, `k + 1` is link `k`.
                               tail. Compute that ends after `node` has started drags the collectives of the link that
                               depend on it: `shares` divides its work over them, [compute, collective, time]. If
                               `is_last` is false, time runs backwards
-               kind memory:   storages that live one after the other if the peak is within `limit_bytes`: those of
-                              which only `count` fit at once; null: all storages, by bytes x lifetime
+               kind memory:   storages that live one after the other if the peak is within `limit_bytes`, because
+                              only `count` of them fit at once; null: all storages, by bytes x lifetime
     bound_ns   the value of the claim. The checker must find at least this much
 
 The checker trusts no number in a certificate: sets and thresholds only tell it where to look.

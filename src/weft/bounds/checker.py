@@ -1,11 +1,11 @@
 """Check a certificate of a lower bound against the program alone.
 
-Contract: the checker believes nothing. It recomputes heads, tails, sets, sums and drags from the operations, their
-edges and their durations; the certificate (fields: `certificate`) only says which sets to look at. So whatever a
-certificate contains, the resulting value is a lower bound for every order that the execution model allows; if the claim
-names a memory limit, for every order whose peak is within it. `check` returns that value. It raises if the certificate
-claims more, or is malformed. This module shares no code with the modules that find bounds: a mistake there cannot hide
-here.
+Contract: the checker trusts nothing in a certificate. It recomputes heads, tails, sets, sums and drags from the
+operations, their edges and their durations; the certificate (fields: `certificate`) only says which sets to look at. So
+the resulting value is a lower bound for every order that the execution model allows, whatever the certificate contains.
+If the claim names a memory limit, the bound holds for every order whose peak is within it. `check` returns that value.
+It raises if the certificate claims more, or is malformed. This module shares no code with the modules that find bounds,
+so a mistake there cannot hide here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ collectives that it drags along.
 
     compute  |== a ==|== b ==|== c ==|-- d --|
     link                             |=== node ===|=== of d ===|
-                                      d is late: its work is saved before `node`, its collective is added after it
+                                      d is late: this saves its work before `node`, and adds its collective after it
 
 The bound must hold for the best choice of late compute, which is a maximum-closure problem. A division of the work of
 each compute task over collectives that depend on it is a flow, so by max-flow min-cut duality every division limits

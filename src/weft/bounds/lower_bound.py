@@ -1,11 +1,11 @@
 """Lower bounds on the step time: no order of a program, and no merging of its collectives, is faster.
 
 Contract: a bound holds for every legal order of operations, any positions of launches and waits, any order of each
-queue and, where latencies are known, any merging of collectives of one queue. It ignores packing kernels, and that host
-reads drain the stream; both only make a step longer. It ignores memory unless a limit is given: then it holds for
-orders whose peak is within the limit. It does not hold for rewrites that change the operations: streaming a collective
-through matmuls, other compute, fewer bytes. The largest bound wins. `weft.bounds.checker` recomputes its certificate
-from the program alone before the bound is returned.
+queue and, where latencies are known, any merging of collectives of one queue. It counts neither packing kernels nor the
+draining of the stream by host reads; both only make a step longer. It ignores memory unless a limit is given: then it
+holds for orders whose peak is within the limit. It does not hold for rewrites that change the operations: streaming a
+collective through matmuls, other compute, fewer bytes. The largest bound wins. `weft.bounds.checker` recomputes its
+certificate from the program alone before the bound is returned.
 
     compute           all compute
     communication     all collectives of a link
@@ -97,7 +97,7 @@ def lower_bound(
 ) -> Bound:
     """The largest of all bounds. By default merging is allowed if the program knows latencies.
 
-    With a memory limit, the bound holds for orders whose peak is within it; an error if no order can be.
+    With a memory limit, the bound holds for orders whose peak is within it. Raises if no order fits.
     """
     if merging is None:
         merging = MergingAssumption.ALLOWED if program.latency_ns else MergingAssumption.EXCLUDED
@@ -216,8 +216,11 @@ def drag_cut_candidate(program: Program, tasks: Tasks, drag: DragCut, heads: Hea
     compute = [node for node in tasks.on(COMPUTE) if towards.start[node] >= drag.head]
     before = dict.fromkeys(compute, drag.head) | {drag.node: min(drag.head, towards.start[drag.node])}
     behind = dict.fromkeys([drag.node, *(dragged for _, dragged, _ in drag.shares)], drag.tail)
-    side, place = ("before", "after") if drag.is_last else ("after", "before")
-    text = f"compute must run {side} {name_of(program, drag.node)}; {place} it, compute moves other collectives along"
+    name = name_of(program, drag.node)
+    if drag.is_last:
+        text = f"compute must run before {name}; compute after it would delay other collectives"
+    else:
+        text = f"compute must run after {name}; compute before it would need other collectives first"
     claim = drag_claim(drag.node, drag.is_last, drag.head, drag.shares)
     levels = (before, behind) if drag.is_last else (behind, before)
     return BoundCandidate("drag cut", drag.value, text, claim, heads, tails, *levels)
@@ -230,8 +233,12 @@ def memory_candidates(
     forced = memory_bound(program, tasks, merging, limit_bytes)
     if forced is None:
         return []
-    fit = "by bytes x lifetime" if forced.count is None else f"of which {forced.count} can live at once"
-    text = f"{forced.num_storages} storages {fit} within {size_text(limit_bytes)}"
+    limit = size_text(limit_bytes)
+    text = (
+        f"the bytes x lifetimes of {forced.num_storages} storages must fit within {limit}"
+        if forced.count is None
+        else f"at most {forced.count} of {forced.num_storages} storages can live at once within {limit}"
+    )
     value = forced.value + program.launch_gap_ns  # the argument counts no gap after the last kernel
     return [BoundCandidate("memory", value, text, memory_claim(limit_bytes, forced.count), nothing, nothing, {}, {})]
 

@@ -9,7 +9,7 @@ bytes are left next to the given storages. Two arguments follow, both forms of e
 
 Either way, this happens after the smallest head and before the smallest tail of the counted storages.
 
-    room   |== s1 ==|== s2 ==|== s3 ==|        three gathered weights of which one fits at a time
+    room   |== s1 ==|== s2 ==|== s3 ==|        three gathered weights; one fits at a time
 
 With merging, a bucket holds at least the bytes that its members receive, for at least the time of its longest member.
 Only that is counted.

@@ -3,22 +3,22 @@
 Contract: a node is a moment or an interval, and it ends before its successors start in every legal order. Operation `i`
 is node `i`: its place on the compute stream. The collective of launch `i` is node `i + n`; it runs between the launch
 and its waits. A node that takes time on a resource names it: `COMPUTE` is the compute stream, `k + 1` is link `k`.
-Queues are not resources. A link carries everything that its queues run, and it does at most one second of work per
-second, so counting links is enough. The same form serves both directions of time (`Tasks.reversed`).
+Queues are not resources: a link carries everything that its queues run, and does at most one second of work per second,
+so it is enough to count links. The same data structure serves both directions of time (`Tasks.reversed`).
 
 Launch gaps: a kernel includes the gap after it, because the next kernel is issued no earlier. So every bound here is a
 bound on the step plus one gap. The gap after a launch occupies the stream only: its collective needs what the launch
 needs, and may start during the gap. Kernels in several parts have at least the gaps between them in every order.
 
-Merging saves latencies. It never saves the latencies of collectives that depend on each other, since those cannot share
-a bucket. So each queue has a chain: the dependent collectives with the longest latencies, each of which pays its own.
+Merging saves latencies, but never those of collectives that depend on each other, since these cannot share a bucket. So
+each queue has a chain: the dependent collectives with the longest latencies. Each of them pays its own latency.
 
 Slowdowns: the arguments need fixed durations, but overlap changes durations. Each slowdown is handled by a clock that
-makes durations fixed again. `WORK` runs slower while a link is busy, by exactly the factor that slows compute: by
-`WORK` compute takes its undisturbed time, and gaps and collectives at least their time divided by that factor. `BUSY`
-runs only while a link is busy, and compute takes no time by it. The step is the time by `WORK` plus a share of the time
-by `BUSY` (`overlap_cost`), and each term has its own bound. `WIRE` runs slower while compute runs, by the factor that
-slows collectives: the step is the time by `WIRE` plus a share of all compute (`wire_cost`).
+makes durations fixed again. `WORK` runs slower while a link is busy, by exactly the factor that slows compute. By this
+clock, compute takes its undisturbed time, and gaps and collectives take at least their time divided by that factor.
+`BUSY` runs only while a link is busy, and compute takes no time by it. The step is the time by `WORK` plus a share of
+the time by `BUSY` (`overlap_cost`), and each term has its own bound. `WIRE` runs slower while compute runs, by the
+factor that slows collectives: the step is the time by `WIRE` plus a share of all compute (`wire_cost`).
 """
 
 from __future__ import annotations

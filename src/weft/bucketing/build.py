@@ -94,7 +94,7 @@ class _BucketBuilder:
             launch = self._launch_list()
             items = [self._item(launch, number) for number in range(len(self.tensors))]
             self.is_received = True
-            before = list(self.made)  # the items too: the list keeps every tensor alive until the last item is taken
+            before = list(self.made)  # items too: the list keeps every tensor alive until the last item is taken
             results = [self._wait(*each) for each in zip(self.tensors, items, strict=True)]
         else:
             packed = self._pack() if self.action.strategy == "pack" else self._concatenate()
@@ -431,7 +431,7 @@ def _op(name: str) -> Any:
 
 
 def _whole(sources: Sequence[Node]) -> Node | None:
-    """The flat tensor whose parts these are, all of them and in order; it can be sent without packing."""
+    """The flat tensor that these are all the parts of, in order; it can be sent without packing."""
     origins = [_origin(source) for source in sources]
     parts = origins[0].args[0] if origins[0].target is getitem else None
     if not isinstance(parts, Node) or parts.target is not aten.split_with_sizes.default:

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload
-from weft.graph import ops
+from weft.graph import ops, understated
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.metadata import contiguous_strides
+from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind
-from weft.graph.profiles import is_alias, waited_inside
 from weft.plan.decision import Reason, Refusal
 
 Strategy = Literal["concat", "coalesced", "pack"]
@@ -156,17 +156,17 @@ def _why_not_by_values(collective: Collective, strategy: Strategy) -> Refusal | 
     needs_numbers = strategy == "pack" or kind is Kind.ALL_TO_ALL
     if needs_numbers and any(type(size) is not int for value in values for size in value.shape):
         return Refusal(
-            Reason.UNKNOWN_SIZE, f"{name} stays: its tensors have a symbolic size, and packing needs numbers"
+            Reason.UNKNOWN_SIZE, f"{name} stays: its tensors have a symbolic size, and packing needs fixed sizes"
         )
     if len({value.dtype for value in values}) > 1 and (strategy != "pack" or kind not in MOVES_DATA):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: only strategy=pack merges several dtypes")
     if not all(_is_contiguous(value) for value in received):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, a bucket's is")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its result is not contiguous, but a bucket's is")
     if strategy == "coalesced" and kind is Kind.ALL_REDUCE and not all(_is_contiguous(value) for value in values):
-        what = "it sends a tensor that is not contiguous, and the result of a list of these is not contiguous either"
+        what = "it sends a tensor that is not contiguous, and the coalesced result would not be contiguous either"
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: {what}")
     if kind is Kind.ALL_TO_ALL and not _has_equal_splits(collective):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its split sizes are not equal numbers")
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its split sizes are not equal constants")
     return None
 
 
@@ -179,7 +179,7 @@ def _why_not_by_waits(collective: Collective) -> Refusal | None:
     items = [user for user in collective.launch.users if user.target is getitem] if collective.form.coalesced else []
     computed = next((item for item in items if not isinstance(item.args[1], int)), None)
     if computed is not None:
-        sentence = f"{collective.launch.name} stays: {computed.name} takes one of its results by a computed index"
+        sentence = f"{collective.launch.name} stays: {computed.name} selects one of its results by a computed index"
         return Refusal(Reason.UNSUPPORTED_FORM, sentence, computed.name)
     if not waits:
         taker = next((user for user in collective.launch.users if waited_inside(user)), None)
@@ -199,7 +199,7 @@ def _has_equal_splits(collective: Collective) -> bool:
     return all(isinstance(split, int) for split in splits) and len(set(splits)) == 1
 
 
-# These operators see where in its storage a tensor begins, and a slice of a bucket does not begin at 0.
+# The results of these operators depend on the storage offset, which is not 0 for a slice of a bucket.
 _OFFSET_SENSITIVE = frozenset(
     {
         "aten::as_strided",
@@ -214,6 +214,17 @@ _OFFSET_SENSITIVE = frozenset(
     }
 )
 
+# Kernels of these operators demand or expect pointers that are multiples of 16 bytes. The result of a collective has
+# such a pointer, a slice of a bucket need not.
+_ALIGNED = ("scaled_mm", "grouped_mm", "pack_mm", "attention")
+
+
+def _sees_offset(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    is_foreign = target.namespace not in understated.BELIEVED  # its kernels may expect aligned pointers too
+    return is_foreign or target.name() in _OFFSET_SENSITIVE or any(word in target.name() for word in _ALIGNED)
+
 
 def depends_on_offset(results: Iterable[Node]) -> bool:
     """Whether an operator that depends on the storage offset uses a result or a view of it."""
@@ -221,7 +232,7 @@ def depends_on_offset(results: Iterable[Node]) -> bool:
     stack = list(seen)
     while stack:
         for user in stack.pop().users:
-            if isinstance(user.target, OpOverload) and user.target.name() in _OFFSET_SENSITIVE:
+            if _sees_offset(user.target):
                 return True
             if user not in seen and is_alias(user):
                 seen[user] = None
@@ -230,18 +241,18 @@ def depends_on_offset(results: Iterable[Node]) -> bool:
 
 
 class Touches:
-    """Who reads and writes the storages that anything writes: what keeps a member from being read later."""
+    """Reads and writes of storages that the graph writes. They decide whether a member may be read later."""
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
         self.memory = dag.effects.memory
 
     def is_written(self, node: Node) -> bool:
-        """Whether something writes to what the node holds."""
+        """Whether something writes to memory that the node holds."""
         return any(True for _ in self._writers(node))
 
     def is_overwritten(self, result: Node, launch: Node) -> bool:
-        """Whether something else than its launch and the waits writes to a result."""
+        """Whether something other than its launch and its waits writes to a result."""
         return any(writer is not launch and not ops.is_wait(writer.target) for writer in self._writers(result))
 
     def _writers(self, node: Node) -> Iterable[Node]:
@@ -249,7 +260,7 @@ class Touches:
             yield from (self.dag.nodes[i] for i in self.memory.writes.get(storage, ()))
 
     def is_touched(self, collective: Collective, first: int, last: int) -> bool:
-        """Whether something but its own waits touches what the collective sends or receives between two places."""
+        """Whether anything but its waits accesses the collective's buffers between two positions."""
         if not self.memory.by_storage:
             return False
         own = {self.dag.index[node] for node in (collective.launch, *collective.waits)}

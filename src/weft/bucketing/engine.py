@@ -1,7 +1,7 @@
 """Engine: decides which collectives are merged into which bucket.
 
 Contract: one engine serves every kind of collective, policy and strategy. It takes members in launch order, so every
-rank makes the same decisions. Members of a bucket need not be neighbours. A member that depends on another member with
+rank makes the same decisions. Members of a bucket need not be adjacent. A member that depends on another member with
 the same key goes to a later bucket. A bucket accepts a member if their keys are equal and no dependency forbids it,
 directly or through the buckets formed so far. Every collective gets exactly one decision.
 """
@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from torch.fx import Node
+
 from weft.bucketing.eligibility import (
+    MOVES_DATA,
     Key,
     Member,
     Payload,
@@ -26,6 +29,7 @@ from weft.bucketing.eligibility import (
 from weft.bucketing.placement import Placement
 from weft.bucketing.policy import Policy
 from weft.bucketing.prologues import foldable
+from weft.bucketing.units import units_of
 from weft.graph.collective import Collective, collectives
 from weft.graph.contraction import Contraction
 from weft.graph.dag import Dag
@@ -38,7 +42,10 @@ from weft.plan.plan import Merge, bucket_names
 from weft.quantities import size_text
 
 Slot = tuple[Key, str | None]
-"""Members of one slot may share buckets: they have the same key and, if the policy asks for it, the same module."""
+"""Members of one slot may share buckets: they have the same key and, if the policy asks for it, the same module or
+unit."""
+UNLIMITED = 1 << 62
+"""The cap in bytes of a bucket that holds one unit."""
 
 
 @dataclass(eq=False)
@@ -54,7 +61,7 @@ class Bucket:
     closed: bool = False
     """Accepts no more members: the user pinned it, or an earlier pass made it."""
     shards: set[int] = field(default_factory=set[int])
-    """Value numbers of the shards that its members gather."""
+    """Value numbers of the shards that its members gather; equal numbers mean equal values."""
 
     @property
     def first(self) -> Member:
@@ -75,10 +82,13 @@ class Bucketing:
         self.numbers = ValueNumbers(dag)
         self.refusals: dict[str, Refusal] = {}
         self.decisions: list[tuple[int, Decision]] = []
+        self.units: dict[Node, str] = {}
 
     def plan(self, kinds: Iterable[Kind]) -> tuple[list[Merge], list[Decision]]:
         """The merges to make, and a decision for every collective of these kinds."""
         members = self._members(frozenset(kinds))
+        if self.policy.units != "none":
+            self.units = units_of([member.collective.launch for member in members], self.policy.units)
         buckets = self._pin([Bucket(self._slot(m), [m], m.num_bytes, closed=is_bucket(m.collective)) for m in members])
         while self._sweep(buckets):
             buckets = sorted((b for b in buckets if b.members), key=lambda b: b.first.index)
@@ -94,6 +104,7 @@ class Bucketing:
     def _members(self, kinds: frozenset[Kind]) -> list[Member]:
         roles, policy = Roles(self.dag), self.policy
         found: list[Member] = []
+        tensor_groups = roles.tensor_groups(self.groups) if policy.replicas else set[str]()
         for collective in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
             if collective.kind not in kinds:
                 continue
@@ -106,9 +117,12 @@ class Bucketing:
                 sentence = f"{launch} stays: it carries {role}, not {policy.role}"
                 sentence += f", since it {direction} {told_by.name}" if told_by is not None else ""
                 member = Refusal(Reason.OTHER_ROLE, sentence, told_by.name if told_by is not None else None)
+            elif (group := self.groups.canonical(collective.group)) in tensor_groups:
+                sentence = f"{launch} stays: group {group!r} carries mostly activations"
+                member = Refusal(Reason.OTHER_ROLE, sentence)
             elif launch in policy.forbidden:
                 member = Refusal(Reason.FORBIDDEN, f"{launch} stays: the option `forbidden` names it")
-            elif (group := self.groups.canonical(collective.group)) in policy.withheld:
+            elif group in policy.withheld:
                 member = Refusal(Reason.OTHER_RANKS, f"{launch} stays: {policy.withheld[group]}")
             if isinstance(member, Member):
                 found.append(member)
@@ -117,7 +131,8 @@ class Bucketing:
         return found
 
     def _slot(self, member: Member) -> Slot:
-        return member.key, self.policy.module_of(member.collective.launch)
+        launch = member.collective.launch
+        return member.key, self.units.get(launch) or self.policy.module_of(launch)
 
     def _pin(self, buckets: list[Bucket]) -> list[Bucket]:
         """Form the buckets that the user pinned."""
@@ -153,7 +168,8 @@ class Bucketing:
                     merged = True
                     continue
             number = count[slot] = count.get(slot, -1) + 1
-            bucket.cap, bucket.seen_bytes = self.policy.cap(slot[0], number), seen.get(slot, 0)
+            bucket.cap = self.policy.cap(slot[0], number) if not self.units else UNLIMITED
+            bucket.seen_bytes = seen.get(slot, 0)
             if bucket.num_bytes >= bucket.cap:  # full by itself: the open bucket stays open for small members
                 self._say_full(bucket)
                 continue
@@ -186,7 +202,7 @@ class Bucketing:
             )
             return Refusal(Reason.FULL, sentence, bucket.first.name)
         passed = seen_bytes - bucket.seen_bytes - bucket.num_bytes
-        if passed > cap:  # gathered that early, or sent that late, its memory would be held all the way between
+        if passed > cap:  # gathered that early, or sent that late, the tensor would stay in memory in between
             sentence = (
                 f"{member.name} does not join {bucket.first.name}:"
                 f" other buckets with {size_text(passed)} are launched in between"
@@ -299,8 +315,13 @@ class Bucketing:
                 relation = "depends on" if needs else "is needed by"
                 sentence = f"{first.name} stays alone: it {relation} {other.first.name}"
                 return Refusal(Reason.DEPENDENCY, sentence, other.first.name)
-        kind, group = first.key.kind.phrase, self.groups.canonical(first.key.group)
-        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind} like it")
+        kind, group = first.key.kind, self.groups.canonical(first.key.group)
+        like = [other for other in buckets if other is not bucket and other.members]
+        if any(other.first.key._replace(dtype=first.key.dtype) == first.key for other in like):
+            do = ", and only strategy=pack merges several" if kind in MOVES_DATA else ""
+            sentence = f"{first.name} stays alone: the {kind.phrase}s like it in group {group!r} have other dtypes{do}"
+            return Refusal(Reason.ALONE, sentence)
+        return Refusal(Reason.ALONE, f"{first.name} stays alone: group {group!r} has no other {kind.phrase} like it")
 
 
 class _Levels:

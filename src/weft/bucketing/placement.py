@@ -1,8 +1,8 @@
 """Placement: where a bucket is launched and where it is waited for.
 
-If the inputs of all members are available where the first member was launched, the bucket is launched there, together
-with the cheap nodes that prepare the other inputs, so no member starts later than before. Otherwise the bucket is
-launched where its last member was. It is then waited for before its first use, but no later than the launch of a later
+If the inputs of all members are available where the first member was launched, the bucket is launched there. Cheap
+nodes that prepare the other inputs move up with it, so no member starts later than before. Otherwise the bucket is
+launched where its last member was. Its wait then comes before its first use, but no later than the launch of a later
 bucket (`Policy.defer`), because its send buffer stays in memory until the wait.
 """
 
@@ -15,7 +15,7 @@ from weft.bucketing.eligibility import uses_of
 from weft.bucketing.policy import Policy
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap
+from weft.graph.operator_effects import is_cheap
 
 Place = tuple[tuple[str, ...], str | None, str | None]
 """The nodes to move up with the launch, the node to launch before, the node to wait before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch.fx import Node
 
@@ -30,13 +30,17 @@ class Policy:
     cap: Callable[[Key, int], int]
     """Size limit in bytes, by key and by the number of the bucket among those of its key."""
     may_overshoot: bool = False
-    """Whether a bucket closes after the member that reaches the limit, not before the one that would exceed it."""
+    """Whether a bucket closes after the member that reaches the limit; otherwise before one that would exceed it."""
     role: Role | None = None
     """Take only collectives with this role."""
+    replicas: bool = False
+    """Leave the groups of tensor parallelism, which carry mostly activations."""
     modules: tuple[str, ...] = ()
     """Patterns of module names. Collectives of a matching module share buckets only with each other."""
+    units: Literal["none", "one", "split"] = "none"
+    """Merge by unit of FSDP2 (`weft.bucketing.units`), whatever the size, if the graph names modules."""
     pinned: tuple[tuple[str, ...], ...] = ()
-    """Launches that form one bucket, whatever its size."""
+    """Launches that form one bucket, regardless of its size."""
     forbidden: frozenset[str] = frozenset()
     """Launches that must not be merged."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -44,7 +48,7 @@ class Policy:
     prefetch: int = 0
     """Number of buckets by which to launch each bucket earlier."""
     defer: int = 1
-    """Number of later buckets that may be launched before a bucket that was launched late is waited for."""
+    """Number of later buckets that may be launched before the wait for a bucket that is launched at its last member."""
 
     def module_of(self, node: Node) -> str | None:
         """The outermost matching module that the node belongs to; None if no module matches."""
@@ -66,7 +70,7 @@ def module_paths(node: Node) -> list[str]:
 def cap_from(
     caps: tuple[int, ...], cluster: Cluster, groups: GroupTable, first: int | None = None
 ) -> Callable[[Key, int], int]:
-    """Size limits of the first, second, ... bucket; the last one holds for all later ones. Empty: from the cluster."""
+    """Size limits of the first, second, ... bucket; the last applies to all later ones. Empty: from the cluster."""
     if caps:
         return lambda _, number: caps[min(number, len(caps) - 1)]
     known: dict[Key, int] = {}

@@ -29,7 +29,7 @@ def foldable(sources: list[Node], strategy: Strategy, touches: Touches) -> tuple
         return ()
     chains = [prologue(source, touches) for source in sources]
     if strategy == "pack":  # the operator converts each tensor separately, so only the last cast can fold
-        casts = [chain[0] for chain in chains if chain and ops_name(chain[0]) in CASTS]
+        casts = [chain[0] for chain in chains if chain and ops.qualified_name(chain[0].target) in CASTS]
         return tuple(node.name for node in casts)
     depth = 0
     while all(len(chain) > depth for chain in chains) and len({step_of(chain[depth]) for chain in chains}) == 1:
@@ -61,7 +61,7 @@ def step_of(node: Node) -> Step | None:
     before = ops.value_of(below) if isinstance(below, Node) else None
     if not isinstance(before, Tensor) or before.shape != value.shape or before.device != value.device:
         return None
-    name = ops_name(node)
+    name = ops.qualified_name(node.target)
     if name in SCALINGS:
         scale = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         known = isinstance(scale, int | float)
@@ -71,11 +71,6 @@ def step_of(node: Node) -> Step | None:
     if name in CASTS and _only_casts(node):
         return (CASTS, value.dtype, before.dtype)
     return None
-
-
-def ops_name(node: Node) -> str:
-    """The qualified name of the operator of a node."""
-    return node.target.name() if hasattr(node.target, "name") else ""  # type: ignore[union-attr]
 
 
 def _only_casts(node: Node) -> bool:

@@ -20,7 +20,7 @@ def bisect_source(
     effort: usage.Effort,
     as_json: bool,
 ) -> NoReturn:
-    """Run the passes one by one and report the first at fault; the exit status is 1 if there is one."""
+    """Run the passes one by one and report the first faulty one; the exit status is 1 if there is one."""
     module, passes, described, limit = read_all(source, cluster, pipeline, memory_limit)
     from weft.api import bisect
 
@@ -39,5 +39,5 @@ def bisect_source(
     elif fault is None:
         usage.show("no pass changes values or breaks a check")
     else:
-        usage.show(f"{fault}\nits input was\n{fault.before}")
+        usage.show(f"{fault}\nthe input of that pass:\n{fault.before}")
     raise typer.Exit(0 if fault is None else 1)

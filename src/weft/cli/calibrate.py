@@ -41,7 +41,9 @@ Files = Annotated[
 ]
 PerNode = Annotated[
     int | None,
-    typer.Option("--ranks-per-node", min=1, max=1_000_000, help="Ranks of one node; decides which groups cross nodes."),
+    typer.Option(
+        "--ranks-per-node", min=1, max=1_000_000, help="Number of ranks in a node; determines which groups cross nodes."
+    ),
 ]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster.")]
 Kinds = Annotated[KindOption | None, typer.Option("--kind", help="Kind of collective in tables that do not name it.")]
@@ -127,13 +129,16 @@ def _compute(found: ComputeTrace, device: Device) -> dict[str, Any]:
     return {
         "peak_tflops": dict(device.peak_tflops),
         "memory_gbps": device.memory_gbps,
+        "launch_gap_us": found.overheads.launch_gap_us,
+        "host_kernel_us": found.overheads.host_kernel_us,
+        "overlap_slowdown": found.overheads.overlap_slowdown,
         "kernels": [asdict(kernel) for kernel in found.kernels],
         "residuals": [asdict(each) | {"fitted_us": each.amount / rates[each.key] * 1e6} for each in found.work],
     }
 
 
 def _rates(device: Device) -> dict[str, float]:
-    """Flops, or bytes, in a second."""
+    """Flops or bytes per second."""
     peaks = {key: peak * 1e12 for key, peak in device.peak_tflops}
     return peaks | ({} if device.memory_gbps is None else {"memory": device.memory_gbps * 1e9})
 
@@ -151,8 +156,15 @@ def _compute_lines(found: ComputeTrace, device: Device) -> list[str]:
             rows.append((str(each.amount), _us(each.us), _us(fitted_us), f"{(fitted_us / each.us - 1) * 100:+.1f} %"))
         reached = f"{rate / 1e9:.4g} GB/s" if key == "memory" else f"{rate / 1e12:.4g} TFLOP/s"
         lines += [f"{key}: {reached}", *(f"  {row}" for row in table(rows)), ""]
+    overheads = found.overheads
+    for what, value, unit in (
+        ("gap between kernels", overheads.launch_gap_us, "us"),
+        ("host time per kernel, where the host is slower", overheads.host_kernel_us, "us"),
+        ("slowdown of products beside collectives", overheads.overlap_slowdown, "of their time"),
+    ):
+        lines += [] if value is None else [f"{what}: {value:.3g} {unit}", ""]
     if found.kernels:
-        rows = [("compute kernel", "runs", "us in all")]
+        rows = [("compute kernel", "runs", "total us")]
         rows += [(_short(plain_line(k.name)), str(k.count), _us(k.total_us)) for k in found.kernels[:MAX_KERNELS]]
         rest = len(found.kernels) - MAX_KERNELS
         lines += [*table(rows), *([f"... and {rest} more"] if rest > 0 else []), ""]

@@ -19,7 +19,7 @@ SMALL_RANKS = 4
 INDENT = 2
 LEGEND = """\
 exposed: communication that the GPUs wait for. hidden: communication while they compute.
-bound: no order of this step, with its collectives merged in any way, is faster. gap: the step's distance from it."""
+bound: no order of this step is faster, however its collectives are merged. gap: the step's distance from the bound."""
 PASTE = """\
 model = torch.compile(model, backend="weft", options={"weft.cluster": "h100-8x8"})
 ...
@@ -46,7 +46,7 @@ def demo(
     shown = f"{layers} layer{'s' if layers > 1 else ''}"
     with progress(f"capturing {shown} of llama-8b under FSDP on {NUM_RANKS} ranks"):
         module = load("llama-8b", "fsdp", ranks=NUM_RANKS, layers=layers)
-    with progress(f"optimizing {len(module.graph.nodes)} nodes for {CLUSTER} and proving that nothing changed"):
+    with progress(f"optimizing {len(module.graph.nodes)} nodes for {CLUSTER} and proving the result equal"):
         result = optimize(module, CLUSTER, memory_limit_bytes=limit, effort=effort.value, verify="equivalence")
     with progress(f"comparing values of the debug preset on {SMALL_RANKS} ranks"):
         small = optimize(load("llama-debug", "fsdp", ranks=SMALL_RANKS), CLUSTER, verify="values")

@@ -41,8 +41,8 @@ def explain(
 ) -> None:
     """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
-    An exposed collective is shown with its blocker and the time that removing the blocker could save. For a single
-    collective, --cluster adds when it ran and which kernels hid it, before and after.
+    For an exposed collective, the decision names the obstacle and the time that removing it could save. For a single
+    collective, --cluster also shows when it ran and which kernels hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:
@@ -118,7 +118,7 @@ def _one(explanation: Explanation, launch: str, after: GraphModule, report: Repo
 
 
 def _replacements(record: CollectiveRecord, after: GraphModule) -> list[str]:
-    """The launches that do its work after the run: itself, or those that applied decisions put in its place."""
+    """The launches that do its work after the run: the launch itself, or those that replaced it."""
     from weft.graph.collective import collectives
 
     found = list(collectives(after.graph))

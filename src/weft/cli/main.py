@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from weft.cli.agree_command import agree
 from weft.cli.calibrate import calibrate
+from weft.cli.compare_command import compare
 from weft.cli.demo import demo
 from weft.cli.explain_command import explain
 from weft.cli.optimize import optimize
 from weft.cli.passes import passes
+from weft.cli.predict_command import predict
 from weft.cli.simulate_command import simulate
 from weft.cli.sweep_command import sweep
 from weft.cli.usage import exit_status, show, with_units
@@ -53,7 +55,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, verify, agree, sweep, passes, calibrate):
+for command in (demo, optimize, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
     app.command()(command)
 
 

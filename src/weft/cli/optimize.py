@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,10 @@ from weft.cli.pipeline_run import optimize_source, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from weft.passes.pipeline import LogEntry
+    from weft.report.baseline import Baseline
     from weft.report.report import Report
 
 HtmlOption = Annotated[
@@ -36,7 +40,7 @@ PrintAfterOption = Annotated[
 ]
 BisectOption = Annotated[
     bool,
-    typer.Option("--bisect", help="Find the first pass that changes values or fails a check; writes no result."),
+    typer.Option("--bisect", help="Find the first pass that changes values or breaks a check; writes no result."),
 ]
 ALL = "all"
 
@@ -71,7 +75,7 @@ def optimize(
         if path is not None and cluster is None:
             what = f"{option} needs a cluster to simulate"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
-    _, result = optimize_source(
+    module, result = optimize_source(
         source,
         cluster,
         pipeline,
@@ -86,6 +90,7 @@ def optimize(
     from rich.console import Console
 
     from weft.graph.listings.text import render
+    from weft.report.simulated import SimulatedReport
 
     _print_after(result.log, print_after or [])
     listing = render(result.module)
@@ -93,17 +98,29 @@ def optimize(
     _draw(result.report, source, html, trace)
     if output is not None or not as_json:
         usage.write(listing, output)
+    baseline = _baseline(module, cluster)
     if not as_json:
         result.report.show(Console(stderr=True))
+        if baseline is not None and isinstance(result.report, SimulatedReport):
+            usage.show("\n".join(baseline.lines(result.report.summary.after.step_us)), err=True)
         return
     told: dict[str, Any] = {"report": json.loads(result.report.to_json())}
+    told["report"]["baseline"] = None if baseline is None else asdict(baseline)
     if output is None:
         told["listing"] = listing
     usage.write(json.dumps(told, indent=1, sort_keys=True) + "\n", None)
 
 
+def _baseline(module: GraphModule, cluster: str | None) -> Baseline | None:
+    """The captured step as its runtime executes it, if there is a cluster to simulate."""
+    from weft.cost.cluster import Cluster
+    from weft.report.baseline import baseline_of
+
+    return baseline_of(module, Cluster.load(cluster)) if cluster is not None else None
+
+
 def _refuse_files(options: Mapping[str, object]) -> None:
-    """A search for a fault has no result to write."""
+    """Refuse options that write a result: a search for a fault has none."""
     given = next((option for option, value in options.items() if value), None)
     if given is not None:
         what = f"--bisect writes no result, so {given} has no effect"
@@ -111,12 +128,12 @@ def _refuse_files(options: Mapping[str, object]) -> None:
 
 
 def _print_after(log: Sequence[LogEntry], wanted: Sequence[str]) -> None:
-    """Show the listings behind passes that were asked for by name or spec."""
+    """Print the listings after the passes that were asked for by name or spec."""
     for position, entry in enumerate(log, 1):
         name = entry.step.spec.partition("{")[0]
         if (ALL in wanted and entry.changed) or name in wanted or entry.step.spec in wanted:
             did = "changed" if entry.changed else "unchanged"
-            head = f"# behind pass {position} of {len(log)}: {entry.step.spec} ({did}, {entry.seconds * 1000:.1f} ms)"
+            head = f"# after pass {position} of {len(log)}: {entry.step.spec} ({did}, {entry.seconds * 1000:.1f} ms)"
             usage.show(f"{head}\n{entry.after}", err=True)
     known = {name for entry in log for name in (entry.step.spec, entry.step.spec.partition("{")[0])}
     for name in wanted:

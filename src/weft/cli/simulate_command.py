@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,22 @@ import typer
 from weft.cli import usage
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+    from weft.cost.cluster import Cluster
+    from weft.prediction.error_bars import ErrorBar
     from weft.simulation.timeline import CollectiveSpan, Timeline
 
 MAX_COLLECTIVES = 10
 """Number of exposed collectives that the table lists."""
+
+
+class Root(StrEnum):
+    """Layouts of the parameters outside of blocks."""
+
+    ONE = "one"
+    SPLIT = "split"
+
 
 Sources = Annotated[
     list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one after the other.")
@@ -27,11 +40,26 @@ ClusterOption = Annotated[
         help="A preset or a TOML file; the default is h100-8x8, or larger if the graph needs it.",
     ),
 ]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="RUNTIME",
+        help="Simulate what a runtime makes of the captured step: synchronous (the default), ddp, fsdp2, hsdp, tp or"
+        " async-tp.",
+    ),
+]
+RootOption = Annotated[
+    Root,
+    typer.Option("--root", help="With --as: gather parameters outside of blocks in one unit, or in one at each end."),
+]
 
 
 def simulate(
     sources: Sources,
     cluster: ClusterOption = None,
+    runtime: RuntimeOption = None,
+    root: RootOption = Root.SPLIT,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
@@ -41,22 +69,55 @@ def simulate(
         from weft.bounds.bounded_simulation import simulate_modules
         from weft.cli.source import load_source
         from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
+        from weft.graph.dag import Dag
         from weft.graph.groups import read_groups
+        from weft.passes.runtimes import SYNCHRONOUS, find_runtime
+        from weft.prediction.error_bars import error_bars
+        from weft.prediction.memory import does_not_fit
+        from weft.prediction.step_kind import step_kind
         from weft.report.simulated import notes_on
 
+    found = find_runtime(runtime or SYNCHRONOUS)
     known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
     described = known or assumed_cluster((group for module in modules for group in read_groups(module)), ASSUMED_NODES)
+    emulated, run_notes = _run_as(modules, runtime, root, described) if runtime is not None else (modules, [])
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
-        timeline = simulate_modules(modules, described, bound=True)
-    notes = notes_on(described)
+        timeline = simulate_modules(emulated, described, bound=True)
+    bars = error_bars(step_kind((Dag(module.graph) for module in modules), described))
+    notes = [
+        *run_notes,
+        *notes_on(described),
+        *(f"error bar: {basis}" for basis in dict.fromkeys(b.basis for b in bars)),
+    ]
+    too_large = does_not_fit(timeline.peak_bytes, described.device.memory_bytes)
     if as_json:
-        text = json.dumps(_record(timeline, described.name, notes), indent=1)
+        errors = {"step_error": bars[0].share, "peak_error": bars[1].share, "error_basis": [bar.basis for bar in bars]}
+        fits = {"fits": too_large is None}
+        record = {"runtime": runtime or SYNCHRONOUS, **_record(timeline, described.name, notes), **errors, **fits}
+        text = json.dumps(record, indent=1)
     else:
         assumed = [] if cluster is not None else [f"on {described.name}, the default without --cluster", ""]
-        text = "\n".join([*assumed, *_lines(timeline), *(f"note: {note}" for note in notes)])
+        named = [f"as {found.title}: {found.does}", ""] if runtime is not None else []
+        first = [too_large, ""] if too_large else []
+        text = "\n".join([*first, *assumed, *named, *_lines(timeline, bars), *(f"note: {note}" for note in notes)])
     usage.write(text + "\n", output)
+
+
+def _run_as(
+    modules: Sequence[GraphModule], runtime: str, root: Root, cluster: Cluster
+) -> tuple[list[GraphModule], list[str]]:
+    """The graphs as a runtime executes them, and notes on how they were made."""
+    from weft.passes.runtimes import notes_on, run_as
+
+    notes: dict[str, None] = {}
+    made: list[GraphModule] = []
+    for module in modules:
+        with usage.progress(f"running {len(module.graph.nodes)} nodes as {runtime}"):
+            made.append(run_as(module, runtime, root=root.value, cluster=cluster).module)
+        notes.update(dict.fromkeys(notes_on(module, runtime)))
+    return made, list(notes)
 
 
 def _record(timeline: Timeline, cluster: str, notes: Sequence[str]) -> dict[str, Any]:
@@ -92,18 +153,18 @@ def _collective(timeline: Timeline, span: CollectiveSpan) -> dict[str, Any]:
     }
 
 
-def _lines(timeline: Timeline) -> list[str]:
+def _lines(timeline: Timeline, bars: tuple[ErrorBar, ErrorBar]) -> list[str]:
     from weft.quantities import duration_text, size_text
     from weft.report.plain_text import plain_line, table
 
     totals = [
-        ("step", duration_text(timeline.step_us)),
+        ("step", f"{duration_text(timeline.step_us)} {bars[0].text}".rstrip()),
         ("compute", duration_text(timeline.compute_us)),
         ("communication", duration_text(timeline.communication_us)),
         ("exposed", duration_text(timeline.exposed_us)),
         ("hidden", duration_text(timeline.hidden_us)),
         ("idle", duration_text(timeline.idle_us)),
-        ("peak memory", size_text(timeline.peak_bytes)),
+        ("peak memory", f"{size_text(timeline.peak_bytes)} {bars[1].text}".rstrip()),
     ]
     if timeline.lower_bound_ns:
         totals.append(("lower bound", f"{duration_text(timeline.lower_bound_us)} (gap {timeline.gap * 100:.1f} %)"))

@@ -1,7 +1,7 @@
 """SOURCE: the graph that a command works on. The content of a file decides how it is read.
 
-Contract: nothing in a file is run. A name of no file or model is a UsageError. For a file without a graph its reader
-raises an error that names the file.
+Contract: nothing in a file is run. A name that is neither a file nor a model is a UsageError. For a file without a
+graph, its reader raises an error that names the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_SHOWN = 20
 """Number of graphs of a log that an error lists."""
 ZIP = b"PK\x03\x04"
 RUNNABLE = (re.compile(r"^class Repro\(", re.MULTILINE), re.compile(r"^def load_args\(", re.MULTILINE))
-"""The marks of a runnable, in this order. Each has its own search: one expression for both would try every pair."""
+"""The marks of a runnable, in this order. Each is searched for by itself: one expression would try every pair."""
 LISTING = re.compile(r"^(?:def graph|group|symbol|device|tensor)\(", re.MULTILINE)
 GRAPH_OF_LOG = re.compile(r"(.+):(\d{1,9})")
 

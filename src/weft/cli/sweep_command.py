@@ -34,12 +34,16 @@ PipelinesOption = Annotated[
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        "--memory-limit", metavar="SIZE,...", help="Memory limits for a step: 20GiB,24GiB,none. Each is a cell."
+        "--memory-limit",
+        metavar="SIZE,...",
+        help="Memory limits for a step, such as 20GiB,24GiB,none. Each gives a cell.",
     ),
 ]
 BucketOption = Annotated[
     str | None,
-    typer.Option("--bucket-bytes", metavar="SIZE,...", help="Largest buckets: 16MiB,none. Each is a cell."),
+    typer.Option(
+        "--bucket-bytes", metavar="SIZE,...", help="Size limits of buckets, such as 16MiB,none. Each gives a cell."
+    ),
 ]
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, help="Number of cells that run at once, each in its own process.")
@@ -51,9 +55,9 @@ ShardOption = Annotated[
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the cells here, one line of JSON each.")
 ]
-MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing; join files that -o or --json wrote.")]
+MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing; join the files that -o or --json wrote.")]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each axis.")
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each parameter.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON for each cell instead of a table.")]
 

@@ -23,7 +23,7 @@ class UsageError(WeftError):
 
 
 class Witness(StrEnum):
-    """How the result is checked, as `weft.optimize` takes it."""
+    """How the result is checked: the values of `verify` in `weft.optimize`."""
 
     STRUCTURE = "structure"
     EQUIVALENCE = "equivalence"
@@ -32,7 +32,7 @@ class Witness(StrEnum):
 
 
 class Effort(StrEnum):
-    """How long to search, as `weft.optimize` takes it."""
+    """How long to search: the values of `effort` in `weft.optimize`."""
 
     FAST = "fast"
     DEFAULT = "default"
@@ -67,7 +67,7 @@ PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help=
 TokensOption = Annotated[
     int | None,
     typer.Option(
-        "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; a zoo:MODEL knows its own."
+        "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL."
     ),
 ]
 MemoryOption = Annotated[
@@ -75,7 +75,7 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="Most memory that the step may use, such as 24GiB; fails if no order fits.",
+        help="Memory limit for the step, such as 24GiB; fails if no order fits.",
     ),
 ]
 EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to search for a shorter step.")]
@@ -104,7 +104,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_optional_size(text: str | None, option: str) -> int | None:
-    """The same, or None if nothing is given."""
+    """The bytes of a size, or None if no text is given."""
     return None if text is None else parse_size(text, option)
 
 
@@ -132,7 +132,7 @@ def check_folder(path: Path | None) -> None:
 
 
 def check_files(paths: Iterable[Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
-    """The same for several files, which must differ from each other and from every input."""
+    """Refuse files that cannot be written, or that are the same as another one or as an input."""
     given = [path for path in paths if path is not None]
     read = [Path(name) for each in inputs if each is not None for name in (str(each), str(each).rpartition(":")[0])]
     for i, path in enumerate(given):
@@ -163,7 +163,7 @@ def write(text: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(path: Path) -> Generator[None, None, None]:
-    """Turn errors of writing into messages that name the file. A full disk is not a usage error."""
+    """Turn write errors into messages that name the file. A full disk is not a usage error."""
     try:
         yield
     except (OSError, ReportError) as error:
@@ -176,7 +176,7 @@ def writing(path: Path) -> Generator[None, None, None]:
 
 
 def show(text: str, *, err: bool = False) -> None:
-    """Print for people, without control characters: names may come from anywhere, and a terminal obeys them."""
+    """Print without control characters: names may come from anywhere, and a terminal would obey them."""
     from weft.report.plain_text import plain
 
     typer.echo(plain(text), nl=not text.endswith("\n"), err=err)

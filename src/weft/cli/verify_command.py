@@ -23,7 +23,7 @@ AXIS = re.compile(r"([^=,\s]+)=([1-9][0-9]{0,8})", re.ASCII)
 
 
 class RankBackend(StrEnum):
-    """How the ranks run, as `weft.verify` takes it."""
+    """How the ranks run: the values of `backend` in `weft.verify`."""
 
     VIRTUAL = "virtual"
     GLOO = "gloo"
@@ -31,7 +31,7 @@ class RankBackend(StrEnum):
 
 def verify(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help=usage.SOURCE_HELP)],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one, in any of these forms.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The graph to compare it with, in any of these forms.")],
     ranks: Annotated[int | None, typer.Option(min=1, help="Number of ranks that run both graphs.")] = None,
     mesh: Annotated[
         str | None, typer.Option(metavar=EXAMPLE, help="Mesh axes with their sizes; the last varies fastest.")
@@ -40,7 +40,10 @@ def verify(
         RankBackend | None, typer.Option(help="virtual: all ranks in this process; gloo: one process for each.")
     ] = None,
     proof: Annotated[
-        bool, typer.Option("--proof", help="Prove equality instead of running: needs no data, works at any size.")
+        bool,
+        typer.Option(
+            "--proof", help="Prove equality instead of running the graphs; needs no data and works at any size."
+        ),
     ] = False,
     as_json: usage.JsonOption = False,
 ) -> None:

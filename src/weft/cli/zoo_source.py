@@ -32,7 +32,7 @@ def _mesh(text: str) -> dict[str, int]:
     return mesh
 
 
-# Each option of weft.zoo.load: what reads it, and what to write.
+# Each option of weft.zoo.load: its parser, and the expected text.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "ranks": (int, "a whole number"),
     "layers": (int, "a whole number"),

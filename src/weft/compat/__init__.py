@@ -36,6 +36,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",
+    "with_bits",
 ]
 
 FUNCTIONAL = "_c10d_functional"
@@ -125,6 +126,12 @@ def fake_tensor(
         return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
     with mode:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)  # type: ignore[return-value]
+
+
+def with_bits(value: Tensor, *, conj: bool, neg: bool) -> Tensor:
+    """A view of the same memory that torch conjugates or negates when it reads it, or that it does not."""
+    value = torch.conj(value) if value.is_complex() and value.is_conj() != conj else value
+    return torch._neg_view(value) if value.is_neg() != neg else value
 
 
 def dtype_of(value: torch.dtype | int) -> torch.dtype:

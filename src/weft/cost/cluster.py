@@ -19,15 +19,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from weft.cost.cluster_file import larger, load, read
 from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.execution import check_execution
 from weft.cost.levels import Level
 from weft.cost.measured_table import Estimate, Table, find_table
-from weft.errors import ClusterError, compose
+from weft.errors import ClusterError, compose, nearest
 from weft.graph.groups import Group
 from weft.graph.ops import POINT_TO_POINT, Kind
 
@@ -61,6 +62,20 @@ class Cluster:
     def read(cls, who: str, content: bytes) -> Cluster:
         """The cluster that a file's content describes; errors name it `who`."""
         return cls(*read(who, content))
+
+    def running(self, execution: str) -> Cluster:
+        """This cluster with graphs run in another way: `compiled`, `blocks`, `eager` or `cuda-graphs`."""
+        check_execution(execution)
+        return replace(self, device=replace(self.device, execution=execution))
+
+    def with_attention(self, kernel: str) -> Cluster:
+        """This cluster with another attention kernel, such as `flash2` or `cudnn`."""
+        known = [each.name for each in self.device.attention]
+        if kernel not in known:
+            do = nearest(kernel, known) or (f"use one of {', '.join(known)}" if known else "describe it in the cluster")
+            what = f"its device has no attention kernel called {kernel!r}"
+            raise ClusterError(compose(f"cluster {self.name}", what, do=do))
+        return replace(self, device=replace(self.device, attention_kernel=kernel))
 
     @property
     def num_ranks(self) -> int:
@@ -101,7 +116,7 @@ class Cluster:
             return table.at(num_bytes)
         if self.nccl is not None and kind in KINDS:
             return Estimate(nccl_us(self.nccl, kind, size, self._crossings(kind, group), num_bytes), "nccl")
-        bandwidth = level.link_of(kind).bandwidth_gbps
+        bandwidth = level.link_of(kind).gbps(size)
         if level.rails and kind in KINDS:
             bandwidth = min(each.bandwidth_gbps for each in self._crossings(kind, group))
         moving = num_bytes * self._wire_share(kind, group) / (bandwidth * 1e3)
@@ -144,7 +159,7 @@ class Cluster:
             if outside < inside:
                 wire = level.wire or ("nvlink" if level.num_ranks <= self.ranks_per_node else NETWORK)
                 num_rails = num_ranks // inside if level.rails else 1
-                bandwidth = level.link_of(kind).bandwidth_gbps * num_rails
+                bandwidth = level.link_of(kind).gbps(num_ranks) * num_rails
                 found.append(Crossing(wire, inside - outside, -(-inside // outside), bandwidth))
             inside = outside
         return tuple(found)

@@ -10,6 +10,7 @@
     latency_us = 8.4
     hop_us = 3.4                # for each step around a ring; default 0
     bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
+    by_ranks = { 2 = 270.0 }    # bandwidths of groups of at most so many ranks, where they differ
     rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
     min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 
@@ -26,6 +27,22 @@
     collective_slowdown = 0.1   # share by which collectives slow while compute runs; default 0
     matmul_efficiency = 0.7     # the share of the peak that large products reach
     fuses = false               # no compiler fuses chains of pointwise operators; default true
+    memory_efficiency = 0.9     # the share of the memory bandwidth that long kernels reach; default 1
+    kernel_us = 1.1             # time that each kernel takes to start and finish; default 0
+    product_overhead_terms = 150    # a product of k terms takes as long as k + 150 at the full rate; default 0
+    power_headroom = 0.4        # products speed up by 0.4 x the share of time that other kernels take; default 0
+    num_multiprocessors = 132   # small products occupy only some of them; default: unknown
+
+    [device.attention.cudnn]    # rates of attention kernels; the first is the default; none: priced as products
+    forward = { tflops = 690.0, half_positions = 500, half_blocks = 180, narrow = 0.73 }
+    backward = { tflops = 590.0, half_positions = 980, half_blocks = 125, narrow = 0.8 }
+
+    [device.host]               # what the host takes to issue work, for predictions of eager and compiled steps
+    operator_us = 10.0          # one operator of eager execution
+    view_us = 3.0
+    launch_us = 8.0             # one kernel of a compiled graph
+    collective_us = 30.0
+    optimizer_us = 1.0          # one operator for one tensor of an optimizer over lists of tensors
 
     [[tables]]                  # measured times take precedence over all of the above
     kind = "all_gather"
@@ -53,6 +70,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.cost.communication import Nccl
 from weft.cost.device import MATMUL_EFFICIENCY, Device
+from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
@@ -60,7 +78,7 @@ from weft.graph.ops import Kind
 from weft.quantities import size_text
 
 MAX_BYTES = 1 << 20
-PRESET = re.compile(r"([a-z0-9]{1,40}(?:-[a-z][a-z0-9]{0,40})?)-(?:(\d{1,6})x)?(\d{1,6})")
+PRESET = re.compile(r"([a-z0-9]{1,40}(?:-(?:[a-z][a-z0-9]{0,40}|\d{1,4}w))?)-(?:(\d{1,6})x)?(\d{1,6})")
 PRESET_NODES = (1, 8, 32)
 """Numbers of nodes that a list of presets shows; any other is accepted, too."""
 
@@ -73,6 +91,8 @@ Gbps = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1e-6, le=1e12, allow_inf_nan=False)]
 """At least a million operations per second, for the same reason."""
 ByNodes = Annotated[list[Gbps], Field(min_length=3, max_length=3)]
+ByRanks = dict[Annotated[str, Field(pattern=r"^[1-9]\d{0,6}$")], Gbps]
+"""Bandwidths by number of ranks; TOML has no numbers as keys."""
 KindName = Literal[
     "all_gather",
     "reduce_scatter",
@@ -103,6 +123,7 @@ class OverrideTable(_Table):
     latency_us: Microseconds | None = None
     hop_us: Microseconds | None = None
     bandwidth_gbps: Gbps | None = None
+    by_ranks: ByRanks | None = None
 
 
 class LevelTable(_Table):
@@ -116,6 +137,7 @@ class LevelTable(_Table):
     latency_us: Microseconds
     hop_us: Microseconds = 0.0
     bandwidth_gbps: Gbps
+    by_ranks: ByRanks = {}
     all_gather: OverrideTable | None = None
     reduce_scatter: OverrideTable | None = None
     all_reduce: OverrideTable | None = None
@@ -139,6 +161,32 @@ class PeakTable(_Table):
     int8: Tflops | None = None
 
 
+class AttentionRateTable(_Table):
+    """The rate of an attention kernel in one direction."""
+
+    tflops: Tflops
+    half_positions: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    half_blocks: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    narrow: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class AttentionTable(_Table):
+    """An attention kernel."""
+
+    forward: AttentionRateTable
+    backward: AttentionRateTable
+
+
+class HostTable(_Table):
+    """Times that the host takes to issue work."""
+
+    operator_us: Microseconds = 0.0
+    view_us: Microseconds = 0.0
+    launch_us: Microseconds = 0.0
+    collective_us: Microseconds = 0.0
+    optimizer_us: Microseconds = 0.0
+
+
 class DeviceTable(_Table):
     """The device of every rank."""
 
@@ -151,6 +199,13 @@ class DeviceTable(_Table):
     collective_slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = MATMUL_EFFICIENCY
     fuses: bool = True
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+    kernel_us: Microseconds = 0.0
+    product_overhead_terms: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    num_multiprocessors: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    power_headroom: Annotated[float, Field(ge=0, le=1)] = 0.0
+    attention: dict[Name, AttentionTable] = {}
+    host: HostTable | None = None
     shared: bool = False
     """The ranks of a node share one device; each gets an equal part of peaks, bandwidth and memory."""
 
@@ -163,6 +218,15 @@ class NcclTable(_Table):
     ring_ll128_gbps: ByNodes
     tree_ll128_gbps: ByNodes
     tree_simple_gbps: ByNodes
+    network_share: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)] = [1.0, 1.0]
+    network_large_bytes: Annotated[int, Field(ge=0)] = 0
+    nvls_gbps: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    nvls_us: Microseconds = 0.0
+    nvls_tree_gbps: Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(min_length=2, max_length=2)] = [
+        0.0,
+        0.0,
+    ]
+    nvls_tree_hop_us: Microseconds = 0.0
 
 
 class MeasuredTable(_Table):
@@ -192,6 +256,8 @@ _TABLES: Mapping[tuple[str, int], type[_Table]] = {
     ("levels", 4): OverrideTable,
     ("device", 2): DeviceTable,
     ("device", 3): PeakTable,
+    ("device", 4): AttentionTable,
+    ("device", 5): AttentionRateTable,
     ("nccl", 2): NcclTable,
     ("tables", 3): MeasuredTable,
 }
@@ -341,7 +407,22 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         table.collective_slowdown,
         table.matmul_efficiency,
         table.fuses,
+        table.memory_efficiency,
+        table.kernel_us,
+        table.product_overhead_terms,
+        table.num_multiprocessors,
+        tuple(_attention(name, each, num_sharing) for name, each in table.attention.items()),
+        power_headroom=table.power_headroom,
+        host=None if table.host is None else HostTimes(**table.host.model_dump()),
     )
+
+
+def _attention(name: str, table: AttentionTable, num_sharing: int) -> AttentionKernel:
+    forward, backward = (
+        AttentionRate(rate.tflops / num_sharing, rate.half_positions, rate.half_blocks, rate.narrow)
+        for rate in (table.forward, table.backward)
+    )
+    return AttentionKernel(name, forward, backward)
 
 
 def _measured(table: MeasuredTable) -> Table:
@@ -369,7 +450,7 @@ def _wrong_tables(made: ClusterTable) -> list[str]:
 
 
 def _level(table: LevelTable, num_ranks: int) -> Level:
-    link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps)
+    link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps, _by_ranks(table.by_ranks))
     tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
     overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
     return Level(table.name, num_ranks, link, overrides, table.wire or "", table.rails, table.min_saturating_bytes)
@@ -380,7 +461,12 @@ def _override(link: Link, table: OverrideTable) -> Link:
         link.latency_us if table.latency_us is None else table.latency_us,
         link.hop_us if table.hop_us is None else table.hop_us,
         link.bandwidth_gbps if table.bandwidth_gbps is None else table.bandwidth_gbps,
+        link.by_ranks if table.by_ranks is None else _by_ranks(table.by_ranks),
     )
+
+
+def _by_ranks(table: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted((int(limit), gbps) for limit, gbps in table.items()))
 
 
 def _wrong_sizes(sizes: list[int], num_ranks: int) -> list[str]:

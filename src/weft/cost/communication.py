@@ -8,8 +8,12 @@ many for an all-reduce. A tree goes through a node rank by rank and takes log2 s
 it.
 
 The constants are NCCL's, from src/graph/tuning.cc (ncclTunerConstantsDefaults); PyTorch has them in
-torch/_inductor/comm_analysis.py. The model leaves out NVLS, CollNet and PAT, and NCCL's correction of trees by message
-size, which would make some larger messages faster than smaller ones.
+torch/_inductor/comm_analysis.py. The model leaves out CollNet and PAT, and NCCL's correction of trees by message size,
+which would make some larger messages faster than smaller ones.
+
+Between nodes, rings reach less than NCCL's own estimate: `network_share` gives the measured share for small and for
+large messages. The time is the shorter of two lines, so it rises with the size and its slope never does. Switches that
+add and copy (NVLS) make all-reduces faster, alone inside of a node and with a tree between nodes.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ RING_HOP_US = {"nvlink": (0.6, 1.9, 3.4), "pci": (1.0, 2.5, 5.7), "network": (2.
 NETWORK_OVERHEAD_US = (1.0, 1.0, 3.0)
 """Minimum time of any step of a ring between nodes, by protocol, in microseconds."""
 NETWORK = "network"
+NVLS_MIN_RANKS = 4
+"""NCCL takes the switches of a node for more ranks than this."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,19 @@ class Nccl:
     """Of one channel; so are the two below."""
     tree_ll128_gbps: tuple[float, float, float]
     tree_simple_gbps: tuple[float, float, float]
+    network_share: tuple[float, float] = (1.0, 1.0)
+    """Share of the modelled bandwidth that rings between nodes reach, for small and for large messages."""
+    network_large_bytes: int = 0
+    """Bytes for each rank from which a message counts as large."""
+    nvls_gbps: float = 0.0
+    """Bandwidth of an all-reduce by the switches of a node, as bytes that one rank sends in a ring; 0: no such switch.
+    """
+    nvls_us: float = 0.0
+    """Its latency."""
+    nvls_tree_gbps: tuple[float, float] = (0.0, 0.0)
+    """Full tensor per second of an all-reduce by switches and a tree, over two nodes and over more; 0: not used."""
+    nvls_tree_hop_us: float = 0.0
+    """Its latency for each doubling of the number of nodes."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +85,24 @@ def nccl_us(nccl: Nccl, kind: Kind, num_ranks: int, crossings: tuple[Crossing, .
     )
 
 
+def _nvls(nccl: Nccl, num_ranks: int, num_nodes: int) -> Iterator[tuple[float, float]]:
+    """Latency and bandwidth of all-reduces by switches, for groups of several ranks in each node."""
+    if num_nodes == 1 and nccl.nvls_gbps and num_ranks > NVLS_MIN_RANKS:
+        yield nccl.nvls_us, nccl.nvls_gbps * num_ranks / (2 * (num_ranks - 1))
+    rate = nccl.nvls_tree_gbps[num_nodes > 2] if num_nodes > 1 and num_ranks > num_nodes else 0.0
+    if rate:
+        yield nccl.nvls_us + nccl.nvls_tree_hop_us * (num_nodes - 1).bit_length(), rate
+
+
+def _lines(nccl: Nccl, latency: float, bandwidth: float, num_ranks: int) -> Iterator[tuple[float, float]]:
+    """The lines whose minimum is the time of a ring between nodes."""
+    small, large = nccl.network_share
+    yield latency, bandwidth * small
+    if large != small:
+        meeting = nccl.network_large_bytes * num_ranks / (bandwidth * 1e3)
+        yield latency + meeting * (1 / small - 1 / large), bandwidth * large
+
+
 def _choices(nccl: Nccl, both: bool, num_ranks: int, crossings: tuple[Crossing, ...]) -> Iterator[tuple[float, float]]:
     """Latency and bandwidth of every algorithm and protocol; `both` for an all-reduce, which scatters and gathers."""
     bus = min(each.bandwidth_gbps for each in crossings)
@@ -86,9 +123,12 @@ def _choices(nccl: Nccl, both: bool, num_ranks: int, crossings: tuple[Crossing, 
         # NCCL does not use LL128 between nodes, as PyTorch's validation on H100s found.
         if protocol == LL128 and any(each.wire != "nvlink" for each in crossings):
             continue
-        yield _ring_us(protocol, both, num_nodes, crossings), ring_bus[protocol] * num_ranks / num_steps
+        ring = _ring_us(protocol, both, num_nodes, crossings), ring_bus[protocol] * num_ranks / num_steps
+        yield from _lines(nccl, *ring, num_ranks) if num_nodes > 1 else (ring,)
         if both:
             yield _tree_us(protocol, crossings), tree_bus[protocol] / 2
+    if both:
+        yield from _nvls(nccl, num_ranks, num_nodes)
 
 
 def _num_nodes(crossings: tuple[Crossing, ...]) -> int:

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.cost.kernels import AttentionKernel, AttentionShape, HostTimes, ProductShape
 from weft.errors import ClusterError, compose
 
 MATMUL_EFFICIENCY = 0.7
 """Default share of the peak that large products reach. Measured: sixteen 8192^3 bf16 matmuls on each of two ranks took
 49.2 ms on one H200 (torch 2.11.0, CUDA 13.0), which is 715 of its 989 TFLOP/s."""
+
+USUAL_SHARE = 0.7
+"""Share of the compute time that products take in a usual step; there, clocks need no correction."""
 
 SLOWEST, FASTEST = 5.1e-7, 1e12
 """Accepted rates in TFLOP/s or GB/s. Outside, flops per microsecond or bytes per millisecond are not whole numbers."""
@@ -49,15 +53,35 @@ class Device:
     collective_slowdown: float = 0.0
     """The share by which a collective slows while compute runs."""
     matmul_efficiency: float = MATMUL_EFFICIENCY
-    """The share of the peak that large products reach."""
+    """The share of the peak that large products reach in a step that spends `USUAL_SHARE` of its time in them."""
     fuses: bool = True
     """A compiler fuses chains of pointwise operators into one kernel; otherwise each operator is a kernel."""
+    memory_efficiency: float = 1.0
+    """The share of the memory bandwidth that long kernels reach."""
+    kernel_us: float = 0.0
+    """Time that each kernel takes to start and to finish, in addition to its work."""
+    product_overhead_terms: int = 0
+    """A product of k terms takes as long as k plus this many at the full rate."""
+    num_multiprocessors: int = 0
+    """0: unknown; small products then occupy the whole device."""
+    attention: tuple[AttentionKernel, ...] = ()
+    """Rates of attention kernels; the first is the default. Without any, attention is priced as a product."""
+    attention_kernel: str = ""
+    """The attention kernel in use; empty: the default."""
+    power_headroom: float = 0.0
+    """How much faster products run for each share of the time that other kernels take, since the power limit sets the
+    clocks: 0.4 means 4 % faster if a tenth more of the time goes to other kernels. Used only with an execution."""
+    host: HostTimes | None = None
+    """What the host takes to issue work; used only with an execution."""
+    execution: str = ""
+    """How the graph is run (`execution.py`); empty: compiled if `fuses`, and the host is never in the way."""
 
     def __post_init__(self) -> None:
         rates = [
             (f"its products of {key} run", peak * self.matmul_efficiency, "TFLOP/s") for key, peak in self.peak_tflops
         ]
-        rates += [("its memory runs", self.memory_gbps, "GB/s")] if self.memory_gbps is not None else []
+        if self.memory_gbps is not None:
+            rates.append(("its memory runs", self.memory_gbps * self.memory_efficiency, "GB/s"))
         for what, rate, unit in rates:
             if not SLOWEST <= rate <= FASTEST:  # also catches NaN
                 found = f"{what} at {rate:g} {unit}, expected {SLOWEST:g} to {FASTEST:g}"
@@ -76,11 +100,31 @@ class Device:
         per_us = round(peak * self.matmul_efficiency * 1e6)  # flops per microsecond; whole numbers add up exactly
         return -(-flops * 1000 // per_us)
 
+    def shaped_product_ns(self, shape: ProductShape, dtype: torch.dtype) -> int | None:
+        """The time of a product by its shape, without the time to start; None if the peak is unknown."""
+        if shape.terms == 0 or shape.flops == 0:
+            return 0
+        ns = self.product_ns(shape.flops * (shape.terms + self.product_overhead_terms) // shape.terms, dtype)
+        share = shape.share_of_processors(self.num_multiprocessors)
+        return ns if ns is None or share == 1.0 else round(ns / share)
+
+    def attention_ns(self, shape: AttentionShape, dtype: torch.dtype) -> int | None:
+        """The time of an attention, without the time to start; None if its rate is unknown."""
+        by_name = {kernel.name: kernel for kernel in self.attention}
+        kernel = by_name.get(self.attention_kernel) or next(iter(self.attention), None)
+        if kernel is None or dtype not in (torch.bfloat16, torch.float16):
+            return self.product_ns(shape.flops, dtype)
+        return (kernel.backward if shape.is_backward else kernel.forward).ns(shape)
+
+    @property
+    def kernel_ns(self) -> int:
+        return round(self.kernel_us * 1000)
+
     def traffic_ns(self, num_bytes: int) -> int | None:
         """The time to move bytes between the device and its memory; None if the bandwidth is unknown."""
         if self.memory_gbps is None:
             return None
-        per_ms = round(self.memory_gbps * 1e6)
+        per_ms = round(self.memory_gbps * self.memory_efficiency * 1e6)
         return -(-num_bytes * 1_000_000 // per_ms)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload, hint_of, input_nodes
+from weft.cost.kernels import AttentionShape, ProductShape
 from weft.graph import ops
 
 FIRST_OPERAND = {
@@ -55,7 +56,7 @@ def rule_of(target: Any) -> Rule | None:
     """The rule that counts the flops of an operator; None if it is not a product."""
     if not isinstance(target, OpOverload):
         return None
-    name = target.name().partition("::")[2].partition(".")[0]
+    name = name_of(target)
     if name in FIRST_OPERAND:
         return functools.partial(_contraction, operand=FIRST_OPERAND[name], grouped="grouped" in name)
     if name in ("convolution", "convolution_backward"):
@@ -73,6 +74,33 @@ def flops_of(node: Node) -> int | None:
         return 0 if rule is None else rule(node, ops.bind(node))
     except UnknownSizeError:
         return None
+
+
+def shape_of(node: Node) -> ProductShape | AttentionShape | None:
+    """The shape of a matrix product or an attention; None for other nodes and unknown sizes."""
+    name = name_of(node.target)
+    flops = flops_of(node)
+    if not flops:
+        return None
+    bound = ops.bind(node)
+    if name in FIRST_OPERAND:
+        out, terms = _sizes(node), _sizes(bound[FIRST_OPERAND[name]])[-1]
+        if "grouped" in name or len(out) < 2:
+            rows, columns = (prod(out[:-1]), out[-1]) if len(out) > 1 else (out[0], 1)
+            return ProductShape(1, rows, columns, max(1, flops // (2 * rows * columns)))
+        batch = prod(out[:-2]) if name in ("bmm", "baddbmm") else 1
+        return ProductShape(batch, prod(out[:-1]) // batch, out[-1], terms)
+    if name.startswith(ATTENTION + FUSED_ATTENTION):
+        query = _sizes(bound["query"])
+        positions = query[-3] if name.startswith(FUSED_ATTENTION) else query[-2]
+        return AttentionShape(flops, prod(query[:-1]) // max(positions, 1), positions, query[-1], "backward" in name)
+    return None
+
+
+@functools.cache
+def name_of(target: Any) -> str:
+    """The name of an operator without namespace and overload."""
+    return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
 
 
 def product_dtype(node: Node) -> torch.dtype | None:

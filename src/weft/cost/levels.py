@@ -15,6 +15,12 @@ class Link:
     hop_us: float
     """Cost of each step around the ring."""
     bandwidth_gbps: float
+    by_ranks: tuple[tuple[int, float], ...] = ()
+    """Bandwidths of groups of at most so many ranks, ascending; larger groups have `bandwidth_gbps`."""
+
+    def gbps(self, num_ranks: int) -> float:
+        """The bandwidth that a group of this size reaches."""
+        return next((gbps for limit, gbps in self.by_ranks if num_ranks <= limit), self.bandwidth_gbps)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class Prices:
     """Nodes priced too low: only the latency of a launch, only the traffic of a product, or 0 is known."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
     """The source of a launch's price: `links`, `nccl`, `table` or `override`."""
+    host_ns: tuple[int, ...] = ()
+    """Time that the host takes to issue each node; empty: none."""
+    inner: frozenset[int] = frozenset()
+    """Nodes whose result takes no memory: it exists only inside a fused kernel."""
 
 
 def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str, float] | None = None) -> Prices:
@@ -67,6 +71,8 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
         frozenset(launches.extrapolated - known),
         frozenset(unknown - known),
         launches.sources,
+        found.host_ns,
+        found.inner,
     )
 
 

@@ -7,12 +7,16 @@ reduction or a write joins as well, and ends the region. So no path leaves a reg
 outside tensor once (charged to its first reader) and writes each tensor that is needed outside; inner tensors move no
 bytes.
 
+A thorough compiler, such as Inductor, fuses more: reductions of rows do not close a region, a node may be delayed to
+the region that reads it, and nodes that read the same tensor share a region.
+
 Time and memory are linear in nodes and edges; the result depends on the order of the graph, not on names.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -21,10 +25,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload, hint_of, input_nodes
-from weft.cost.flops import rule_of
+from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile, shares_storage
+from weft.graph.operator_effects import profile, shares_storage
 
 
 class TrafficKind(IntEnum):
@@ -58,10 +62,17 @@ ENDS = _names(
     " native_batch_norm native_batch_norm_backward copy_ fill_ zero_"
 )
 EMPTY = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+ROW_OPERATORS = _names(
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_backward native_layer_norm"
+    " _fused_rms_norm"
+)
+"""Operators that work on one row at a time, whatever their arguments."""
+ROW_REDUCTIONS = _names("sum mean prod amax amin max min argmax argmin any all var var_mean std std_mean logsumexp")
+"""Reductions that do so if they reduce the last dim only."""
 LOOKUPS = _names("embedding index gather index_select take nll_loss_forward")
 """Operators that read only selected parts of their first argument."""
-OVERWRITES = _names("copy_ fill_ zero_")
-"""Operators that do not read the tensor they write to."""
+UNREAD = {"copy_": "self", "fill_": "self", "zero_": "self", "nll_loss_backward": "self"}
+"""Operators that do not read one of their arguments: they overwrite it, or need only its shape."""
 
 
 @functools.cache
@@ -86,12 +97,6 @@ def kind_of(target: Any) -> TrafficKind:
     return TrafficKind.KERNEL
 
 
-@functools.cache
-def name_of(target: Any) -> str:
-    """The name of an operator without namespace and overload."""
-    return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
-
-
 def bytes_of(value: Any) -> int | None:
     """Bytes of a value in memory, by hint; None if unknown. Broadcast dims and overlapping windows count once."""
     if isinstance(value, Tensor):
@@ -114,11 +119,19 @@ def bytes_of(value: Any) -> int | None:
 class Traffic:
     """The kinds, regions and bytes of the nodes of one Dag."""
 
-    def __init__(self, dag: Dag, fuse: bool = True) -> None:
-        self.dag, self.fuse = dag, fuse
+    def __init__(self, dag: Dag, fuses: Sequence[bool] | None = None, thorough: bool = False) -> None:
+        """`fuses` says for each node whether it may join its neighbours; None: all may."""
+        self.dag, self.fuses = dag, [True] * len(dag.nodes) if fuses is None else fuses
+        self.thorough = thorough
         num = len(dag.nodes)
         self.kinds: list[TrafficKind] = [_kind(node) for node in dag.nodes]
-        self.values: list[int | None] = [bytes_of(node.meta.get("val")) for node in dag.nodes]
+        if thorough:
+            for i, node in enumerate(dag.nodes):
+                if self.fuses[i] and _is_of_rows(node, self.kinds[i]):
+                    self.kinds[i] = TrafficKind.FUSED
+                elif self.fuses[i] and name_of(node.target) == "nll_loss_forward":
+                    self.kinds[i] = TrafficKind.END
+        self.values: list[int | None] = [_result_bytes(node) for node in dag.nodes]
         self.inputs: list[list[int]] = [[dag.index[source] for source in input_nodes(node)] for node in dag.nodes]
         self.roots: list[int] = list(range(num))
         """The node whose result a view refers to."""
@@ -126,27 +139,54 @@ class Traffic:
         """The first node of each node's region."""
         self.num_bytes: list[int | None] = [0] * num
         """Bytes that each node moves; None if unknown."""
+        self.is_inner: list[bool] = [False] * num
+        """Nodes whose result exists only inside a fused kernel."""
         self._find_regions()
         self._count()
 
     def _find_regions(self) -> None:
         kinds, roots, regions = self.kinds, self.roots, self.regions
-        depth, depth_after = [0] * len(kinds), [0] * len(kinds)
+        depth = self._depths()
+        shared: dict[tuple[int, int, Any], int] = {}
         for i, kind in enumerate(kinds):
-            mine = max((depth_after[p] for p in self.dag.preds[i]), default=0)
-            depth[i], depth_after[i] = mine, mine + (kind >= TrafficKind.END)
             if kind is TrafficKind.VIEW and self.inputs[i]:
                 # An item of several results is a tensor of its own; an item of several views is a view.
                 source = roots[self.inputs[i][0]]
                 if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple):
                     roots[i] = source
-            elif self.fuse and kind in (TrafficKind.FUSED, TrafficKind.END):
+            elif self.fuses[i] and kind in (TrafficKind.FUSED, TrafficKind.END):
                 for p in self.inputs[i]:
                     source = roots[p]
-                    if kinds[source] is TrafficKind.FUSED and depth[source] == mine:
+                    if kinds[source] is TrafficKind.FUSED and depth[source] == depth[i] and self.fuses[source]:
                         _join(regions, source, i)
+                    elif self.thorough:
+                        _join(regions, shared.setdefault((source, depth[i], _phase(self.dag.nodes[i])), i), i)
         for i in range(len(regions)):
             regions[i] = regions[regions[i]]
+
+    def _depths(self) -> list[int]:
+        """The number of closing nodes before each node; a thorough compiler delays fused nodes to their readers."""
+        kinds, nodes = self.kinds, self.dag.nodes
+        depth, after = [0] * len(kinds), [0] * len(kinds)
+        for i, kind in enumerate(kinds):
+            depth[i] = max((after[p] for p in self.dag.preds[i]), default=0)
+            after[i] = depth[i] + (kind >= TrafficKind.END)
+        if not self.thorough:
+            return depth
+        # In reverse, so that a chain of fused and viewed nodes is delayed as a whole. No node moves to another phase:
+        # what forward computes for backward is stored.
+        latest: list[int | None] = [None] * len(kinds)
+        is_tied = [False] * len(kinds)
+        for i in range(len(kinds) - 1, -1, -1):
+            moves = kinds[i] in (TrafficKind.FUSED, TrafficKind.VIEW) and self.fuses[i] and not is_tied[i]
+            limit = latest[i]
+            if moves and limit is not None and limit > depth[i]:
+                depth[i] = limit
+            for p in self.inputs[i]:
+                is_tied[p] = is_tied[p] or nodes[i].op == "output" or _phase(nodes[p]) != _phase(nodes[i])
+                known = latest[p]
+                latest[p] = depth[i] if known is None else min(known, depth[i])
+        return depth
 
     def _count(self) -> None:
         kinds, roots, regions, values = self.kinds, self.roots, self.regions, self.values
@@ -177,10 +217,14 @@ class Traffic:
         for i, is_written in enumerate(written):
             if is_written:
                 self.num_bytes[i] = _add(self.num_bytes[i], values[i])
+            self.is_inner[i] = kinds[i] is TrafficKind.FUSED and not is_written
 
     def _read(self, i: int) -> list[int]:
-        overwrites = name_of(self.dag.nodes[i].target) in OVERWRITES
-        return self.inputs[i][1:] if overwrites else self.inputs[i]
+        name = name_of(self.dag.nodes[i].target)
+        if name in UNREAD:
+            unread = ops.bind(self.dag.nodes[i]).get(UNREAD[name])
+            return [p for p in self.inputs[i] if self.dag.nodes[p] is not unread]
+        return self.inputs[i]
 
     def _picked(self, i: int, source: int) -> int | None:
         """Bytes that a node reads of one of its inputs."""
@@ -189,6 +233,41 @@ class Traffic:
             return whole
         others = sum(self.values[p] or 0 for p in sources[1:])
         return min(whole, max(self.values[i] or 0, others))
+
+
+def _phase(node: Node) -> Any:
+    return node.meta.get("partitioner_tag")
+
+
+def _is_of_rows(node: Node, kind: TrafficKind) -> bool:
+    """Whether a reduction stays within rows, so that a kernel can go on with its result."""
+    if node.op != "call_function":
+        return False
+    name = name_of(node.target)
+    if name in ROW_OPERATORS:
+        return True
+    if kind is not TrafficKind.END or name not in ROW_REDUCTIONS:
+        return False
+    source = next(iter(input_nodes(node)), None)
+    value = None if source is None else ops.value_of(source)
+    dims = ops.bind(node).get("dim")
+    found = dims if isinstance(dims, list | tuple) else [dims]
+    return isinstance(value, Tensor) and value.dim() > 0 and [*found] in ([-1], [value.dim() - 1])
+
+
+def _result_bytes(node: Node) -> int | None:
+    """Bytes of a node's results; of the arguments that it writes, if it returns nothing."""
+    value, target = node.meta.get("val"), node.target
+    if value is not None or not isinstance(target, OpOverload) or target._schema.returns:
+        return bytes_of(value)
+    bound = ops.bind(node)
+    written = [each for name in profile(target).writes for each in _nodes_of(bound.get(name))]
+    sizes = [bytes_of(ops.value_of(each)) for each in written]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _nodes_of(argument: Any) -> list[Node]:
+    return [each for each in argument if isinstance(each, Node)] if isinstance(argument, list | tuple) else [argument]
 
 
 def _kind(node: Node) -> TrafficKind:

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from weft.compat import FakeTensor
+from weft.compat import FakeTensor, with_bits
 from weft.errors import GraphError, ReadError, ReportError, compose
 from weft.files import whole_file
 from weft.graph import ops
@@ -187,7 +187,8 @@ def _stored(module: GraphModule, files: dict[str, bytes]) -> dict[str, _Constant
         size, strides = list(map(int, value.shape)), list(map(int, value.stride()))
         num_bytes = span_bytes(size, strides, value.dtype)
         if not isinstance(value, FakeTensor) and value.device.type != "meta":
-            row = value.detach().as_strided([num_bytes // value.element_size()], [1]).cpu().contiguous()
+            raw = with_bits(value.detach(), conj=False, neg=False)
+            row = raw.as_strided([num_bytes // value.element_size()], [1]).cpu().contiguous()
             whole = memory.setdefault(base, bytearray(ends[base] - lowest[base] if name in where else num_bytes))
             whole[start : start + num_bytes] = row.view(torch.uint8).numpy().tobytes()
         found[name] = _Constant(

@@ -467,7 +467,7 @@ class _Tracing:
 
 
 def _device(mesh: DeviceMesh | None) -> torch.device:
-    """The device of a live mesh, so that the graph can run there: attention, for one, is another operator on GPUs."""
+    """The device of a live mesh. A graph for GPUs has other operators than one for CPUs, for attention for example."""
     kind = "cpu" if mesh is None else mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -22,7 +22,7 @@ from weft.compat import input_nodes
 from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.edit import ANNOTATIONS, Edit, finish
-from weft.graph.profiles import profile_of
+from weft.graph.operator_effects import profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
@@ -48,8 +48,8 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            source: Any = node.args[0]
-            found[node] = cast(Node, found.get(source, source))
+            (source,) = input_nodes(node)[:1]
+            found[node] = found.get(source, source)
     return found
 
 

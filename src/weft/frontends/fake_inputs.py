@@ -22,6 +22,7 @@ from weft.compat import (
     new_symbol,
     storage_key,
     storage_span,
+    with_bits,
 )
 from weft.errors import CaptureError, compose
 from weft.graph.aliasing import inner, parts
@@ -54,7 +55,11 @@ class Faker:
         return kind.__tensor_unflatten__(fakes, context, tensor.shape, tensor.stride())
 
     def _placed(self, tensor: Tensor, sizes: list[Any], strides: list[Any]) -> Tensor:
-        """A fake in the storage that stands for that of a tensor."""
+        """A fake in the storage that stands for that of a tensor, conjugated or negated as the tensor is."""
+        raw = self._raw(tensor, sizes, strides)
+        return with_bits(raw, conj=tensor.is_conj(), neg=tensor.is_neg())
+
+    def _raw(self, tensor: Tensor, sizes: list[Any], strides: list[Any]) -> Tensor:
         key = self._key(tensor)
         offset = int(tensor.storage_offset())
         if key not in self._storages:
@@ -91,7 +96,7 @@ class Faker:
             return self.leaf(tensor)
         batch = int(tensor.shape[0])
         if batch < 2 or not tensor.is_contiguous():
-            what = f"{name} of shape {list(tensor.shape)}, strides {list(tensor.stride())}, gives no dynamic batch"
+            what = f"{name} of shape {list(tensor.shape)}, strides {list(tensor.stride())}, cannot have a dynamic batch"
             raise CaptureError(compose("capture", what, do="give a contiguous example with a batch of at least 2"))
         env: ShapeEnv = self.mode.shape_env  # type: ignore[assignment]
         if batch not in self._symbols:

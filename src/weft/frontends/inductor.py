@@ -126,8 +126,8 @@ def _keep_order() -> None:
     if not isinstance(now, KeepOrder):
         wanted[compat.SCHEDULER_PASS] = KeepOrder(now)
     if wanted and not compat.hold_inductor_settings(wanted):
-        do = "compile by torch.compile, best with backend='weft'"
-        SESSION.say(f"Inductor will fuse and sort across the order that Weft gave a graph; {do}")
+        do = "compile with torch.compile, preferably with backend='weft'"
+        SESSION.say(f"Inductor may change the order that Weft gave a graph; {do}")
 
 
 def _name_rivals() -> None:

@@ -95,7 +95,7 @@ class Recorder:
             if len(self._stack) > 1:
                 self._stack.pop()
 
-        # First before and last after, so that the module's own hooks count as part of the module.
+        # These hooks run first before the module and last after it, so that its own hooks count as part of it.
         yield module.register_forward_pre_hook(enter, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 

@@ -45,19 +45,19 @@ from weft.verification.agreement.rank_record import FolderBoard, Statement, chec
 log = logging.getLogger("weft")
 
 NO_COLLECTIVES = (
-    "no graph so far holds collectives although torch.distributed runs {ranks} ranks, so there is nothing to weave. "
+    "no graph so far holds collectives although torch.distributed runs {ranks} ranks, so Weft has nothing to do. "
     "FSDP2 (fully_shard) and default DDP communicate outside of compiled graphs. Use DTensor parametrisation "
     "(SimpleFSDP), tensor parallelism or functional collectives; for DDP set torch._dynamo.config.optimize_ddp = "
     "'python_reducer' and torch._dynamo.config.compiled_autograd = True before the model is wrapped, and compile a "
     "function that calls backward()"
 )
 REPORT_IT = (
-    "this is a fault of Weft, please report it: the traceback is in weft.run_report() and under TORCH_LOGS=weft, "
-    "the option weft.strict raises it"
+    "this is a bug in Weft, please report it; the traceback is in weft.run_report() and under TORCH_LOGS=weft, and "
+    "the option weft.strict raises the error"
 )
 OTHER_RANKS = (
-    "all ranks that hold this graph leave it as it was; if only some of them say so, they run different collectives "
-    "and will hang: the option weft.agreement tells"
+    "all ranks with this graph should leave it unchanged; if only some of them print this, they run different "
+    "collectives and will hang; the option weft.agreement detects that"
 )
 _HOME = Path(__file__).parents[2]
 _NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
@@ -104,7 +104,7 @@ class Session:
                 yield replace(entry, compile_id=compile_id, from_cache=True)
 
     def _has_unknown_graphs(self, known: Iterable[GraphEntry]) -> bool:
-        """Whether a cache supplied a graph without a known report: it may communicate, unseen."""
+        """Whether a cache supplied a graph without a known report: it may communicate without Weft's knowledge."""
         phases = {(entry.identity, entry.compile_id, entry.phase) for entry in known}
         compilations = {found[:2] for found in phases}
         return any(
@@ -168,7 +168,7 @@ class Session:
 
     @contextmanager
     def contained(self, what: str, strict: bool) -> Generator[None]:
-        """Turn a fault inside into a warning, so that the compilation goes on; `strict` raises it."""
+        """Turn an error inside the block into a warning, so that the compilation continues; `strict` raises it."""
         try:
             yield
         except Exception as error:
@@ -234,7 +234,7 @@ class Session:
         try:
             conflicts = publish(FolderBoard(options.agreement), _rank(), _num_ranks(), said)
         except OSError as error:
-            self.say(f"the other ranks are not told of a graph: {error}")
+            self.say(f"a graph was not published to the other ranks: {error}")
             return
         for conflict in conflicts:
             if options.strict:

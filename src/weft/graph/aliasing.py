@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from weft.compat import FakeTensor, FakeTensorMode, fake_storage_key, keys_of_real_storages, storage_key, storage_span
 from weft.graph import ops
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 APART_KEY = "weft.inputs_apart"
 """In `GraphModule.meta`: True if inputs with different storages in their metadata overlap neither each other nor

@@ -22,7 +22,7 @@ def validate(dag: Dag) -> None:
 
 
 def inputs_come_first_and_the_output_last(dag: Dag) -> None:
-    """All placeholders stand before other nodes; there is one output, at the end."""
+    """All placeholders come before other nodes; there is one output, at the end."""
     seen_other: Node | None = None
     for node in dag.nodes:
         if node.op == "placeholder" and seen_other is not None:

@@ -19,8 +19,8 @@ from torch.fx import Graph, Node
 from weft.compat import hint_of
 from weft.graph import ops
 from weft.graph.groups import runtime_name
+from weft.graph.operator_effects import is_alias
 from weft.graph.ops import Kind, LaunchForm
-from weft.graph.profiles import is_alias
 
 
 @dataclass(frozen=True)

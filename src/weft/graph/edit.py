@@ -33,9 +33,9 @@ from weft.errors import GraphError, compose
 from weft.graph import check, metadata, ops
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.listings.writer import excerpt
+from weft.graph.operator_effects import profile
 from weft.graph.orders import check_order, contracted, displaced, placed, settled
 from weft.graph.output_names import note_results
-from weft.graph.profiles import profile
 
 PROVENANCE = (
     "stack_trace",
@@ -418,6 +418,14 @@ def _copied(graph: Graph) -> Graph:
         copies[node] = copied = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         copied.meta = copy.copy(node.meta)
     made.set_codegen(copy.copy(codegen_of(graph)))
+    return made
+
+
+def append_copy(graph: Graph, node: Node, values: Mapping[Node, Any], prefix: str = "") -> Node:
+    """Append a copy of a node that uses `values` in place of its inputs; the path of an attribute gets the prefix."""
+    made = graph.node_copy(node, values.__getitem__)
+    if node.op == "get_attr":
+        made.target = prefix + str(node.target)
     return made
 
 

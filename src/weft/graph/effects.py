@@ -5,10 +5,10 @@ Storages are followed through views by schema, so the chain of views between a w
 and constants that share memory outside the graph are one storage. Those that only may share memory (see `aliasing`) are
 ordered like one storage if one of them is written, and count as two everywhere else.
 
-A collective reads its inputs and writes its results from its launch to its wait. So a wait counts as a second read of
-the inputs and a second write of the results. So no other write to these buffers can move into or
-out of the flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and
-opaque calls are barriers for all communication.
+A collective reads its inputs and writes its results from its launch to its wait. A wait therefore counts as a second
+read of the inputs and a second write of the results: no other write to these buffers can move into or out of the
+flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and opaque
+calls are barriers for all communication.
 
 A copy to the host with `non_blocking` writes its result until the host next waits for the device. Nodes that access the
 result do not cross any node at which the host may wait. Nor do writes to the source of a copy from the host.
@@ -36,7 +36,16 @@ from weft.graph.aliasing import Memory, memories
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.host import Wait, transfer_of
 from weft.graph.memory import MemoryAccesses
-from weft.graph.profiles import OPAQUE, PLAIN, Profile, profile, profile_of, shares_storage, touched, waited_inside
+from weft.graph.operator_effects import (
+    OPAQUE,
+    PLAIN,
+    Profile,
+    profile,
+    profile_of,
+    shares_storage,
+    touched,
+    waited_inside,
+)
 
 # Pseudo-storages: they order nodes for reasons other than memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3

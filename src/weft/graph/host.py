@@ -26,6 +26,11 @@ EARLY = "non_blocking"
 """The argument that makes a copy asynchronous."""
 DESTINATIONS = ("dst", "self")
 """The argument that a two-argument copy writes; the other one is the source."""
+INDEXING = frozenset(
+    f"aten::{name}" for name in ("index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put")
+) | {"aten::_index_put_impl_"}
+"""Operators that count the elements of a mask on the host. Indices that are numbers need no such count."""
+MASKS = (torch.bool, torch.uint8)
 
 
 class Wait(Enum):
@@ -52,14 +57,35 @@ def may_transfer(target: Any) -> bool:
     """Whether calls of an operator may copy between host and device, or make the host wait for the device."""
     if not isinstance(target, OpOverload):
         return False
-    by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    if any(tag in target.tags for tag in by_data) or _reads_on_host(target):
+    if torch.Tag.dynamic_output_shape in target.tags or _reads_on_host(target) or _name(target) in INDEXING:
         return True
     return any(name == EARLY for name, *_ in ops.parameters(target))
 
 
 def _reads_on_host(op: OpOverload) -> bool:
-    return op.name().partition(".")[0] in understated.READS_ON_HOST
+    return torch.Tag.data_dependent_output in op.tags or _name(op) in understated.READS_ON_HOST
+
+
+def _name(op: OpOverload) -> str:
+    return op.name().partition(".")[0]
+
+
+def is_read_on_host(node: Node) -> bool:
+    """Whether the host waits for device data at a node: `.item()`, a size that depends on data, a blocking copy.
+
+    Captures often pretend that the CPU is the device. A read therefore counts on any device, and a copy only if its
+    metadata names another device and the CPU.
+    """
+    if node.op != "call_function" or not may_transfer(node.target):
+        return False
+    target: Any = node.target
+    if _name(target) in INDEXING:
+        values = [ops.value_of(index) for index in _nodes([ops.bind(node)["indices"]])]
+        return any(isinstance(value, Tensor) and value.dtype in MASKS for value in values)
+    if torch.Tag.dynamic_output_shape in target.tags or _reads_on_host(target):
+        return True
+    transfer = transfer_of(node)
+    return transfer is not None and transfer.wait is Wait.SYNCS
 
 
 def transfer_of(node: Node) -> Transfer | None:
@@ -68,8 +94,7 @@ def transfer_of(node: Node) -> Transfer | None:
     bound = ops.bind(node)
     if EARLY not in bound:
         on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
-        is_read = torch.Tag.data_dependent_output in target.tags or _reads_on_host(target)
-        waits = Wait.SYNCS if is_read else Wait.MAY_SYNC
+        waits = Wait.SYNCS if _reads_on_host(target) else Wait.MAY_SYNC
         return None if on_host else Transfer(waits)
     sources, destinations = _ends(node, bound)
     begins, ends = ([_device(end) for end in both] for both in (sources, destinations))

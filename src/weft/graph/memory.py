@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 
-from weft.graph.profiles import Profile
+from weft.graph.operator_effects import Profile
 
 
 class MemoryAccesses:

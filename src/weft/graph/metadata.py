@@ -37,8 +37,8 @@ from weft.compat import (
 )
 from weft.errors import GraphError, compose
 from weft.graph import ops
+from weft.graph.operator_effects import profile
 from weft.graph.ops import Kind
-from weft.graph.profiles import profile
 
 MAX_RESULTS = 1 << 12
 """Maximum number of results of one call: protects the reader of listings from malicious splits."""
@@ -67,6 +67,9 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
             raise RuntimeError("the operator reaches outside the graph")
         _check_enumerations(target, args, kwargs)
         _check_number_of_results(target, args, kwargs)
+        if isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags:
+            with mode, torch.no_grad():  # such a call gives its argument another shape; the node keeps the old one
+                args = [value.detach() if isinstance(value, Tensor) else value for value in args]
         return call_remembered(target, args, kwargs, mode)
     except GraphError:
         raise

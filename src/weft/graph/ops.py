@@ -203,6 +203,11 @@ def bare_op(name: str) -> OpOverload | None:
 
 
 @functools.cache
+def qualified_name(target: Any) -> str:
+    """The name of an operator with its namespace and overload, such as `aten::mul.Tensor`; empty for other targets."""
+    return target.name() if isinstance(target, OpOverload) else ""
+
+
 def name_of(target: Any) -> str | None:
     """The name of an operator in listings: short for aten and communication, else dotted; None if it has none."""
     if isinstance(target, HigherOrderOperator):

@@ -70,7 +70,7 @@ def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> 
 
 
 def topological(succs: Sequence[Iterable[int]], rank: Sequence[Any]) -> list[int]:
-    """A topological order of the nodes 0, 1, ...: of those that are free, always the one of the lowest rank.
+    """A topological order of the nodes 0, 1, ... that always takes the free node with the lowest rank.
 
     Equal ranks go by number. Nodes that are in a cycle or need one are left out. `succs` may name an edge twice.
     """

@@ -1,7 +1,7 @@
 """Roles of collectives: each carries parameters, gradients or activations.
 
 Contract: decided by the input of a collective and the uses of its result, never by names. A collective without a
-reduction carries a parameter if it sends one graph input, at most cast, scaled or reshaped. A collective carries a
+reduction carries parameters if it sends graph inputs, at most cast, scaled, reshaped or packed. A collective carries a
 gradient if its result reaches no matrix product, convolution, attention or embedding: gradients only go through
 scaling, clipping, accumulation, the optimizer and other collectives.
 """
@@ -16,9 +16,10 @@ from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.graph.collective import Collective
+from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap, profile
+from weft.graph.groups import GroupTable
+from weft.graph.operator_effects import is_cheap, profile
 
 PRODUCTS = frozenset(
     [
@@ -45,6 +46,8 @@ PRODUCTS = frozenset(
         "embedding_dense_backward",
     ]
 )
+PACKS = frozenset({"aten::cat", "weft::pack"})
+"""Operators that put several tensors into the buffer of a bucket."""
 PRODUCT_PREFIXES = ("_scaled_dot_product", "scaled_dot_product", "_flash_attention", "_efficient_attention")
 
 
@@ -77,6 +80,19 @@ class Roles:
             return Role.PARAMETERS
         return Role.GRADIENTS if self._product_after[self.dag.index[collective.launch]] is None else Role.ACTIVATIONS
 
+    def tensor_groups(self, groups: GroupTable) -> set[str]:
+        """The canonical names of the groups of tensor parallelism, which carry mostly activations, by bytes.
+
+        A group of data parallelism may carry a few too: a count of tokens, or the statistics of a batch norm.
+        """
+        carried: dict[str, list[tuple[int, int]]] = {}
+        for each in collectives(self.dag.nodes[0].graph) if self.dag.nodes else ():
+            totals = carried.setdefault(groups.canonical(each.group), [(0, 0), (0, 0)])
+            number = int(self.of(each) is Role.ACTIVATIONS)
+            num_bytes, count = totals[number]
+            totals[number] = (num_bytes + max(each.input_bytes or 0, each.output_bytes or 0), count + 1)
+        return {name for name, (others, activations) in carried.items() if activations > others}
+
     def told_by(self, collective: Collective) -> Node | None:
         """The node that decided: the one that rules out a parameter, or the product that rules out a gradient."""
         if collective.kind not in ops.REDUCTIONS:
@@ -98,10 +114,15 @@ class Roles:
 
 
 def _not_cheap(node: Node) -> Node | None:
-    """The first node on the way back that is not a cheap operator of one tensor; None if a graph input is reached."""
-    while node.op == "call_function":
-        sources = node.all_input_nodes
-        if len(sources) != 1 or not is_cheap(node.target) or ops.is_wait(node.target):
+    """The first node on the way back that does more than prepare or pack graph inputs; None if there is none."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        packs = ops.qualified_name(node.target) in PACKS
+        cheap = packs or (len(node.all_input_nodes) == 1 and is_cheap(node.target))
+        if node.op != "call_function" or not cheap or ops.is_wait(node.target):
             return node
-        node = sources[0]
-    return None if node.op in ("placeholder", "get_attr") else node
+        stack += node.all_input_nodes
+    return None

@@ -1,7 +1,7 @@
 """Operators with effects that their schemas do not declare, and the list of schemas that Weft trusts.
 
 Contract: this is the only list of exceptions. `tests/conformance` runs torch's operators and compares the observed
-effects with the profiles; a missing entry fails there.
+effects with `operator_effects`; a missing entry fails there.
 
 Weft trusts the schemas of operators that torch ships and the conformance tests cover, and of custom operators with
 torch's tag `pt2_compliant_tag`: `torch.library.custom_op` sets it, and C++ authors set it to promise a correct schema.

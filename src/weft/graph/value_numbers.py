@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_cheap
+from weft.graph.operator_effects import is_cheap
 
 
 class ValueNumbers:

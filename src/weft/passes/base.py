@@ -315,7 +315,7 @@ def _why_not_offered(entry: EntryPoint) -> str:
 
 
 def find_pass(name: str, who: str, also: Iterable[str] = ()) -> type[Pass]:
-    """The pass of this name. `who` asks, for error messages; `also` are further names to suggest."""
+    """The pass of this name. `who` names the caller in error messages; `also` lists further names to suggest."""
     known = all_passes()
     if name in known:
         return known[name]
@@ -329,11 +329,12 @@ def find_pass(name: str, who: str, also: Iterable[str] = ()) -> type[Pass]:
 def parse_pass(spec: str, also: Iterable[str] = ()) -> Pass:
     """The pass of a spec string such as `hoist-launches{max-in-flight-bytes=1048576}`.
 
-    `also` are other names that could have been meant where no pass is called so.
+    `also` lists other names to suggest if no pass has this name.
     """
     matched = re.fullmatch(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*", spec)
     if matched is None:
-        raise PipelineError(compose("pipeline", f"{spec.strip()!r} is not a pass", do="write name or name{option=value}"))
+        do = "write name or name{option=value}"
+        raise PipelineError(compose("pipeline", f"{spec.strip()!r} is not a pass", do=do))
     name, options = matched[1], (matched[2] or "").split()
     cls = find_pass(name, "pipeline", also)
     return cls(**dict(_parse_option(cls, option) for option in options))

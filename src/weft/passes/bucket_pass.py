@@ -1,6 +1,6 @@
 """Base of the passes that merge collectives: their common options, and the policy that these describe.
 
-max-bytes=1048576/26214400   caps of the first, second, ... bucket; the last one applies to all further buckets
+max-bytes=1048576/26214400   size limits of the first, second, ... bucket; the last applies to all later buckets
 pinned=ag0+ag1/ag5+ag6       launches that form a bucket
 forbidden=ag3/ag4            launches that must not be merged
 modules=layers.*             patterns of module names
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
@@ -35,7 +35,7 @@ class BucketPass(Pass):
     kinds: ClassVar[frozenset[Kind]]
     may_overshoot: ClassVar[bool] = False
     first_bytes: ClassVar[int | None] = None
-    """The cap of the first bucket if the caps of the others are derived from the cluster."""
+    """Size limit of the first bucket if the limits of the others come from the cluster."""
 
     max_bytes: tuple[int, ...] = ()
     """Maximum size of a bucket in bytes, counted on its larger side, sent or received. Several numbers are the caps of
@@ -48,8 +48,12 @@ class BucketPass(Pass):
     """Return views of one buffer instead of copies: saves the copies, but each view keeps the whole buffer alive."""
     modules: tuple[str, ...] = ()
     """Patterns of module names. Launches of each matching module get buckets of their own."""
+    units: Literal["none", "one", "split"] = "none"
+    """`split`, `one`: merge by unit as FSDP2 does, whatever the size. Each visit of a block (the outermost module whose
+    name ends in a number) is a unit. The launches outside of blocks form a unit before and one after them, or a single
+    one. In a graph without module names, `max-bytes` decides."""
     pinned: tuple[str, ...] = ()
-    """Launches, joined by +, that form a bucket whatever their size."""
+    """Launches, joined by +, that form a bucket regardless of their size."""
     forbidden: tuple[str, ...] = ()
     """Launches that must not be merged."""
 
@@ -65,6 +69,7 @@ class BucketPass(Pass):
             cap_from(self.max_bytes, context.target_cluster, context.groups, self.first_bytes),
             self.may_overshoot,
             modules=self.modules,
+            units=self.units,
             pinned=tuple(tuple(names.split("+")) for names in self.pinned),
             forbidden=frozenset(self.forbidden),
             withheld=context.withheld,

@@ -88,7 +88,7 @@ def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
 def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
     """The results of each choice of passes, each once: as they are, and with launches hoisted and waits sunk.
 
-    Packed buckets that equal listed ones and save no kernels are left out: lists avoid the copies and are never slower.
+    A packed bucket with the members of a coalesced one is left out unless it saves kernels: lists avoid the copies.
     """
     context = replace(context, strict=False)
     seen: set[tuple[Action, ...]] = set()

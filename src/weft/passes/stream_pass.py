@@ -61,7 +61,7 @@ class StreamPass(Pass):
     memory. `ring`: plain nodes that send from rank to rank, one chunk per rank; needs `rank`, and torch 2.12."""
 
     rank: int | None = None
-    """The rank that runs this graph, for `ring`. It differs on every rank."""
+    """The rank that runs this graph, for `ring`. Give each rank its own."""
 
     only: Literal["all", "activations"] = "all"
     """`activations`: stream only the collectives of tensor parallelism, not FSDP's parameters and gradients."""

@@ -1,4 +1,4 @@
-"""Decisions: what became of each opportunity that a pass considered, and why.
+"""Decisions: the outcome of each opportunity that a pass considered, and the reason.
 
 This is the only home of reasons. A pass that declines returns or records a `Refusal`; every opportunity ends as a
 `Decision` in the plan, so a report can explain the passes without running them again.
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why an opportunity ended as it did. All passes share this list."""
+    """Why a pass applied or declined a rewrite. All passes share this list."""
 
     APPLIED = "applied"
     """The pass made the rewrite."""
@@ -38,7 +38,7 @@ class Reason(StrEnum):
     FULL = "full"
     """The bucket has reached its size limit."""
     OTHER_ROLE = "other-role"
-    """The collective carries something else than the pass is for, such as activations instead of parameters."""
+    """The collective carries something that the pass is not for, such as activations instead of parameters."""
     FORBIDDEN = "forbidden"
     """The user asked to leave it as it is."""
     EXPOSED_BY_DEPENDENCY = "exposed-by-dependency"
@@ -62,7 +62,7 @@ class Reason(StrEnum):
     NO_KERNEL = "no-kernel"
     """No kernel that runs the rewritten form is available for this device, group or operator."""
     NO_GAIN = "no-gain"
-    """The rewrite would not make the step shorter, or nothing says that it would."""
+    """The rewrite would not make the step shorter, or its gain is unknown."""
     OTHER_RANKS = "other-ranks"
     """Other ranks hold graphs or positions that would make the rewrite differ from rank to rank."""
 
@@ -92,7 +92,7 @@ NO_REFUSALS = (
     Reason.NO_PRODUCT,
     Reason.NO_GAIN,
 )
-"""Reasons under which nothing was declined: done, nothing to do, asked for, not worth it, or merely a diagnosis."""
+"""Reasons that are not refusals: done, nothing to do, asked for, not worth it, or only a diagnosis."""
 
 OBSTACLES = (
     Reason.DEPENDENCY,

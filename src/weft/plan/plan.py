@@ -19,9 +19,11 @@ from typing import Any, Literal, Self
 from weft.errors import PlanError, WeftError, compose
 from weft.files import write_whole
 from weft.plan.decision import Decision
+from weft.simulation.prediction import Prediction
 
-FORMAT = 2
-"""Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents."""
+FORMAT = 3
+"""Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents. Since 3, it
+holds the predicted times of its collectives."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ class Evidence:
     """`weft.bounds.checker` recomputes the bound from this and the graph alone."""
     bound_of: Literal["before", "after"] = "before"
     """`before`: the bound holds for the input graph. `after`: for the resulting graph, because a pass removed work."""
+    prediction: Prediction | None = None
+    """When each collective runs in that step; `weft compare` lines it up with a trace."""
 
     @property
     def gap(self) -> float:

@@ -42,11 +42,11 @@ class CollectiveDecision:
     sentence: str
     nodes: tuple[str, ...]
     blocking: str | None
-    """The node that prevents the rewrite, or after which the collective was put."""
+    """The node that prevents the rewrite, or the node after which the collective was placed."""
     exposed_us: float = 0.0
     """Time for which the collective is still exposed, if the decision says so; of a bucket as a whole."""
     gain_us: float = 0.0
-    """Upper limit of the time saved by removing the block."""
+    """Upper limit on the time that removing the obstacle could save."""
 
     @property
     def applied(self) -> bool:
@@ -133,7 +133,7 @@ class Explanation:
     totals: tuple[ReasonTotal, ...]
     """By reason, in the order in which `Reason` lists them."""
     unconsidered: tuple[str, ...]
-    """The collectives that no pass decided about."""
+    """The collectives without a decision."""
     verdict: BoundGap | None = None
     """How good the outcome is, if it is for a cluster."""
 

@@ -48,6 +48,10 @@ class ReportPage:
     """The checks of the result, each with its outcome."""
     passes: tuple[PassRecord, ...] = ()
     """The passes of the run, in their order."""
+    warning: str = ""
+    """A sentence for the top of the page, such as that the step does not fit."""
+    error_bar: str = ""
+    """How far the simulated step may be off, and what that rests on."""
 
     def render(self) -> str:
         """The page as text."""
@@ -60,7 +64,9 @@ class ReportPage:
             cluster=self.cluster,
             version=VERSION,
             rows=self.summary.rows,
+            warning=self.warning,
             sentence=headline(self.summary),
+            error_bar=self.error_bar,
             reasons=_reasons(self.before.records),
             passes=[_pass(record) for record in self.passes],
             all_passes=duration_text(sum(record.seconds for record in self.passes) * 1e6),

@@ -1,4 +1,4 @@
-"""Text for terminals: aligned tables, and names that a terminal does not obey."""
+"""Text for terminals: aligned tables, and names without control characters."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from weft.report.plain_text import plain, table
 from weft.version import VERSION
 
 MAX_EXPOSED = 20
-"""Most exposed collectives that the text lists; the data has all of them."""
+"""Maximum number of exposed collectives that the text lists; the data has all of them."""
 MAX_ALIKE = 3
-"""Most decisions of one pass with one reason that the text lists; of more it shows the first and a count."""
+"""Maximum number of decisions of one pass with one reason that the text lists; beyond it, one and a count."""
 HINT = """\
-each collective: `weft explain SOURCE`; every decision: --json, or report.applied and report.declined in Python"""
+`weft explain SOURCE` explains each collective; --json, or report.applied and report.declined, has every decision"""
 SHARED_INPUTS = (
     "inputs of this graph may share memory, and the graph writes to some of them, so no read of an input moves across "
-    "such a write; capture the graph with weft.capture, or trace it with fake tensors, to record which inputs share"
+    "such a write; to record which inputs share memory, use weft.capture or trace the graph with fake tensors"
 )
 
 

@@ -21,8 +21,12 @@ from torch.fx import GraphModule
 
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
-from weft.graph.groups import read_groups
+from weft.graph.dag import Dag
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.plan.plan import Evidence, Plan
+from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
+from weft.prediction.memory import does_not_fit
+from weft.prediction.step_kind import step_kind
 from weft.report.explain import CollectiveRecord, explain
 from weft.report.html import ReportPage
 from weft.report.report import Report
@@ -30,6 +34,7 @@ from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import Work, work_of
 from weft.simulation.build import program_of
+from weft.simulation.prediction import Launch, launches_of, predict
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -42,6 +47,8 @@ class SimulationInput:
     program: Program
     records: tuple[CollectiveRecord, ...]
     """Its collectives, each with the decisions about it."""
+    launches: tuple[Launch, ...] = ()
+    groups: tuple[Group, ...] = ()
 
     @cached_property
     def bound(self) -> Bound:
@@ -65,6 +72,19 @@ class SimulatedReport(Report):
     """Before and after."""
     work: Work = field(repr=False, compare=False)
     cluster_notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    kind: StepKind = field(repr=False, compare=False)
+    device_bytes: int | None = field(default=None, repr=False, compare=False)
+    """Memory of the device; None if the cluster does not state it."""
+
+    @cached_property
+    def errors(self) -> tuple[ErrorBar, ErrorBar]:
+        """The error bars of the step and of the peak."""
+        return error_bars(self.kind)
+
+    @property
+    def does_not_fit(self) -> str | None:
+        """One sentence if the graph after needs more memory than the device has."""
+        return does_not_fit(self.graphs[1].timeline.peak_bytes, self.device_bytes)
 
     @cached_property
     def runs(self) -> tuple[SimulatedRun, SimulatedRun]:
@@ -93,6 +113,7 @@ class SimulatedReport(Report):
             f"{bound.name}: {bound.rests_on}",
             bound.certificate,
             "after" if removed_work else "before",
+            predict(timeline, after.launches, after.groups),
         )
 
     @cached_property
@@ -102,26 +123,48 @@ class SimulatedReport(Report):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*super().notes, *self.cluster_notes)
+        step, peak = self.errors
+        bars = dict.fromkeys(
+            f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
+            for what, bar in (("times", step), ("memory", peak))
+        )
+        return (*super().notes, *self.cluster_notes, *bars)
 
     def summary_lines(self) -> list[str]:
-        return self.summary.lines()
+        return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
 
     def show_summary(self, console: Console, indent: int = 0) -> None:
         if console.is_terminal:
+            if self.does_not_fit:
+                console.print(Padding(f"[red]{self.does_not_fit}[/]", (0, 0, 0, indent)))
             console.print(Padding(self.summary.to_rich(), (0, 0, 0, indent)))
         else:
             super().show_summary(console, indent)
 
     def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
-        page = ReportPage(title, str(self.cluster), *self.runs, self.summary, self.witnesses, self.passes)
+        page = ReportPage(
+            title,
+            str(self.cluster),
+            *self.runs,
+            self.summary,
+            self.witnesses,
+            self.passes,
+            warning=self.does_not_fit or "",
+            error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
+        )
         page.save_html(path)
 
     def save_trace(self, path: str | Path) -> None:
         save_trace(path, *self.runs, cluster=str(self.cluster))
 
     def _simulated(self) -> dict[str, Any]:
-        return asdict(self.summary)
+        step, peak = self.errors
+        return asdict(self.summary) | {
+            "step_error": step.share,
+            "peak_error": peak.share,
+            "error_basis": {"step": step.basis, "peak": peak.basis},
+            "fits": self.does_not_fit is None,
+        }
 
 
 def with_simulations(
@@ -136,12 +179,29 @@ def with_simulations(
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
+    dags = [Dag(module.graph) for module in (before, after)]
     first, second = (
-        SimulationInput(program_of(module, read_groups(module, groups), cluster), explain(module, report).collectives)
-        for module in (before, after)
+        _input(module, dag, read_groups(module, groups), cluster, report)
+        for module, dag in zip((before, after), dags, strict=True)
     )
     work = work_of(before, cluster.device, tokens_per_step)
-    return SimulatedReport(**told, graphs=(first, second), work=work, cluster_notes=notes_on(cluster))
+    return SimulatedReport(
+        **told,
+        graphs=(first, second),
+        work=work,
+        cluster_notes=notes_on(cluster),
+        kind=step_kind(dags[:1], cluster),
+        device_bytes=cluster.device.memory_bytes,
+    )
+
+
+def _input(module: GraphModule, dag: Dag, groups: GroupTable, cluster: Cluster, report: Report) -> SimulationInput:
+    return SimulationInput(
+        program_of(dag, groups, cluster),
+        explain(module, report).collectives,
+        launches_of(module, groups),
+        tuple(groups),
+    )
 
 
 def notes_on(cluster: Cluster) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from weft.compat import FakeTensorMode
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, finish
-from weft.graph.profiles import graph_arguments, profile_of
+from weft.graph.operator_effects import graph_arguments, profile_of
 from weft.plan.decision import Reason, Refusal
 
 SCAN, MAP, LOOP = (ops.op_of(f"higher_order.{name}") for name in ("scan", "map_impl", "while_loop"))

@@ -1,8 +1,8 @@
 """Draft: the graph as it would be after the rewrites planned so far. The graph itself does not change.
 
 Contract: a draft answers a rewrite's questions (arguments, users, values, writes) about nodes of the graph and planned
-calls (`New`) alike, and records the actions that turn the graph into the draft. It refuses a replacement that could be
-told from the original: because of a write in between, or because tensors would share memory that did not before.
+calls (`New`) alike, and records the actions that turn the graph into the draft. It refuses a replacement that behaves
+differently from the original, because of a write in between or because tensors would newly share memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.errors import GraphError
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
 from weft.graph.listings import call_lines
-from weft.graph.profiles import PLAIN, Profile, profile
+from weft.graph.operator_effects import PLAIN, Profile, profile
 from weft.plan.decision import Reason, Refusal
 from weft.plan.plan import Rewrite
 from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from weft.compat import HigherOrderOperator, OpOverload, schema_of
 from weft.graph import ops
-from weft.graph.profiles import FUNCTIONAL_WRAPPERS
+from weft.graph.operator_effects import FUNCTIONAL_WRAPPERS
 from weft.plan.decision import Reason, Refusal
 
 ITEM = ops.op_of("operator.getitem")

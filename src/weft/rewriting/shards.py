@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from weft.compat import input_nodes
 from weft.graph import ops
-from weft.graph.profiles import is_pointwise
+from weft.graph.operator_effects import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import Draft
 from weft.rewriting.launches import argument_of, group_of, is_written, place_in, runtime_name

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.compat import OpOverload
 from weft.graph import metadata
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 MOVES = frozenset(("where", "clone", "_to_copy", "convert_element_type", "cat", "stack"))
 """Operators that move or convert elements; stride-blind for every dtype."""

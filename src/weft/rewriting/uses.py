@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.graph.profiles import is_pointwise
+from weft.graph.operator_effects import is_pointwise
 from weft.plan.context import Context
 from weft.rewriting.draft import AnyNode, Draft
 

@@ -2,17 +2,17 @@
 
 The reason for an exposed collective is the first of these that accounts for half of its exposed time:
 
-    link         others share its link, so it takes longer than it would next to compute alone
+    link         it is slower because other collectives share its link
     memory       its inputs are ready and its queue is free, but its result does not fit into memory
-    order        the same, it would fit, but no better order was found that launches it earlier
+    order        its result would fit, too, but the search found no better order that launches it earlier
     queue        its inputs are ready, but other collectives of its group go first
     dependency   it starts as soon as its inputs are ready, and its consumer comes right after it
 
 A bucket is explained once. A job that prepares a launch, such as the cast of a shard, counts as part of it.
 
-The gain is an upper limit for the collective alone. If it arrived as early as without the obstacle and everything else
-stayed as it is, the step would be shorter by at most that, and by at most the exposed time. Others that would gain
-because it leaves their queue report that gain themselves.
+The gain is an upper limit for the collective alone: the time by which it would arrive earlier without the obstacle,
+with everything else unchanged, and at most its exposed time. If its queue becomes free earlier, others gain too; they
+report that gain themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.simulation.timeline import Coverage
 
 NS_PER_US = 1000
 USES_SEEN = 50
-"""Number of operations after a wait among which its first use is looked for."""
+"""Number of operations after a wait that are searched for its first use."""
 
 
 def explain_exposed(pass_name: str, program: Program, outcome: Outcome) -> list[Decision]:
@@ -87,7 +87,7 @@ class _Explainer:
         return Decision(self.name, reason, sentence, names, blocking, exposed / NS_PER_US, gain / NS_PER_US)
 
     def _why(self, bucket: Sequence[int], exposed: int) -> tuple[Reason, str, int, str | None]:
-        """The reason, the same in words, the possible gain, and the node that stands in the way."""
+        """The reason, the reason in words, the possible gain, and the node that blocks the collective."""
         program, trace, names, op = self.program, self.trace, self.program.names, bucket[0]
         start = trace.start_ns[op]
         longer = trace.end_ns[op] - start - self.outcome.duration_ns[op] - self._slowed(start, trace.end_ns[op])
@@ -98,7 +98,7 @@ class _Explainer:
         other = self.before[op]
         free = ready if other is None else max(ready, trace.end_ns[other])
         idle, late = min(exposed, start - free), min(exposed, start - ready)
-        if 2 * idle >= exposed:  # its queue was free, and all that it needs was there
+        if 2 * idle >= exposed:  # its queue was free and its inputs were ready
             when = f"right after {names[last]}" if last is not None else "earlier"
             held = sum(size for member in bucket for _, size in program.allocates[member]) if program.allocates else 0
             if not self.free_memory.has(held, free, start):
@@ -120,7 +120,7 @@ class _Explainer:
         return self.compute.of(start, end)[0] * slowdown // (MILLION + slowdown) if slowdown else 0
 
     def _ready(self, launch: int) -> tuple[int, int | None]:
-        """When the inputs of a launch are ready, and which one is last; None if there is only preparation."""
+        """When the inputs of a launch are ready, and which one is last; None if it needs only jobs that prepare it."""
         program, end = self.program, self.trace.end_ns
         ready, last, prepared = 0, None, 0
         nearest: int | None = None

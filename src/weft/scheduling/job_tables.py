@@ -1,6 +1,7 @@
 """JobTables: facts about the jobs that every run of the scheduler needs, computed once.
 
-Memory is counted by job. A storage that only one job makes and uses is left out, since a fused kernel never writes it.
+Memory is counted by job. A storage that only one job makes and uses does not count: a fused kernel never writes it to
+memory.
 This memory only guides the scheduler; the final check measures the memory of the whole order on the program.
 """
 

@@ -46,7 +46,7 @@ class Jobs:
     preds: tuple[tuple[int, ...], ...]
     comm_preds: tuple[tuple[int, ...], ...]
     succs: tuple[tuple[int, ...], ...]
-    """The jobs that need a job in either way."""
+    """The jobs that need a job, through `preds` or `comm_preds`."""
     job_of: tuple[int, ...]
     """The job of each operation, or NO_JOB."""
 
@@ -161,7 +161,7 @@ def _union(found: Sequence[Needs]) -> Needs:
 
 
 class Emitter:
-    """Expands a schedule of jobs to an order of all operations: views follow their inputs, waits go where asked for."""
+    """Expands a schedule of jobs to an order of all operations. Views follow inputs; the schedule places waits."""
 
     def __init__(self, jobs: Jobs) -> None:
         program = jobs.program
@@ -192,7 +192,7 @@ class Emitter:
             stack = [op]
             while stack:
                 op = stack.pop()
-                count[op] = -1  # emitted once: a second wait may follow the first one and be asked for too
+                count[op] = -1  # emit it once: it may follow the first wait, and the schedule may name it as well
                 order.append(op)
                 for succ in reversed(succs[op]):
                     count[succ] -= 1

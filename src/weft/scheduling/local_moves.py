@@ -1,7 +1,7 @@
 """Local moves: small legal changes to a schedule of few jobs.
 
-A move puts a unit elsewhere, together with everything in between that it needs or that needs it; takes one launch out
-of a bucket; or merges two launches of one key.
+There are three moves: move a unit, together with the units in between that it needs or that need it; take one launch
+out of a bucket; merge two launches of one key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Moves:
         return self.merging.key(event) if self.merging is not None and event >= 0 else -1
 
     def _joined(self, units: list[Unit], i: int) -> list[Unit] | None:
-        """A launch merged with another one of its key, in the place of that one."""
+        """A launch merged with another one of its key, at the position of the other."""
         unit, rest = units[i], units[:i] + units[i + 1 :]
         key = self._key(unit[0])
         others = [j for j, other in enumerate(rest) if self._key(other[0]) == key]

@@ -44,7 +44,7 @@ class MemoryBudget:
         return self.fits(front, front, self.passing_bytes(job))
 
     def passing_bytes(self, job: int) -> int:
-        """Peak bytes that a job adds while it runs; less if it is the last holder of what it frees on the way."""
+        """Peak bytes that a job adds while it runs; less if storages that it frees on the way have no other holder."""
         memory, left = self.memory, self.left
         most, least = memory.passing_bytes[job], memory.least_bytes[job]
         return least if least < most and all(left[storage] == 1 for storage in memory.dying[job]) else most

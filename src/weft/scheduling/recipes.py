@@ -1,4 +1,4 @@
-"""Recipes: the plain orders that frameworks use, as schedules to compare with.
+"""Recipes: the plain orders that frameworks use, as candidates for the search.
 
 Jobs run in the order of the graph. Each launch starts as soon as its inputs are ready, while the bytes in flight of its
 queue stay below a limit, and is waited for before its first consumer. Launches may be merged first, as DDP does: a
@@ -22,7 +22,7 @@ def recipe(tables: JobTables, merging: Merging | None, latencies: int, in_flight
 
 
 def _buckets(tables: JobTables, merging: Merging | None, latencies: int) -> list[Unit]:
-    """The jobs in order. A bucket stands where its last launch stood, or before the first consumer of one of them."""
+    """The jobs in order. A bucket is at the position of its last launch, or before the first consumer of a member."""
     jobs, units = tables.jobs, list[Unit]()
     opened: dict[int, list[int]] = {}
     bucket_of: dict[int, int] = {}

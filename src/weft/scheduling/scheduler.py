@@ -11,11 +11,11 @@ before the end of the step. The names come from FSDP; an all-reduce of tensor pa
 A launch is committed to its queue only when the queue would run empty otherwise. Committing late keeps the choice open
 until everything that competes for the queue is known. Gathers go in the order of their first use, at most `lookahead`
 before it, because they hold memory. A reduction that nothing waits for goes first if all gathers still arrive in time.
-Launches that are ready at the same time may go as one. A job that prepares a gather, such as the cast of a shard, runs
+Launches that are ready at the same time may be merged. A job that prepares a gather, such as the cast of a shard, runs
 right before it.
 
-A wait is placed before the first job that needs it. If waiting frees memory, it is placed as soon as the collective should
-be over, with a safety margin.
+A wait is placed before the first job that needs it. If waiting frees memory, it is placed earlier, as soon as the
+collective should be over, with a safety margin.
 
 Memory: a job that runs ahead of the graph's order must fit under the budget on top of everything in between.
 
@@ -45,8 +45,8 @@ GATHERS_SEEN = 8
 GATHERS_JOINED = 32
 """Number of upcoming gathers that are considered for one bucket."""
 FURTHER = 2
-"""A bucket may reach this many times as far ahead as its first gather. Without it each gather would go alone, as soon
-as its time has come."""
+"""A bucket may reach this many times as far ahead as its first gather. Otherwise each gather would be launched alone,
+as soon as its time has come."""
 FILLERS_SEEN = 64
 """Number of fillers that are compared to find one that fits a stall."""
 
@@ -66,8 +66,8 @@ class Knobs:
     bucket: int = 0
     """Longest merged collective, in latencies; beyond that, merging saves next to nothing. 0: nothing is merged."""
     fill: int = 0
-    """Reductions are held back until a bucket of them would take this many latencies, or no more that could join are
-    to come, or something waits for one of them. 0: none is held back."""
+    """Reductions are held back until a bucket of them would take this many latencies, no other launch can still join
+    it, or something waits for one of them. 0: none is held back."""
     patience: int = 0
     """How much later a gather may arrive because it was merged, in thousandths of total compute or communication."""
     keep: bool = False
@@ -186,7 +186,7 @@ class _Scheduling:
         return Schedule(tuple(self.units), self.budget.most_in_use)
 
     def _drain(self) -> bool:
-        """Do one of the remaining things once all ordinary jobs are done; returns whether there was one."""
+        """Run or launch one of the remaining jobs once all ordinary jobs are done; returns whether there was one."""
         if self.fillers:
             self.compute(self._last_filler())
             return True
@@ -357,7 +357,7 @@ class _Scheduling:
         self._launch(bucket)
 
     def unlock(self, job: int) -> None:
-        """Run everything that was put off and that a job needs."""
+        """Run everything that a job needs and that was put off."""
         if not self.missing[job]:
             return
         needed: set[int] = set()
@@ -384,7 +384,7 @@ class _Scheduling:
         self.budget.reserved = 0 if job == self.front else self.budget.passing_bytes(job)
         self.commit(self.now + duration, is_early=True)
         self.budget.reserved = 0
-        if self.done[job]:  # the commit launched what it prepares, and ran it for that
+        if self.done[job]:  # the commit launched the collective that this job prepares, and ran the job for it
             return
         for launch in self.jobs.comm_preds[job]:
             self.wait(launch)
@@ -453,7 +453,7 @@ class _Scheduling:
         return self.now + (longer if longer <= beside else duration + beside * slowdown // (MILLION + slowdown))
 
     def wait(self, launch: int, is_known: bool = True) -> None:
-        """Wait for a launch. `is_known=False`: only because it should be over, so its end stays an estimate."""
+        """Wait for a launch. `is_known=False`: because it should be over by now, so its end stays an estimate."""
         if not self.waited[launch]:
             self.waited[launch] = True
             queue = self.jobs.queue[launch]
@@ -587,7 +587,7 @@ class _Scheduling:
 
 
 class _HeldReductions:
-    """Reductions that are held back until enough of them are ready to merge."""
+    """Reductions that are held back until enough of them are ready to be merged."""
 
     def __init__(self, tables: JobTables, merging: Merging | None, fill: int) -> None:
         self.queue, self.duration = tables.jobs.queue, tables.jobs.duration

@@ -42,7 +42,7 @@ RECIPES = ((0, 1 << 28), (0, NO_LIMIT), (10, 1 << 28), (50, NO_LIMIT))
 """Plain orders: the length of their buckets in latencies (a bucket of ten reaches nine tenths of the bandwidth), and
 the most bytes of a queue in flight (256 MiB is the default of hoist-launches and sink-waits)."""
 CHANGES = 4
-"""Number of settings that are tried between two rounds of moves."""
+"""Number of settings to try between two rounds of moves."""
 MOVES = 150
 """Number of moves in one round."""
 LONGER = 50
@@ -66,7 +66,7 @@ class Outcome:
     """Launches that become one, by operation."""
     step_ns: int
     peak_bytes: int
-    """Above the limit only if no order was found that fits; then it is the least that was found."""
+    """Above the limit only if the search found no order that fits; then it is the smallest peak that it found."""
     num_evaluations: int
     trace: OperationTimes
     """Times of that order."""
@@ -277,7 +277,7 @@ class _Search:
         self.tried[knobs] = self.seen[made]
 
     def try_recipes(self) -> None:
-        """Try the plain orders of frameworks, whatever the portfolio found."""
+        """Try the plain orders of frameworks, regardless of what the portfolio found."""
         for latencies, in_flight_bytes in RECIPES:
             made = recipe(self.tables, self.merging, latencies, in_flight_bytes)
             if made not in self.seen:
@@ -348,7 +348,7 @@ class _Search:
     def save_memory(self) -> None:
         """Look for an order that needs less memory.
 
-        The sequence of tries does not depend on the limit, only its end does. So a user who allows the least that an
+        The sequence of tries does not depend on the limit; only its end does. So a user who allows the peak that an
         error named gets the order that needs it.
         """
         lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]

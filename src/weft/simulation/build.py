@@ -6,7 +6,8 @@ which is safe. An operation that reads device data on the host drains the stream
 
 Memory: storages are those of the Dag, followed through views. The size of a storage is the span of the tensor that
 allocates it; aliased inputs count once, with the largest span. Sizes without a hint count as zero. Storages of inputs,
-constants and outputs are kept.
+constants and outputs are kept. With an execution, so are gradients that the optimizer reads: torch holds them until the
+next step clears them, and results inside fused kernels take no memory.
 
 Sequences: several graphs run one after the other. An input with the name, shape and dtype of an output or input of an
 earlier graph is the same value: it is counted once, and waiting for it completes the launch that made it. An output
@@ -16,25 +17,26 @@ that a later graph takes is freed after its last use there; every other output s
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from weft.compat import HigherOrderOperator, OpOverload, hint_of, input_nodes
 from weft.cost.cluster import Cluster
+from weft.cost.execution import is_optimizer
 from weft.cost.prices import Prices, full_bytes, price
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
+from weft.graph.host import is_read_on_host
+from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
-from weft.graph.profiles import is_alias, waited_inside
 from weft.simulation.program import OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag
@@ -90,12 +92,14 @@ class _ProgramBuilder:
         self.waits_for: list[tuple[int, ...]] = []
         self.drains: list[bool] = []
         self.kernels: list[int] = []
+        self.host: list[int] = []
         self.allocates: list[tuple[tuple[int, int], ...]] = []
         self.uses: list[tuple[int, ...]] = []
         self.queues: dict[str, Queue] = {}
         self.links: dict[str, int] = {}
         self.open_launches = _OpenLaunches()
         self.given: set[int] = set()
+        self.gradients: set[int] = set()
         self.known: dict[str, _Value] = {}
         self.untaken: dict[str, tuple[int, ...]] = {}
         """Storages of outputs that no later graph has taken so far."""
@@ -119,10 +123,11 @@ class _ProgramBuilder:
             collective_slowdown_ppm=round(device.collective_slowdown * 1_000_000),
             allocates=tuple(self.allocates),
             uses=tuple(self.uses),
-            kept=frozenset(self.given.union(*self.untaken.values())),
+            kept=frozenset(self.given.union(self.gradients, *self.untaken.values())),
             given=frozenset(self.given),
             latency_ns=tuple(self.latencies),
             kernel=tuple(self.kernels),
+            host_ns=tuple(self.host) if any(self.host) else (),
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
@@ -138,7 +143,8 @@ class _ProgramBuilder:
             for i, (ns, kind) in enumerate(zip(prices.compute_ns, kinds, strict=True))
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
-        self.drains += [_is_read_on_host(node) for node in nodes]
+        self.host += prices.host_ns or [0] * len(nodes)
+        self.drains += [is_read_on_host(node) for node in nodes]
         regions = prices.regions or range(len(nodes))
         self.kernels += [base + region if region >= 0 else -1 for region in regions]
         self.queue += [
@@ -147,7 +153,9 @@ class _ProgramBuilder:
         self.latencies += [
             self._latency(nodes[i], groups, prices.collective_ns[i]) if i in launches else 0 for i in range(len(nodes))
         ]
-        storages = self._add_memory(dag, base)
+        storages = self._add_memory(dag, base, prices.inner)
+        if self.cluster.device.execution:
+            self.gradients.update(_gradients(dag, storages))
         self._add_waits(dag, base, kinds, storages)
         self._hand_on(dag, base, storages)
 
@@ -168,7 +176,7 @@ class _ProgramBuilder:
         least_us = self.cluster.least_us(kind, groups.group(group_argument(node)), num_bytes)
         return min(max(duration_ns - floor(least_us * 1000), 0), duration_ns)
 
-    def _add_memory(self, dag: Dag, base: int) -> list[tuple[int, ...]]:
+    def _add_memory(self, dag: Dag, base: int, inner: Container[int]) -> list[tuple[int, ...]]:
         """Add allocations and uses; return the storages of each node, as the program numbers them."""
         effects, numbers = dag.effects, dict[int, int]()
         spans = self._inputs(dag, base, numbers)
@@ -187,6 +195,7 @@ class _ProgramBuilder:
                 found.append(numbers[root])
                 if storage not in largest:
                     num_bytes = spans[storage] if storage in spans else _span_of(node, place if len(mine) > 1 else None)
+                    num_bytes = 0 if i in inner else num_bytes
                     if num_bytes:
                         made.append((numbers[root], num_bytes))
                     largest[storage] = num_bytes
@@ -250,6 +259,13 @@ class _ProgramBuilder:
             self.untaken[node.name] = storages[dag.index[node]]
 
 
+def _gradients(dag: Dag, storages: Sequence[tuple[int, ...]]) -> Iterable[int]:
+    """Storages that the optimizer reads and that the rest of the step made."""
+    read = {source for node in dag.nodes if is_optimizer(node) for source in input_nodes(node)}
+    made = (source for source in read if source.op == "call_function" and not is_optimizer(source))
+    return (storage for source in made for storage in storages[dag.index[source]])
+
+
 class _OpenLaunches:
     """Finds the launches that a wait completes: all that wrote its storage since the last wait for it."""
 
@@ -291,27 +307,6 @@ def _kind_of_target(target: Any) -> OpKind:
     if not isinstance(target, OpOverload):
         return OpKind.COMPUTE if isinstance(target, HigherOrderOperator) else OpKind.NOTHING
     return OpKind.COMPUTE if ops.reads_data(target) else OpKind.NOTHING
-
-
-def _is_read_on_host(node: Node) -> bool:
-    """`.item()`, sizes that depend on data, and blocking copies from device to host."""
-    if node.op != "call_function" or not _may_read_on_host(node.target):
-        return False
-    if node.target is not torch.ops.aten._to_copy.default:
-        return True
-    if node.kwargs.get("non_blocking"):
-        return False
-    value, source = ops.value_of(node), ops.value_of(next(iter(input_nodes(node)), node))
-    tensors = isinstance(value, Tensor) and isinstance(source, Tensor)
-    return tensors and value.device.type == "cpu" and source.device.type != "cpu"
-
-
-@functools.cache
-def _may_read_on_host(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return False
-    by_data = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return target is torch.ops.aten._to_copy.default or any(tag in target.tags for tag in by_data)
 
 
 def _type_of(node: Node) -> tuple[Any, ...]:

@@ -7,6 +7,9 @@ collectives in launch order; queues on the same link share its bandwidth.
     compute   takes `duration_ns` on the compute stream
     launch    takes no time on the stream except the gap; its collective takes `duration_ns` if alone on the link
     wait      blocks the stream until the collectives that it waits for have ended
+
+The host issues operations one after another, ahead of the stream. An operation starts on the stream no earlier than the
+host has issued it. Without host times the host is always far enough ahead.
 """
 
 from __future__ import annotations
@@ -79,3 +82,5 @@ class Program:
     kernel: tuple[int, ...] = ()
     """The kernel that each operation is part of; -1 for none. No gap separates two consecutive parts of a kernel.
     Empty: each operation is its own kernel."""
+    host_ns: tuple[int, ...] = ()
+    """Time that the host takes to issue each operation. Empty: none."""

@@ -3,7 +3,8 @@
 The compute stream takes operations in order. It issues compute, launches and draining operations; the launch gap passes
 between one issue and the next, except between two parts of one kernel. Compute that takes no time is not issued unless
 it drains. A wait blocks the stream until its collectives have ended. A gap that passes during a wait costs nothing
-extra.
+extra. If the program has host times, the host issues operations in the same order, and none starts before it is issued.
+The host runs ahead of the stream; it waits for the stream only at draining operations.
 
 A launch puts its collective on its group's queue when the stream reaches it, so all compute before it has ended. The
 first collective of each queue runs. If k of them run on one link, each progresses at 1/k of its speed alone, latency
@@ -152,10 +153,11 @@ def check_order(program: Program, order: Sequence[int]) -> None:
 
 def takes_part(program: Program) -> list[bool]:
     """For each operation, whether it can affect time; an order without the others takes as long."""
-    rows = zip(program.kinds, program.duration_ns, program.drains, strict=True)
+    host = program.host_ns or (0,) * len(program.kinds)
+    rows = zip(program.kinds, program.duration_ns, program.drains, host, strict=True)
     return [
-        kind in (OpKind.LAUNCH, OpKind.WAIT) or drains or (kind is OpKind.COMPUTE and ns > 0)
-        for kind, ns, drains in rows
+        kind in (OpKind.LAUNCH, OpKind.WAIT) or drains or issue > 0 or (kind is OpKind.COMPUTE and ns > 0)
+        for kind, ns, drains, issue in rows
     ]
 
 
@@ -275,9 +277,14 @@ class _Stream:
         # later of the two. `by_free` and `by_blocked` are the operations that caused them. `free` starts one gap early,
         # so that the first operation starts at 0.
         free, blocked = -gap, 0
-        by_free = by_blocked = kernel = NONE
+        by_free = by_blocked = by_host = kernel = NONE
+        # `issued` is when the host has issued the current operation: it issues them one after another, and waits only
+        # where it reads device data. No kernel or launch starts before.
+        issued, host = 0, program.host_ns
         for op in order:
             kind = kinds[op]
+            if host:
+                issued += host[op]
             has_work = kind is compute and durations[op] > 0
             if not has_work and kind is not launch and (kind is wait or not drains[op]):
                 now = free if free > blocked else blocked
@@ -292,6 +299,8 @@ class _Stream:
             kernel = kernels[op]
             if blocked > now:
                 now, by = blocked, by_blocked
+            if issued > now:
+                now, by = issued, by_host
             start[op] = reached[op] = end[op] = free = now
             by_free = by
             if kind is launch:
@@ -300,6 +309,8 @@ class _Stream:
                 cause[op] = by
                 free = end[op] = self._compute(durations[op], now)
                 by_free = op
+            if drains[op] and free > issued:
+                issued, by_host = free, by_free
         if blocked > free:
             free, by_free = blocked, by_blocked
         return self._finish(order, free, by_free)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from weft.graph.operator_effects import profile
 from weft.graph.ops import is_wait
-from weft.graph.profiles import profile
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.layouts import Digit, Layout, Unfollowed
 from weft.streaming.rowwise import Rowwise

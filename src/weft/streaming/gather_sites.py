@@ -168,7 +168,7 @@ class _GatherReader:
         try:
             origins = {self.origin[source] for source in node.all_input_nodes if source in self.origin}
             if len(origins) > 1 or any(source not in self.origin for source in node.all_input_nodes):
-                raise Unfollowed("it joins in tensors that were not gathered")
+                raise Unfollowed("it joins the gathered tensor with others")
             origin = origins.pop()
             found = view_of(node, self.known)
             numel = prod(sizes_of(origin) or ())

@@ -42,7 +42,7 @@ CHUNKS = (2, 4, 8)
 TRIALS: dict[Effort, int] = {"fast": 1, "default": 1, "best": 3}
 """Numbers of chunks that are tried in the whole step for each class of similar sites, by effort."""
 SLACK = 1.1
-"""A site may take this many times as long in chunks and still be tried, since other work can fill its gaps."""
+"""A site is tried even if it takes up to this many times as long in chunks: other work can fill its gaps."""
 LEAST_GAIN = 2000
 """Least gain worth taking, as 1/2000 of the step: smaller differences are noise of the search for an order."""
 
@@ -178,15 +178,15 @@ class _Choice:
     def _decide(self, similar: SimilarSites) -> None:
         """Accept the chunks of similar sites if they make the step shorter."""
         if self._exposed(similar) * LEAST_GAIN <= self.now.step_ns:
-            self._stay(similar, "other work can hide it, now that others are streamed")
+            self._stay(similar, "other work can hide it, now that other collectives are streamed")
             return
         tried = [(self._with(similar.cuts[chunks]), chunks) for chunks in similar.shorter[: TRIALS[self.effort]]]
         after, chunks = min(tried, key=lambda pair: (pair[0].step_ns, pair[1]))
         if (self.now.step_ns - after.step_ns) * LEAST_GAIN <= self.now.step_ns:
             now, then = (duration_text(step.step_ns / 1000) for step in (self.now, after))
-            many = f"it and {len(similar.sites) - 1} similar" if len(similar.sites) > 1 else "it"
+            many = f"it and {len(similar.sites) - 1} similar ones" if len(similar.sites) > 1 else "it"
             count = similar.cuts[chunks][0].chunks
-            self._stay(similar, f"the step takes {now}, and {then} with {many} in {count} chunks")
+            self._stay(similar, f"the step takes {now} now, and {then} with {many} in {count} chunks")
             return
         self._after = after
         self.cuts += similar.cuts[chunks]

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
-from weft.graph.profiles import is_pointwise, profile
+from weft.graph.operator_effects import is_pointwise, profile
 from weft.streaming.view_layouts import names, qualified, sizes_of
 
 OPERANDS: Mapping[str, tuple[str, str, str]] = {

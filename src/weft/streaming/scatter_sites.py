@@ -104,7 +104,7 @@ class _ScatterReader:
         return ScatterSite(self.collective, size, sizes_of(launch) or (), products, self._ordered(), self.views)
 
     def _call_making(self, node: Node) -> Rowwise | None:
-        """The row-wise call that makes a tensor, seen through views; None if there is none."""
+        """The row-wise call that makes a tensor, perhaps through views; None for any other tensor."""
         name = self.collective.launch.name
         try:
             base, layout = back_to_base(node)

@@ -58,7 +58,7 @@ def view_of(node: Node, known: Mapping[Node, Laid]) -> Laid:
     """The layout of a view whose sources have layouts over one base."""
     sources = node.all_input_nodes
     if not sources or any(source not in known for source in sources):
-        raise Unfollowed("it joins in tensors that were not followed")
+        raise Unfollowed("it joins tensors of unknown layout")
     return RULES[qualified(node.target)](node, known)
 
 

@@ -18,7 +18,7 @@ class WriteConflicts:
         self.memory = dag.effects.memory
 
     def why_not(self, cut: Chunking) -> Refusal | None:
-        """The write that prevents streaming a site; None if there is none."""
+        """The write that prevents streaming a site, or None."""
         index = self.dag.index
         launch = cut.launch
         last = index[cut.products[-1]] if cut.result is None else index[launch]

@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
-from weft.compat import FakeTensor, hint_of, input_nodes, storage_key, storage_span
+from weft.compat import FakeTensor, hint_of, input_nodes, storage_key, storage_span, with_bits
 from weft.errors import GraphError, VerificationError, compose, point_at
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.graph.host import may_transfer, transfer_of
 from weft.graph.listings.writer import excerpt
-from weft.graph.profiles import attribute
+from weft.graph.operator_effects import attribute
+from weft.verification.inlining import inlined_graph
 
 T = TypeVar("T")
 Partition = tuple[tuple[int, ...], ...]
@@ -124,7 +125,8 @@ class Copies:
         dtype = wide_dtype(tensor.dtype) if self._wide else tensor.dtype
         made, start = self._storages[key]
         offset = start // tensor.element_size() + int(tensor.storage_offset())
-        return view_of(made, dtype, offset, tensor.shape, tensor.stride())
+        view = view_of(made, dtype, offset, tensor.shape, tensor.stride())
+        return with_bits(view, conj=tensor.is_conj(), neg=tensor.is_neg())
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the storage of this tensor was copied."""
@@ -166,11 +168,14 @@ def view_of(raw: Tensor, dtype: torch.dtype, offset: int, size: Sequence[int], s
 
 
 class RankProgram:
-    """A graph module as a list of nodes, and the values whose last use each node is."""
+    """A graph module as a list of nodes, and the values whose last use each node is.
+
+    Nested graphs that communicate are inlined: their launches and waits are nodes of the list.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.nodes: list[Node] = list(module.graph.nodes)
+        self.nodes: list[Node] = list(inlined_graph(module).nodes)
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.last_uses: dict[Node, list[Node]] = {}
         seen: set[Node] = set()

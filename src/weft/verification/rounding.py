@@ -24,7 +24,7 @@ from weft.cost.flops import flops_of
 from weft.errors import WeftError
 from weft.graph import ops
 from weft.graph.groups import GroupTable
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 from weft.verification.comparison import Verdict, compare
 from weft.verification.rank import RankResult, tensors_in
 from weft.verification.virtual.cluster import VirtualCluster

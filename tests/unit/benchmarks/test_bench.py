@@ -76,10 +76,10 @@ def test_where_the_default_fails_its_best_variant_that_runs_is_timed_and_the_fai
 def test_a_step_that_somebody_else_leaves_shorter_is_named(beside: Any) -> None:
     table = beside("bench_table")
     lost = row(16, 1000, 0.5)
-    assert table.summary([lost]).endswith("No step is longer than theirs.")
+    assert table.summary([lost]).endswith("Neither Inductor nor the naive order was faster in any row.")
     lost["results"]["weft planner"] = result(115.5, [0.5])
     assert table.summary([lost]).endswith(
-        "**Where Weft's step is the longer one**: FSDP, 8, 16 layers: 1.050 of Inductor's best."
+        "**Where Weft's step is longer**: FSDP, 8, 16 layers: 1.050 of Inductor's best."
     )
     lost["results"]["weft planner"] = result(126, [0.5])
     assert "; FSDP, 8, 16 layers: 1.050 of the naive order." in table.summary([lost])

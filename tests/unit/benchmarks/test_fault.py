@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scenarios
-from tests.property.strategies import random_gradients
+from tests.property.strategies.programs import random_gradients
 from tests.property.test_planner_optimum import with_output
 from tests.unit.bounds.test_lower_bound import program
 from weft.bounds.lower_bound import lower_bound

@@ -48,7 +48,7 @@ def test_gradients_that_drag_more_than_they_take_hide_no_reduction():
     assert in_order(given, "x a g b h y last") == 100
     others = {value for name, value in bound.candidates.items() if name != "drag cut"}
     assert max(others) == 10 + 50 + 20 + 12  # the idle cut counts one of those that are dragged
-    assert bound.rests_on == "compute must run before last; after it, compute moves other collectives along"
+    assert bound.rests_on == "compute must run before last; compute after it would delay other collectives"
 
 
 def test_a_gradient_that_drags_less_is_held_back():
@@ -98,7 +98,7 @@ def test_the_same_holds_of_the_first_gathers():
     )
     bound = proved(given)
     assert (bound.bound_ns, bound.name) == (20 + 80, "drag cut") == (simulate(given).step_ns, "drag cut")
-    assert bound.rests_on == "compute must run after first; before it, compute moves other collectives along"
+    assert bound.rests_on == "compute must run after first; compute before it would need other collectives first"
 
 
 def test_merging_saves_latencies_of_what_is_dragged():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 import weft
-from tests.unit.plan.listings import graph, node
+from tests.unit.plan.listings import gathers, graph, node
 from weft.compat import storage_key
 from weft.graph import metadata, ops
 from weft.graph.edit import Edit
@@ -216,3 +216,14 @@ def test_members_of_members_are_kept():
         edit.replace(bucket, made)
         edit.erase(bucket)
     assert made.meta["weft.members"] == ("c0", "c1", "x")
+
+
+def test_a_plan_made_from_a_listing_keeps_the_annotations_that_the_listing_leaves_out():
+    module = gathers(2)
+    text = weft.listing(module)
+    for each in module.graph.nodes:
+        each.meta["custom"] = {"owner": object()}
+    assert weft.listing(module) == text
+    plan = weft.optimize(weft.parse(text), pipeline="bucket-all-gathers").plan
+    made = weft.apply(module, plan)
+    assert all("owner" in n.meta.get("custom", {}) for n in made.graph.nodes if n.op == "call_function")

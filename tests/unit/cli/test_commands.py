@@ -193,6 +193,7 @@ def test_the_demo_checks_and_draws_what_it_shows(weft: Weft, tmp_path: Path):
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_the_demo_is_told_in_words(weft: Weft, tmp_path: Path):
     shown = weft("demo", "--layers", 1, "--output", tmp_path).stdout
     for part in (

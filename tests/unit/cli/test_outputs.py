@@ -132,6 +132,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["graph.txt", "plan.json"]
 
 
+@pytest.mark.slow
 def test_a_stdout_that_is_full_is_a_message_and_ends_with_1(listing: Path):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

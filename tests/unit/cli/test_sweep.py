@@ -79,7 +79,7 @@ def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tm
     assert [re.split(" {2,}", line)[2:4] for line in lines[3:7]] == [
         *(["1 KiB", "1 MiB"], ["1 KiB", "-"], ["-", "1 MiB"], ["-", "-"]),
     ]
-    assert "no order was found that fits in 100 bytes; the least that one needs is 288" in done.stdout
+    assert "found no order that fits in 100 bytes; the smallest peak found is 288" in done.stdout
     assert "step by memory limit, h100-8" in svg.read_text()
 
 

@@ -59,6 +59,7 @@ def test_values_as_json(weft: Weft, listing: Path, optimized: Path, other: Path)
     assert found["difference"]["position"] == "outputs[0]"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("ranks")
 def test_real_ranks_compare_values_too(weft: Weft, listing: Path, optimized: Path):

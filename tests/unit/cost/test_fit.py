@@ -382,6 +382,7 @@ def test_a_packed_trace_is_read_and_events_may_cross_the_pieces_that_are_read(tm
     assert len(read_chrome_trace(path).kernels) == 3000
 
 
+@pytest.mark.slow
 def test_a_large_trace_takes_the_memory_of_its_pieces(tmp_path: Path):
     other = {"cat": "cpu_op", "name": "x", "args": {"Input Dims": [[4096] * 100]}}
     path = write_trace(tmp_path / "t.json", [*[other] * 20_000, event("all_reduce", 8, PAIR, 9.0)])

@@ -133,6 +133,7 @@ def test_the_8b_step_takes_the_time_of_its_flops():
     assert found.unknown == frozenset()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes_are_priced_in_about_a_second():
     module = weft.parse(STEP)
     graph = torch.fx.Graph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import weft
 from tests.unit.graph.test_effects import effect_edges
 from weft.compat import FakeTensorMode, new_fake_mode
 from weft.errors import ListingError
+from weft.frontends import archive
 from weft.graph.aliasing import APART_KEY, Place, may_share_inputs, places
 from weft.graph.dag import Dag
-from weft.graph.groups import Group, GroupTable
+from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest
 from weft.verification.comparison import example_inputs
+from weft.verification.rank import same_bits
 from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
 
@@ -410,25 +413,25 @@ REFUSED = {
     ),
     "another device": (
         "def graph(n: f32[4], x: f32[4](device='cuda', base='n')):\n    return [x]",
-        "listing line 1: no tensor has this type: it is on cuda, what it shares memory with on cpu",
+        "listing line 1: no tensor has this type: it is on cuda, but shares memory with a tensor on cpu",
     ),
     "values that differ": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'), [2.0])",
-        "listing line 1: the values of 'k' are not those of what shares its memory",
+        "listing line 1: the values of 'k' differ from those of a constant in the same memory",
     ),
     "values of one only": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1, base='k'))",
-        "listing line 1: 'k' has values, 'v', whose memory it shares, does not",
+        "listing line 1: 'k' has values, but 'v', which shares its memory, has none",
     ),
     "too much memory": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=1000000000000, base='k'), [2.0])",
-        "listing line 1: the memory of 'k' has 4000000000004 bytes, at most 1048576 stand in a listing",
+        "listing line 1: the memory of 'k' has 4000000000004 bytes, a listing may have at most 1048576",
     ),
     "an offset before the beginning": (
         "tensor('k', f32[2], [0.0, 1.0])\ntensor('v', f32[1](offset=-1, base='k'), [2.0])",
         "listing line 2: no tensor has this type: ",
     ),
-    "words that mean nothing": ("inputs('lie apart')", "listing line 1: inputs that 'lie apart' mean nothing"),
+    "words that mean nothing": ("inputs('lie apart')", "listing line 1: inputs('lie apart') has no meaning"),
 }
 
 
@@ -489,3 +492,106 @@ def graph(x: f32[8], head: f32[4](base='x'), part: f32[2](constant='flat')):
     again = weft.parse(weft.listing(module))
     assert weft.listing(again) == weft.listing(module)
     assert weft.listing(module).partition("    flat")[0] == text.partition("    flat")[0]
+
+
+# Views that torch conjugates or negates when it reads them.
+
+MIRRORED = """inputs('may share memory')
+tensor('c', c64[2], [complex(0.0, 1.0), complex(2.0, 3.0)])
+tensor('k', c64[2](base='c', conj=True), [complex(0.0, -1.0), complex(2.0, -3.0)])
+tensor('n', f32[2](strides=(2,), offset=1, base='c', neg=True), [-1.0, -3.0])
+
+def graph(x: c64[2]):
+    c: c64[2] = attribute('c')
+    w: c64[2] = mul_(c, 2)
+    k: c64[2] = attribute('k')
+    n: f32[2] = attribute('n')
+    a: c64[2] = add(k, x)
+    b: f32[2] = add(n, 1)
+    return [a, b]
+"""
+
+
+def test_constants_that_are_conjugated_views_keep_their_values_in_listings_archives_and_virtual_ranks(tmp_path: Path):
+    module = weft.parse(MIRRORED)
+    assert weft.listing(module) == MIRRORED
+    archive.save(module, tmp_path / "a.weft")
+    loaded = archive.load(tmp_path / "a.weft")
+    assert weft.listing(loaded) == MIRRORED
+    zero = torch.zeros(2, dtype=torch.complex64)
+    (virtual,) = VirtualCluster(1).run(module, [[zero]], read_groups(module))
+    for a, b in (virtual.outputs, loaded(zero), module(zero)):
+        assert a.tolist() == [-2j, 4 - 6j]
+        assert b.tolist() == [-1.0, -5.0]
+
+
+def test_an_input_that_is_a_conjugated_view_says_so():
+    z = torch.tensor([1 + 2j, 3 + 4j])
+    module = weft.capture(lambda a, b: [a.mul_(2), b * 2], [z, z.conj()])
+    text = weft.listing(module)
+    assert "b: c64[2](base='a', conj=True)" in text
+    assert weft.listing(weft.parse(text)) == text
+
+
+def test_a_resolved_conjugate_is_a_copy_that_a_later_write_does_not_reach():
+    z = torch.tensor([1 + 2j, 3 + 4j])
+
+    def step(a: Tensor, b: Tensor) -> list[Tensor]:
+        resolved = b.resolve_conj()
+        a.mul_(2)
+        return [resolved * 1.0]
+
+    module = weft.capture(step, [z, z.conj()])
+    for each in (module, weft.optimize(module).module):
+        given = z.clone()
+        assert each(given, given.conj())[0].tolist() == [1 - 2j, 3 - 4j]
+
+
+@pytest.mark.parametrize("wrong", ["f32[2](conj=True)", "c64[2](conj=1)", "f32[2](neg='yes')"])
+def test_a_type_that_no_tensor_has_is_refused(wrong: str):
+    with pytest.raises(ListingError, match="no tensor has this type"):
+        weft.parse(f"def graph(x: {wrong}):\n    return [x]\n")
+
+
+# Constants that are views of one tensor, in every way that torch makes views.
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as_strided": lambda base: base.as_strided((2, 3), (1, 2), 1),
+    "diagonal": lambda base: base.view(4, 2).diagonal(),
+    "unbind": lambda base: base.view(2, 4).unbind(0)[1],
+    "transpose": lambda base: base.view(2, 4).t(),
+    "expand": lambda base: base.expand(3, 8),
+    "view_as_complex": lambda base: torch.view_as_complex(base.view(4, 2)),
+    "conj": lambda base: torch.view_as_complex(base.view(4, 2)).conj(),
+    "imag": lambda base: torch.view_as_complex(base.view(4, 2)).imag,
+    "negated": lambda base: torch.view_as_complex(base.view(4, 2)).conj().imag,
+    "u8": lambda base: base.view(torch.uint8)[3:9],
+    "u16": lambda base: base.view(torch.uint16)[1:4],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_reads_of_a_view_stay_on_their_side_of_a_write_to_its_base(view: str):
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            base = torch.arange(8.0)
+            self.register_buffer("base", base)
+            self.register_buffer("seen", VIEWS[view](base))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            first = self.seen.clone()  # type: ignore[operator]
+            self.base.add_(x)  # type: ignore[operator]
+            second = self.seen.clone()  # type: ignore[operator]
+            return [first.contiguous(), second.contiguous(), x * 2]
+
+    module = make_fx(Tied())(torch.ones(8))
+    text = weft.listing(module)
+    assert weft.listing(weft.parse(text)) == text
+    groups = read_groups(module)
+    (before,) = VirtualCluster(1).run(module, [[torch.ones(8)]], groups)
+    for pipeline in ("auto", "clean", "reuse-buffers,move-producers"):
+        after = weft.optimize(module, pipeline=pipeline).module
+        (found,) = VirtualCluster(1).run(after, [[torch.ones(8)]], groups)
+        assert all(map(same_bits, before.outputs, found.outputs))
+        assert prove(module, after)

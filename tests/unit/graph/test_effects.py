@@ -11,7 +11,7 @@ import weft
 from tests.unit.graph.test_text import branch_that_reduces, trace
 from weft.graph.check import validate
 from weft.graph.dag import Dag
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 from weft.verification.symbolic.equivalence import prove
 
 

@@ -32,21 +32,21 @@ except ZeroDivisionError as error:
 MESSAGES = {
     "a wrong type": (
         "def graph(x: f32[2, 4]):\n    r: f32[4, 4] = relu(x)\n    return [r]\n",
-        "listing line 2: r is f32[2, 4] by its operator, f32[4, 4] as written\n"
+        "listing line 2: r is f32[2, 4] according to its operator, but the listing says f32[4, 4]\n"
         "    r: f32[4, 4] = relu(x)\n"
         "    ^\n"
         "correct the type, or leave it out",
     ),
     "a wrong dtype": (
         "def graph(x: f32[2, 4]):\n    r: bf16[2, 4] = relu(x)\n    return [r]\n",
-        "listing line 2: r is f32[2, 4] by its operator, bf16[2, 4] as written\n"
+        "listing line 2: r is f32[2, 4] according to its operator, but the listing says bf16[2, 4]\n"
         "    r: bf16[2, 4] = relu(x)\n"
         "    ^\n"
         "correct the type, or leave it out",
     ),
     "a wrong type of one of several results": (
         "def graph(x: f32[4]):\n    s: [f32[2], f32[1]] = split(x, 2)\n    return s\n",
-        "listing line 2: s is [f32[2], f32[2]] by its operator, [f32[2], f32[1]] as written\n"
+        "listing line 2: s is [f32[2], f32[2]] according to its operator, but the listing says [f32[2], f32[1]]\n"
         "    s: [f32[2], f32[1]] = split(x, 2)\n"
         "    ^\n"
         "correct the type, or leave it out",

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import weft
 from tests.unit.conftest import fake_mesh
 from weft.compat import new_fake_mode
-from weft.errors import GraphError
+from weft.errors import GraphError, ListingError
 from weft.graph import ops
 from weft.graph.listings.text import digest, excerpt, line_of, parse, source_of
 from weft.graph.metadata import same
@@ -515,3 +515,39 @@ def test_a_node_without_a_stack_has_no_source():
     relu = next(node for node in module.graph.nodes if node.op == "call_function")
     assert source_of(relu) == ""
     assert excerpt(relu) == ["r: f32[2] = relu(x)", "^"]
+
+
+def test_a_constant_whose_elements_share_memory_is_read_back():
+    text = """tensor('e', f32[2, 3](strides=(0, 1)), [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+tensor('b', f32[3](base='e'), [0.0, 1.0, 2.0])
+tensor('s', bf16[3, 2](strides=(1, 1)), [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]])
+
+def graph(x: f32[3]):
+    e: f32[2, 3] = attribute('e')
+    b: f32[3] = attribute('b')
+    s: bf16[3, 2] = attribute('s')
+    w: f32[3] = add_(b, x)
+    return [e, s, w]
+"""
+    module = weft.parse(text)
+    assert weft.listing(module) == text
+    _, s, _ = module(torch.ones(3))
+    assert s.tolist() == [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
+    assert module.e.tolist() == [[1.0, 2.0, 3.0]] * 2  # the write to `b` is seen through `e`
+    with pytest.raises(ListingError, match="the values of 'e' are not those of what shares its memory"):
+        weft.parse(text.replace("[[0.0, 1.0, 2.0], [0.0", "[[5.0, 1.0, 2.0], [0.0"))
+
+
+@pytest.mark.parametrize(("call", "after"), [("resize_(a, [2])", "f32[2]"), ("t_(a)", "f32[3, 2](strides=(1, 3))")])
+def test_a_node_keeps_its_type_if_a_later_call_reshapes_its_tensor_in_place(call: str, after: str):
+    typed = after.partition("(")[0]
+    text = f"""def graph(x: f32[2, 3]):
+    a: f32[2, 3] = neg(x)
+    b: f32[2, 3] = neg(a)
+    r: {typed} = {call}
+    c: {typed} = neg(r)
+    return [b, c]
+"""
+    assert weft.listing(weft.parse(text)) == text
+    with pytest.raises(ListingError, match="a has another type since r"):
+        weft.parse(text.replace("neg(r)", "neg(a)"))

@@ -119,7 +119,7 @@ def test_reasons_are_words_with_dashes():
             "plan: this is not a valid plan\n    steps: Field required\ncreate it again with weft.optimize",
         ),
         (
-            '{"steps": [{}, {"spec": 3}], "format": 2}',
+            '{"steps": [{}, {"spec": 3}], "format": 3}',
             "plan: this is not a valid plan\n"
             "    steps.0.spec: Field required\n"
             "    steps.1.spec: Input should be a valid string\n"
@@ -136,7 +136,7 @@ def test_reasons_are_words_with_dashes():
         ),
         (
             '{"steps": [], "format": 1}',
-            "plan: its format is 1, but this version of Weft reads 2\ncreate it again with weft.optimize",
+            "plan: its format is 1, but this version of Weft reads 3\ncreate it again with weft.optimize",
         ),
         (
             '{"steps": []}',

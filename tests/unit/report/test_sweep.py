@@ -146,7 +146,7 @@ def test_a_limit_that_nothing_meets_tells_what_would_fit(module: GraphModule):
     assert refused.fitting_bytes is not None
     assert refused.fitting_bytes > NEED
     assert refused.error == (
-        f"schedule-overlap: no order was found that fits in {NEED} bytes; the least that one needs is "
+        f"schedule-overlap: found no order that fits in {NEED} bytes; the smallest peak found is "
         f"{refused.fitting_bytes}\nallow {refused.fitting_bytes} bytes"
     )
     (fits,) = sweep(module, ["h100-8"], memory_limits=[refused.fitting_bytes])

@@ -8,8 +8,8 @@ from torch.fx import Node
 
 import weft
 from weft.compat import find_op, register_operators
+from weft.graph.operator_effects import profile
 from weft.graph.ops import op_of
-from weft.graph.profiles import profile
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import Draft
 from weft.rewriting.pattern import ANY, VIEWS, Each, Either, Match, Op, Var, is_equal, match_at, op, why_no_match

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph
 
 import weft
+from tests.tiers import quick_first
 from weft.errors import PipelineError
 from weft.graph.edit import Edit
 from weft.passes.base import Numerics, Pass, all_passes, parse_pass
@@ -202,7 +203,7 @@ EXACT = (
 
 
 @pytest.mark.parametrize(
-    ("model", "parallel"), [("llama-debug", "fsdp-tp"), ("moe-debug", "fsdp"), ("vision-debug", "ddp")]
+    ("model", "parallel"), quick_first([("llama-debug", "fsdp-tp"), ("moe-debug", "fsdp"), ("vision-debug", "ddp")])
 )
 def test_training_steps_of_the_zoo_are_shorter_and_bitwise_the_same(model: str, parallel: str):
     module = weft.zoo.load(model, parallel=parallel, ranks=4)

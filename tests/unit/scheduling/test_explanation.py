@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
+from tests.tiers import quick_first
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
 from weft.plan.decision import Decision, Reason
 from weft.report.explain import explain
@@ -139,7 +140,7 @@ def test_a_collective_that_nothing_waits_for_ends_the_step():
     assert (decision.reason, decision.blocking, decision.exposed_us) == (Reason.EXPOSED_BY_DEPENDENCY, "c", 60.0)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
+@pytest.mark.parametrize("parallel", quick_first(["fsdp", "ddp", "tp"]))
 def test_a_step_of_the_zoo_tells_every_collective_and_all_that_is_exposed(parallel: str):
     module = weft.zoo.load("llama-debug", parallel, ranks=4)
     report = weft.optimize(module, "h100-8").report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tiers import quick_first
 from tests.unit.simulation.programs import Op, compute, launch, program, view, wait
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import LEAST, MOST, SPARE_BYTES, Effort, search
@@ -51,7 +52,7 @@ def test_a_program_without_collectives_is_not_searched():
     assert (found.num_evaluations, list(found.order)) == (0, [0, 1, 2])
 
 
-@pytest.mark.parametrize("effort", ["fast", "default", "best"])
+@pytest.mark.parametrize("effort", quick_first(["fast", "default", "best"], 2))
 def test_effort_bounds_the_number_of_evaluations(effort: Effort):
     assert LEAST[effort] <= search(layers(30), effort).num_evaluations <= MOST[effort]
 

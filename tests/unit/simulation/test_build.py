@@ -108,6 +108,43 @@ def test_reads_on_the_host_drain():
     assert made.drains == (False, True, False, False)
 
 
+CUDA = "device=device('cuda')"
+
+
+@pytest.mark.parametrize(
+    ("call", "drains"),
+    [
+        ("_to_copy(x, device=device('cpu'))", True),
+        ("_to_copy(x, device=device('cpu'), non_blocking=True)", False),
+        ("_to_copy(x, dtype=f64)", False),
+        ("_to_copy(h, device=device('cuda'))", False),
+        ("prims.device_put.default(x, device('cpu'))", True),
+        ("prims.device_put.default(x, device('cpu'), True)", False),
+        ("to.device(x, device('cpu'), f32)", True),
+        ("to.device(x, device('cpu'), f32, True)", False),
+        ("copy_(h, x)", True),
+        ("copy_(h, x, True)", False),
+        ("copy_(x, h)", False),
+        ("copy_(h, h)", False),
+        ("copy(h, x)", True),
+        ("_local_scalar_dense(n)", True),
+        ("nonzero(x)", True),
+        ("nonzero(h)", True),  # the CPU may stand for the device
+        ("index.Tensor(x, [m])", True),
+        ("index.Tensor(x, [i])", False),
+        ("index_put_(x, [m], n)", True),
+        ("index_put_(x, [i], n)", False),
+        ("relu(x)", False),
+    ],
+)
+def test_blocking_copies_to_the_host_and_sizes_that_depend_on_data_drain(call: str, drains: bool):
+    made = build(f"""def graph(x: f32[4]({CUDA}), n: f32[()]({CUDA}), m: b8[4]({CUDA}), i: i64[4]({CUDA}), h: f32[4]):
+    y = {call}
+    return [y]
+""")
+    assert made.drains == (*(False,) * 5, drains, False)
+
+
 def test_a_storage_that_is_resized_counts_with_its_largest_size():
     body = """def graph(x: f32[4]):
     a = relu(x)

@@ -74,6 +74,7 @@ def test_the_table_says_what_is_exposed_and_what_hides_the_rest(listing: Path, c
         "",
         "most exposed  group  exposed  hidden   hidden by",
         "ag            dp     59.2 us  32.8 us  a",
+        "note: error bar: not validated on this device",
     ]
 
 
@@ -97,9 +98,18 @@ def test_more_than_ten_are_counted_and_none_is_said(tmp_path: Path, cluster: Pat
     lines = [f"    g{i} = all_reduce(x, 'sum', 'dp')\n    w{i} = wait(g{i})\n" for i in range(12)]
     source = tmp_path / "many.txt"
     source.write_text(f"group('dp', size=2)\n\ndef graph(x: f32[4]):\n{''.join(lines)}    return [w0]\n")
-    assert weft("simulate", source, "--cluster", cluster).stdout.splitlines()[-1] == "... and 2 more"
+    assert "... and 2 more" in weft("simulate", source, "--cluster", cluster).stdout.splitlines()
     source.write_text("def graph(x: f32[4]):\n    a = relu(x)\n    return [a]\n")
-    assert weft("simulate", source, "--cluster", cluster).stdout.splitlines()[-1] == "the graph has no collectives"
+    assert "the graph has no collectives" in weft("simulate", source, "--cluster", cluster).stdout.splitlines()
+
+
+def test_the_first_line_says_that_a_step_does_not_fit(listing: Path, cluster: Path):
+    cluster.write_text(CLUSTER.replace("memory_gbps = 1.0", "memory_gbps = 1.0\nmemory_bytes = 20000"))
+    done = weft("simulate", listing, "--cluster", cluster)
+    assert done.stdout.splitlines()[0] == "does not fit: needs 72.0 KiB, the device has 20 kB"
+    assert json.loads(weft("simulate", listing, "--cluster", cluster, "--json").stdout)["fits"] is False
+    cluster.write_text(CLUSTER.replace("memory_gbps = 1.0", "memory_gbps = 1.0\nmemory_bytes = 80000"))
+    assert json.loads(weft("simulate", listing, "--cluster", cluster, "--json").stdout)["fits"] is True
 
 
 @pytest.mark.parametrize(

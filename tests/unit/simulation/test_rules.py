@@ -97,6 +97,7 @@ def test_an_order_that_is_not_legal_is_refused(order: list[int], message: str):
 # Speed.
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_operations_take_seconds_at_most():
     # 20 000 rounds: two launches that share a link, compute beside both, a wait for both. About a second where it was
     # measured; the limit leaves room for machines that do something else besides.

@@ -43,6 +43,11 @@ def cases(num_ranks: int, forms: tuple[Form, ...] = FORMS) -> list[Case]:
     return [case for case in found if case.form != "bmm" or len(case.shape) == 3]
 
 
+def quick_cases(found: list[Case]) -> list[Case]:
+    """For the quick loop: every dim and kind of product of three dims, on two ranks and with another user."""
+    return [case for case in found if case.num_ranks == 2 and len(case.shape) == 3 and case.used]
+
+
 def gather(case: Case) -> str:
     """A gather along a dim, and a product of its rows."""
     fp8 = case.form.startswith("fp8")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 import weft
-from tests.unit.streaming.streams import Case, cases, gather, reduce, scatter
+from tests.tiers import quick_only
+from tests.unit.streaming.streams import Case, cases, gather, quick_cases, reduce, scatter
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs
@@ -29,17 +30,21 @@ def check(listing: str, spec: str, num_ranks: int) -> int:
     return len(run.plan.steps[0].applied)
 
 
-@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n)], ids=str)
+CASES = [case for n in RANKS for case in cases(n)]
+ALONG_ROWS = [case for case in CASES if case.dim == 0]
+
+
+@pytest.mark.parametrize("case", quick_only(CASES, *quick_cases(CASES)), ids=str)
 def test_a_gather_and_its_product_in_chunks_compute_the_same(case: Case):
     assert check(gather(case), "fuse-all-gather-matmuls{chunks=2}", case.num_ranks) == 1
 
 
-@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n)], ids=str)
+@pytest.mark.parametrize("case", quick_only(CASES, *quick_cases(CASES)), ids=str)
 def test_a_product_and_its_scatter_in_chunks_compute_the_same(case: Case):
     assert check(scatter(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
 
 
-@pytest.mark.parametrize("case", [case for n in RANKS for case in cases(n) if case.dim == 0], ids=str)
+@pytest.mark.parametrize("case", quick_only(ALONG_ROWS, *quick_cases(ALONG_ROWS)), ids=str)
 def test_a_product_that_is_summed_over_ranks_in_chunks_computes_the_same(case: Case):
     assert check(reduce(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
 

@@ -11,6 +11,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_only
 from tests.unit.streaming.streams import Case, cases, gather, scatter
 from weft.cost.cluster import Cluster
 from weft.graph import ops
@@ -46,7 +47,7 @@ def rings(before: GraphModule, name: str, num_ranks: int, options: str = "chunks
     return [run.module for run in runs if run.plan.steps[0].applied]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick_only(CASES, *CASES[::5]), ids=str)
 def test_a_ring_computes_what_the_collective_does(case: Case):
     for name, listing in ((GATHER, gather(case)), (SCATTER, scatter(case))):
         before = weft.parse(listing)

@@ -574,6 +574,7 @@ def test_ten_thousand_launches_of_64_ranks_with_one_graph_take_no_longer_than_on
     assert seconds_for([order] * 64) < 5
 
 
+@pytest.mark.slow
 def test_time_grows_linearly_where_no_two_of_64_ranks_are_alike():
     times = [seconds_for([order_of_many(rank, num) for rank in range(64)]) for num in (500, 2000)]
     assert times[1] < 10 * times[0]

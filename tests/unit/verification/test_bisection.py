@@ -170,7 +170,7 @@ def test_the_command_names_the_pass_and_shows_what_it_was_given(tmp_path: Path):
     assert done.exit_code == 1
     assert done.stdout.startswith("lose-signs, pass 7 of ")
     assert "    action 2 of 3: Rewrite(" in done.stdout
-    assert "its input was\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
+    assert "the input of that pass:\ngroup('dp', size=2)\n\ndef graph(" in done.stdout
 
 
 def test_the_command_tells_that_all_is_well(tmp_path: Path):
@@ -194,15 +194,15 @@ def test_bisect_writes_no_result(tmp_path: Path):
 
 def test_listings_behind_passes_go_to_stderr(tmp_path: Path):
     done = run(tmp_path / "graph.txt", "--pipeline", "clean,sink-waits", "--print-after", "all")
-    heads = [line for line in done.stderr.splitlines() if line.startswith("# behind pass ")]
+    heads = [line for line in done.stderr.splitlines() if line.startswith("# after pass ")]
     assert [head.partition(" (changed, ")[0] for head in heads] == [
-        "# behind pass 3 of 7: cancel-views",
-        "# behind pass 7 of 7: sink-waits",
+        "# after pass 3 of 7: cancel-views",
+        "# after pass 7 of 7: sink-waits",
     ]
     assert done.stdout == done.stderr[done.stderr.index(heads[1]) + len(heads[1]) + 1 :][: len(done.stdout)]
     one = run(tmp_path / "graph.txt", "--pipeline", "clean,sink-waits", "--print-after", "remove-noops")
-    (head,) = [line for line in one.stderr.splitlines() if line.startswith("# behind pass ")]
-    assert head.startswith("# behind pass 1 of 7: remove-noops (unchanged, ")
+    (head,) = [line for line in one.stderr.splitlines() if line.startswith("# after pass ")]
+    assert head.startswith("# after pass 1 of 7: remove-noops (unchanged, ")
     assert f"{head}\n{LISTING}" in one.stderr
 
 

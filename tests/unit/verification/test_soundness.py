@@ -83,6 +83,42 @@ UNEQUAL: dict[str, tuple[str, str]] = {
         "(x: f32[2, 3]):\n y = _reshape_alias(x, [3, 2], [1, 3])\n return [y]",
         "(x: f32[2, 3]):\n y = view(x, [3, 2])\n return [y]",
     ),
+    "wide unsigned integers by way of floats": (
+        "(x: u64[4]):\n d = _to_copy(x, dtype=f64)\n y = _to_copy(d, dtype=u64)\n return [y]",
+        "(x: u64[4]):\n y = clone(x)\n return [y]",
+    ),
+    "unsigned integers by way of half floats": (
+        "(x: u16[4]):\n d = _to_copy(x, dtype=f16)\n y = _to_copy(d, dtype=u16)\n return [y]",
+        "(x: u16[4]):\n y = clone(x)\n return [y]",
+    ),
+    "unsigned integers by way of signed ones": (
+        "(x: u32[4]):\n d = _to_copy(x, dtype=i32)\n y = _to_copy(d, dtype=f32)\n return [y]",
+        "(x: u32[4]):\n y = _to_copy(x, dtype=f32)\n return [y]",
+    ),
+    "a conjugate": (
+        "(x: c64[4]):\n a = _conj(x)\n y = clone(a)\n return [y]",
+        "(x: c64[4]):\n y = clone(x)\n return [y]",
+    ),
+    "a write to a part of the memory": (
+        "(x: f32[4]):\n a = neg(x)\n b = as_strided(a, [2], [2], 1)\n c = zero_(b)\n d = neg(a)\n return [d]",
+        "(x: f32[4]):\n a = neg(x)\n d = neg(a)\n return [d]",
+    ),
+    "a write to one of several rows": (
+        "(x: f32[2, 2]):\n a = neg(x)\n b = unbind.int(a)\n b0 = b[0]\n c = zero_(b0)\n d = neg(a)\n return [d]",
+        "(x: f32[2, 2]):\n a = neg(x)\n d = neg(a)\n return [d]",
+    ),
+    "a write to the parts of complex numbers": (
+        "(x: c64[2]):\n a = neg(x)\n b = view_as_real(a)\n c = zero_(b)\n d = neg(a)\n return [d]",
+        "(x: c64[2]):\n a = neg(x)\n d = neg(a)\n return [d]",
+    ),
+    "a write to memory that was put under another tensor": (
+        "(x: f32[4], y: f32[4]):\n a = neg(x)\n b = set_.source_Tensor(a, y)\n c = zero_(b)\n d = neg(y)\n return [d]",
+        "(x: f32[4], y: f32[4]):\n d = neg(y)\n return [d]",
+    ),
+    "a broadcast from another rank": (
+        "(x: f32[4]):\n a = broadcast(x, 0, 'dp')\n b = wait(a)\n return [b]",
+        "(x: f32[4]):\n a = broadcast(x, 1, 'dp')\n b = wait(a)\n return [b]",
+    ),
     "a list is not a tuple": (
         "(x: f32[4]):\n y = neg(x)\n return [y]",
         "(x: f32[4]):\n y = neg(x)\n return (y,)",

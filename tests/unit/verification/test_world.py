@@ -122,6 +122,7 @@ def test_runs_are_repeated_from_the_same_inputs(ranks: RealRanks):
     assert [[result.outputs[0].tolist() for result in run] for run in results] == [[[2.0, 2.0]] * 2] * 3
 
 
+@pytest.mark.slow
 def test_an_exception_comes_back_with_its_rank_and_node_and_the_next_run_starts_a_new_world():
     module = module_of("""
         def graph(x: f32[2], i: i64[1]):
@@ -144,20 +145,34 @@ def test_an_exception_comes_back_with_its_rank_and_node_and_the_next_run_starts_
     assert remains(pids, folder) == []
 
 
-def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood():
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RealRanks]:
+    """Two ranks for the tests that end them: the next test finds a new world."""
+    with RealRanks(2) as world:
+        yield world
+
+
+@pytest.fixture
+def short(pair: RealRanks) -> Iterator[RealRanks]:
+    """The same ranks with a short timeout."""
+    before = pair.timeout_s
+    yield pair
+    pair.timeout_s = before
+
+
+def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood(short: RealRanks):
     lonely = module_of(REDUCE)
     absent = module_of("""
         def graph(x: f32[2]):
             r = recv(x, 0, 3, 'dp')
             v = wait(r)
             return [v]""")
-    with RealRanks(2) as world:
-        world.run(lonely, [[torch.ones(2)]] * 2, read_groups(lonely))
-        world.timeout_s = 3
-        started = time.monotonic()
-        with pytest.raises(VerificationError) as caught:
-            world.run([lonely, absent], [[torch.ones(2)]] * 2, [read_groups(lonely), read_groups(absent)])
-        assert time.monotonic() - started < 60
+    short.run(lonely, [[torch.ones(2)]] * 2, read_groups(lonely))
+    short.timeout_s = 3
+    started = time.monotonic()
+    with pytest.raises(VerificationError) as caught:
+        short.run([lonely, absent], [[torch.ones(2)]] * 2, [read_groups(lonely), read_groups(absent)])
+    assert time.monotonic() - started < 60
     assert str(caught.value) == (
         "real ranks: no answer in 3 s\n"
         "    rank 0 was at w: w: f32[2] = wait(a)\n"
@@ -166,8 +181,9 @@ def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dying", "number"), [(1, signal.SIGABRT), (0, signal.SIGKILL)])
-def test_a_rank_that_dies_in_a_run_is_the_one_that_is_named(dying: int, number: signal.Signals):
+def test_a_rank_that_dies_in_a_run_is_the_one_that_is_named(pair: RealRanks, dying: int, number: signal.Signals):
     """The other rank waits for it, and reports the connection that it lost."""
     reduces = module_of(REDUCE)
     receives = module_of(f"""
@@ -176,34 +192,33 @@ def test_a_rank_that_dies_in_a_run_is_the_one_that_is_named(dying: int, number: 
             v = wait(r)
             return [v]""")
     modules = [receives, reduces] if dying == 0 else [reduces, receives]
-    with RealRanks(2) as world:
-        world.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))
-        pids, folder = parts_of(world)
-        threading.Thread(target=kill_at, args=(world, dying, "v", number)).start()
-        with pytest.raises(VerificationError) as caught:
-            world.run(modules, [[torch.ones(2)]] * 2, [read_groups(module) for module in modules])
-        assert remains(pids, folder) == []
-        lines = str(caught.value).splitlines()
-        assert lines[:2] == [
-            f"real ranks: rank {dying} was killed by {number.name} at v",
-            "    v: f32[2] = wait(r)",
-        ]
-        assert ("    Fatal Python error: Aborted" in lines) == (number == signal.SIGABRT)
-        assert world.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))[0].outputs[0].tolist() == [2.0, 2.0]
+    pair.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))
+    pids, folder = parts_of(pair)
+    threading.Thread(target=kill_at, args=(pair, dying, "v", number)).start()
+    with pytest.raises(VerificationError) as caught:
+        pair.run(modules, [[torch.ones(2)]] * 2, [read_groups(module) for module in modules])
+    assert remains(pids, folder) == []
+    lines = str(caught.value).splitlines()
+    assert lines[:2] == [
+        f"real ranks: rank {dying} was killed by {number.name} at v",
+        "    v: f32[2] = wait(r)",
+    ]
+    assert ("    Fatal Python error: Aborted" in lines) == (number == signal.SIGABRT)
+    assert pair.run(reduces, [[torch.ones(2)]] * 2, read_groups(reduces))[0].outputs[0].tolist() == [2.0, 2.0]
 
 
-def test_a_rank_that_dies_between_two_runs_is_named_by_the_next():
+@pytest.mark.slow
+def test_a_rank_that_dies_between_two_runs_is_named_by_the_next(pair: RealRanks):
     module = module_of(REDUCE)
     inputs = [[torch.ones(2)]] * 2
-    with RealRanks(2) as world:
-        world.run(module, inputs, read_groups(module))
-        pids, _ = parts_of(world)
-        os.kill(pids[1], signal.SIGKILL)
-        os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
-        with pytest.raises(VerificationError) as caught:
-            world.run(module, inputs, read_groups(module))
-        assert str(caught.value) == "real ranks: rank 1 was killed by SIGKILL before its first node"
-        assert world.run(module, inputs, read_groups(module))[0].outputs[0].tolist() == [2.0, 2.0]
+    pair.run(module, inputs, read_groups(module))
+    pids, _ = parts_of(pair)
+    os.kill(pids[1], signal.SIGKILL)
+    os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(VerificationError) as caught:
+        pair.run(module, inputs, read_groups(module))
+    assert str(caught.value) == "real ranks: rank 1 was killed by SIGKILL before its first node"
+    assert pair.run(module, inputs, read_groups(module))[0].outputs[0].tolist() == [2.0, 2.0]
 
 
 def kill_at(world: RealRanks, rank: int, name: str, number: signal.Signals) -> None:
@@ -234,16 +249,16 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_ends_every_process():
+def test_an_interrupt_ends_every_process(pair: RealRanks):
     lonely, absent = module_of(REDUCE), module_of("def graph(x: f32[2]):\n    return [x]")
-    with RealRanks(2) as world:
-        world.run(lonely, [[torch.ones(2)]] * 2, read_groups(lonely))
-        pids, folder = parts_of(world)
-        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):
-            world.run([lonely, absent], [[torch.ones(2)]] * 2, read_groups(lonely))
-        assert remains(pids, folder) == []
+    pair.run(lonely, [[torch.ones(2)]] * 2, read_groups(lonely))
+    pids, folder = parts_of(pair)
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        pair.run([lonely, absent], [[torch.ones(2)]] * 2, read_groups(lonely))
+    assert remains(pids, folder) == []
 
 
 SCRIPT = """
@@ -262,6 +277,7 @@ world.run([one, none], [[torch.ones(2)]] * 2, read_groups(one))
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_caller_that_is_killed():
     root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
@@ -277,6 +293,7 @@ def test_nothing_outlives_a_caller_that_is_killed():
     assert remains(pids, folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 def test_a_group_runs_its_collectives_in_one_thread():
     """Two of them corrupt the heap (tests/distributed/gloo_race.py)."""

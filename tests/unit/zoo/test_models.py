@@ -239,3 +239,12 @@ def test_a_parallelism_without_a_mesh_is_refused():
     with pytest.raises(CaptureError) as caught:
         zoo.build("llama-debug", "fsdp")
     assert str(caught.value) == "zoo: fsdp needs a mesh with the axes dp, found none\ngive mesh={'dp': 2}"
+
+
+def test_without_a_mesh_parameters_are_f32_and_products_run_in_the_compute_dtype():
+    module = zoo.load("llama-debug", "none", part="joint", layers=1)
+    products = [node for node in module.graph.nodes if node.target is torch.ops.aten.mm.default]
+    assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
+    model, make_batch = zoo.build("vision-debug")
+    model(*make_batch(2)).backward()
+    assert {(each.dtype, each.grad.dtype) for each in model.parameters()} == {(torch.float32, torch.float32)}

@@ -15,12 +15,13 @@ import functools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from weft.cost.calibration.compute_trace import NO_COMPUTE, ComputeReader, ComputeTrace, merge_compute
+from weft.cost.calibration.event_fields import ON_HOST, arguments_of
 from weft.cost.calibration.json_stream import EventStream, JsonError
 from weft.cost.calibration.samples import (
     MAX_MESSAGE_BYTES,
@@ -63,6 +64,8 @@ class TracedCollective:
     seq: int | None
     start_us: float
     us: float
+    axis: str = ""
+    """The mesh axis of the group, if its description names one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def read_chrome_trace(path: str | Path) -> ChromeTrace:
     try:
         state = path.stat()
     except (OSError, ValueError) as error:
-        raise MeasurementError([f"{path}: it cannot be read: {_cause(error)}"]) from None
+        raise MeasurementError([f"{path}: it cannot be read: {cause_of(error)}"]) from None
     return _read(path, state.st_mtime_ns, state.st_size)
 
 
@@ -91,25 +94,36 @@ def read_chrome_trace(path: str | Path) -> ChromeTrace:
 def _read(path: Path, _mtime_ns: int, _size: int) -> ChromeTrace:
     reader = _TraceReader()
     try:
-        with open_measurements(path) as file:
-            stream = EventStream(file, keep=("distributedInfo",))
-            for line, event in stream:
-                reader.add(line, event)
-    except JsonError as fault:
-        reader.faults.append((fault.line, f"it is not a trace: {fault}"))
+        reader.finish(read_events(path, reader.add, reader.faults))
     except (OSError, EOFError, zlib.error) as error:
-        raise MeasurementError([f"{path}: it cannot be read: {_cause(error)}"]) from None
-    else:
-        reader.finish(stream.other_values.get("distributedInfo"))
-        if not reader.kernels and not reader.faults:
-            reader.faults.append((1, reader.why_empty()))
+        raise MeasurementError([f"{path}: it cannot be read: {cause_of(error)}"]) from None
+    if not reader.kernels and not reader.faults:
+        reader.faults.append((1, reader.why_empty()))
     if reader.faults:
         raise MeasurementError(f"{path}:{line}: {what}" for line, what in reader.faults)
     skipped = tuple(sorted(reader.skipped.items()))
     return ChromeTrace(str(path), reader.rank, tuple(reader.kernels), skipped, reader.compute.finish())
 
 
-def _cause(error: Exception) -> str:
+def read_events(path: Path, add: Callable[[int, dict[str, Any]], None], faults: list[tuple[int, str]]) -> Any:
+    """Give each event of a trace to `add`, with its line. Return the trace's `distributedInfo`.
+
+    Faults of the text go to `faults`. May raise an OSError, EOFError or zlib.error.
+    """
+    with open_measurements(path) as file:
+        stream = EventStream(file, keep=("distributedInfo",))
+        try:
+            for line, event in stream:
+                if isinstance(event, dict):
+                    add(line, cast(dict[str, Any], event))
+                else:
+                    faults.append((line, f"expected an event, found {show(event)}"))
+        except JsonError as fault:
+            faults.append((fault.line, f"it is not a trace: {fault}"))
+        return stream.other_values.get("distributedInfo")
+
+
+def cause_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -124,53 +138,33 @@ class _TraceReader:
         self.num_events = 0
         self.compute = ComputeReader()
 
-    def add(self, line: int, event: Any) -> None:
+    def add(self, line: int, found: dict[str, Any]) -> None:
         self.num_events += 1
-        if not isinstance(event, dict):
-            self.faults.append((line, f"expected an event, found {_show(event)}"))
-            return
-        found = cast(dict[str, Any], event)
-        args = found.get("args")
-        if found.get("cat") == "cpu_op":
+        category = found.get("cat")
+        if category == "cpu_op":
             self.compute.add_operator(found)
-        if found.get("cat") != "kernel":
+        elif category in ON_HOST:
+            self.compute.add_issue(found)
+        if category != "kernel":
             return
-        if not isinstance(args, dict) or NAME not in args:
-            if str(found.get("name", "")).lower().startswith("nccl"):
-                self.skipped["NCCL kernels that do not say what they do"] += 1
-            else:
-                self.compute.add_kernel(found)
+        is_described = NAME in arguments_of(found)
+        if not is_described and not is_nccl(found):
+            self.compute.add_kernel(found)
             return
-        self._add_kernel(line, found, _Fields(cast(dict[str, Any], args)))
+        self.compute.add_collective(found)
+        if is_described:
+            self._add_collective(line, found)
+        else:
+            self.skipped["NCCL kernels that do not say what they do"] += 1
 
-    def _add_kernel(self, line: int, event: dict[str, Any], args: _Fields) -> None:
-        name = str(args.values[NAME])
-        kind = kind_named(name)
-        if kind is None:
-            what = "point-to-point" if POINT_TO_POINT.search(name) else f"of kind {_show(name)}"
-            self.skipped[f"kernels that are {what}"] += 1
-            return
-        event_fields = _Fields(event)
-        us = event_fields.number("dur", least=0, most=MAX_US)
-        # Each trace has its own epoch, so a start may be any number.
-        start_us = event_fields.number("ts", least=float("-inf"), most=float("inf"), default=0.0)
-        incoming = args.whole("In msg nelems", least=0, most=MAX_MESSAGE_BYTES)
-        outgoing = args.whole("Out msg nelems", least=0, most=MAX_MESSAGE_BYTES)
-        num_ranks = args.whole("Group size", least=1, most=MAX_RANKS)
-        seq = args.whole("Seq", least=-(1 << 63), most=1 << 63) if "Seq" in args.values else None
-        item_bytes = args.item_bytes()
-        ranks = args.ranks(num_ranks)
-        if faults := event_fields.faults + args.faults:
-            self.faults += ((line, f"{_show(name)}: {fault}") for fault in faults)
-            return
-        is_sharded = kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
-        num_bytes = (max(incoming, outgoing) if is_sharded else incoming) * item_bytes
-        if num_ranks == 1 or num_bytes == 0 or us < MIN_US:
-            what = "of one rank" if num_ranks == 1 else "of no bytes" if num_bytes == 0 else "that took no time"
-            self.skipped[f"collectives {what}"] += 1
-            return
-        group = str(args.values.get("Process Group Name", ""))
-        self.kernels.append(TracedCollective(kind, group, ranks, num_ranks, num_bytes, seq, start_us, us))
+    def _add_collective(self, line: int, event: dict[str, Any]) -> None:
+        found = read_collective(event)
+        if isinstance(found, TracedCollective):
+            self.kernels.append(found)
+        elif isinstance(found, str):
+            self.skipped[found] += 1
+        else:
+            self.faults += ((line, fault) for fault in found)
 
     def finish(self, info: Any) -> None:
         """Take the rank, and the ranks of groups that kernels only name, from the trace's metadata."""
@@ -179,7 +173,7 @@ class _TraceReader:
         metadata = cast(dict[str, Any], info)
         rank = metadata.get("rank")
         self.rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-        groups = _groups(metadata.get("pg_config"))
+        groups = groups_of(metadata.get("pg_config"))
         for i, kernel in enumerate(self.kernels):
             ranks = groups.get(kernel.group, ())
             if not kernel.ranks and len(ranks) == kernel.num_ranks:
@@ -189,6 +183,45 @@ class _TraceReader:
         found = f"none of its {self.num_events} events is a kernel of a collective with its arguments"
         skipped = ", ".join(f"{count} {what}" for what, count in sorted(self.skipped.items()))
         return f"{found} ({skipped})" if skipped else found
+
+
+def is_nccl(event: Mapping[str, Any]) -> bool:
+    """Whether a kernel is one of NCCL's, or of RCCL's, which has the same names."""
+    return str(event.get("name", "")).lower().startswith("nccl")
+
+
+def read_collective(event: Mapping[str, Any]) -> TracedCollective | str | list[str]:
+    """The collective of a kernel that has arguments; a str says why it is left out; a list has the faults."""
+    args = _Fields(cast(dict[str, Any], event["args"]))
+    name = str(args.values[NAME])
+    kind = kind_named(name)
+    if kind is None:
+        return f"kernels that are {'point-to-point' if POINT_TO_POINT.search(name) else f'of kind {show(name)}'}"
+    fields = _Fields(event)
+    us = fields.number("dur", least=0, most=MAX_US)
+    # Each trace has its own epoch, so a start may be any number.
+    start_us = fields.number("ts", least=float("-inf"), most=float("inf"), default=0.0)
+    incoming = args.whole("In msg nelems", least=0, most=MAX_MESSAGE_BYTES)
+    outgoing = args.whole("Out msg nelems", least=0, most=MAX_MESSAGE_BYTES)
+    num_ranks = args.whole("Group size", least=1, most=MAX_RANKS)
+    seq = args.whole("Seq", least=-(1 << 63), most=1 << 63) if "Seq" in args.values else None
+    item_bytes = args.item_bytes()
+    ranks = args.ranks(num_ranks)
+    if faults := fields.faults + args.faults:
+        return [f"{show(name)}: {fault}" for fault in faults]
+    is_sharded = kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+    num_bytes = (max(incoming, outgoing) if is_sharded else incoming) * item_bytes
+    if num_ranks == 1 or num_bytes == 0 or us < MIN_US:
+        what = "of one rank" if num_ranks == 1 else "of no bytes" if num_bytes == 0 else "that took no time"
+        return f"collectives {what}"
+    group = str(args.values.get("Process Group Name", ""))
+    axis = axis_named(args.values.get("Process Group Description"))
+    return TracedCollective(kind, group, ranks, num_ranks, num_bytes, seq, start_us, us, axis)
+
+
+def axis_named(description: Any) -> str:
+    """The mesh axis in the description that torch gives a group; empty if it has none."""
+    return description.removeprefix("mesh_") if isinstance(description, str) and description.startswith("mesh_") else ""
 
 
 class _Fields:
@@ -236,7 +269,7 @@ class _Fields:
         return ranks
 
     def _wrong(self, key: str, expected: str, do: str = "") -> None:
-        found = f"found {_show(self.values[key])}" if key in self.values else "it is missing"
+        found = f"found {show(self.values[key])}" if key in self.values else "it is missing"
         self.faults.append(f"{key}: expected {expected}, {found}" + (f"; {do}" if do else ""))
 
 
@@ -250,7 +283,7 @@ def _ranks(value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(items))) if len(set(items)) == len(items) else None
 
 
-def _groups(config: Any) -> dict[str, tuple[int, ...]]:
+def groups_of(config: Any) -> dict[str, tuple[int, ...]]:
     """Ranks by group name, in either of the two formats that profilers write."""
     if isinstance(config, list):
         rows = [(row.get("pg_name"), row) for row in cast(list[Any], config) if isinstance(row, dict)]
@@ -298,7 +331,7 @@ def _by_rank(traces: Iterable[ChromeTrace]) -> dict[int | str, list[TracedCollec
 
 def _unmatched(group: tuple[Any, ...], members: Iterable[int | str]) -> str:
     who = ", ".join(sorted(map(str, members)))
-    return f"group {_show(group[0])} of {group[2]} ranks: the traces of {who} share none of its collectives"
+    return f"group {show(group[0])} of {group[2]} ranks: the traces of {who} share none of its collectives"
 
 
 def _notes(
@@ -317,6 +350,6 @@ def _notes(
     return notes
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

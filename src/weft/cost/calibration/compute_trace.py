@@ -3,7 +3,7 @@
 A kernel event has the duration. The operator that launched it (same `External id`) has the shapes, if the profile was
 taken with `record_shapes=True`. Large matrix products give the flops per second of their dtype; large copies and
 additions give the memory bandwidth: the median over shapes of the best run of each shape. Small ones measure launches
-and caches instead, and are skipped.
+and caches instead, and are skipped. `overheads` adds gaps, host time and slowdown.
 
 Contract: nothing is executed, and no fault is raised: malformed events are ignored.
 """
@@ -17,6 +17,8 @@ from math import prod
 from statistics import median
 from typing import Any, cast
 
+from weft.cost.calibration.event_fields import arguments_of, span_of, whole
+from weft.cost.calibration.overheads import NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
 from weft.cost.device import Device
 
 MIN_FLOPS = 1e9
@@ -69,6 +71,7 @@ class ComputeTrace:
     kernels: tuple[KernelTime, ...] = ()
     """Largest total time first."""
     work: tuple[KernelWork, ...] = ()
+    overheads: Overheads = NO_OVERHEADS
 
     def device(self) -> Device | None:
         """The measured device; None if no large operator with shapes was traced."""
@@ -80,7 +83,14 @@ class ComputeTrace:
         if not found and memory is None:
             return None
         peaks = tuple(sorted((key, rate / 1e12) for key, rate in found.items()))
-        return Device("measured", peaks, None if memory is None else memory / 1e9, matmul_efficiency=1.0)
+        return Device(
+            "measured",
+            peaks,
+            None if memory is None else memory / 1e9,
+            launch_gap_us=self.overheads.launch_gap_us or 0.0,
+            overlap_slowdown=self.overheads.overlap_slowdown or 0.0,
+            matmul_efficiency=1.0,
+        )
 
 
 NO_COMPUTE = ComputeTrace()
@@ -102,6 +112,7 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
     return ComputeTrace(
         tuple(sorted(times, key=lambda kernel: (-kernel.total_us, kernel.name))),
         tuple(KernelWork(key, amount, us) for (key, amount), us in sorted(best.items())),
+        merge_overheads(trace.overheads for trace in traces),
     )
 
 
@@ -114,6 +125,7 @@ class ComputeReader:
         self.us: dict[int, float] = {}
         """Kernel time of each operator, by its `External id`."""
         self.work: dict[int, tuple[str, int]] = {}
+        self.overheads = OverheadReader()
 
     def add_kernel(self, event: Mapping[str, Any]) -> None:
         """Add a kernel that is not a collective."""
@@ -122,9 +134,23 @@ class ComputeReader:
             return
         self.count[name] += 1
         self.total[name] = self.total.get(name, 0.0) + us
-        launched_by = _external_id(event)
+        launched_by, span, args = _external_id(event), span_of(event), arguments_of(event)
         if launched_by is not None:
             self.us[launched_by] = self.us.get(launched_by, 0.0) + us
+        if span is not None:
+            stream = str(args.get("stream", event.get("tid")))
+            self.overheads.add_kernel(span, stream, whole(args.get("correlation")), launched_by)
+
+    def add_collective(self, event: Mapping[str, Any]) -> None:
+        """Add a kernel of NCCL, beside which compute may run."""
+        if (span := span_of(event)) is not None:
+            self.overheads.collectives.append(span)
+
+    def add_issue(self, event: Mapping[str, Any]) -> None:
+        """Add a call of the host that issues a kernel."""
+        span, correlation = span_of(event), whole(arguments_of(event).get("correlation"))
+        if span is not None and correlation is not None:
+            self.overheads.issued[correlation] = span[0]
 
     def add_operator(self, event: Mapping[str, Any]) -> None:
         """Add an operator on the host."""
@@ -137,13 +163,12 @@ class ComputeReader:
         """The compute found so far."""
         times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
         work = (KernelWork(*work, self.us[number]) for number, work in self.work.items() if number in self.us)
-        return merge_compute([ComputeTrace(times), *(ComputeTrace((), (each,)) for each in work)])
+        overheads = self.overheads.finish(self.work)
+        return merge_compute([ComputeTrace(times, overheads=overheads), *(ComputeTrace((), (each,)) for each in work)])
 
 
 def _external_id(event: Mapping[str, Any]) -> int | None:
-    args = event.get("args")
-    number = cast(dict[str, Any], args).get("External id") if isinstance(args, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    return whole(arguments_of(event).get("External id"))
 
 
 def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:

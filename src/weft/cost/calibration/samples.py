@@ -53,11 +53,11 @@ class Measurements:
 class MeasurementError(ReadError):
     """Files without measurements, or with malformed ones; lists every fault with its place."""
 
-    def __init__(self, faults: Iterable[str]) -> None:
+    def __init__(self, faults: Iterable[str], who: str = "calibrate", what: str = "nothing can be fitted") -> None:
         self.faults = tuple(faults)
         rest = len(self.faults) - MAX_FAULTS
         shown = [*self.faults[:MAX_FAULTS], *([f"... and {rest} more"] if rest > 0 else [])]
-        super().__init__(compose("calibrate", "nothing can be fitted", where=shown))
+        super().__init__(compose(who, what, where=shown))
 
 
 def open_measurements(path: Path) -> IO[bytes]:

@@ -21,7 +21,7 @@ from weft.graph import ops
 from weft.graph.groups import group_argument
 from weft.graph.listings.literals import LiteralReader, dotted
 from weft.graph.listings.types import listed_name, plain_name, torch_literal
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 
 LARGEST_NUMBER = 1 << 53
 
@@ -44,7 +44,7 @@ class Line:
 
 
 def write(name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The line of a call; nodes are what has a name. None where an argument has no text, such as a symbolic size."""
+    """The line of a call. Anything with a name is a node. None if an argument has no text, such as a symbolic size."""
     try:
         parts = [_text(a) for a in args] + [f"{key}={_text(value)}" for key, value in kwargs.items()]
     except ValueError:

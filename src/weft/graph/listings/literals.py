@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import FakeTensorMode, fake_tensor, fake_view, new_fake_mode
+from weft.compat import FakeTensorMode, fake_tensor, fake_view, new_fake_mode, with_bits
 from weft.errors import ListingError, compose, nearest, point_at
 from weft.graph import metadata, ops
 from weft.graph.listings.types import DTYPES, TypeText
 
 MAX_BITS = 64
+PROPERTIES = ("strides", "offset", "base", "constant", "device", "conj", "neg")
+"""Properties of a tensor that its type may state after dtype and shape."""
 
 
 def power(base: Any, exponent: Any) -> Any:
@@ -69,7 +71,7 @@ class LiteralReader:
         if isinstance(at, ast.Call):
             if at.args:
                 self.fail(at, "a property of a type needs a name", "write f32[2, 4](strides=(1, 2))")
-            extras = self.keywords(at, ("strides", "offset", "base", "constant", "device"), sizes=("strides", "offset"))
+            extras = self.keywords(at, PROPERTIES, sizes=("strides", "offset"))
             at = at.func
         if isinstance(at, ast.Constant) and at.value is None:
             return None
@@ -100,16 +102,19 @@ class LiteralReader:
         strides = metadata.contiguous_strides(size) if strides is None else strides
         strides = list(strides) if isinstance(strides, tuple | list) else [strides]
         base, offset = self._base(at, extras, names), extras.get("offset", 0)
+        bits: dict[str, Any] = {name: extras.get(name, False) for name in ("conj", "neg")}
         try:
+            if not all(isinstance(bit, bool) for bit in bits.values()) or (bits["conj"] and not dtype.is_complex):
+                raise ValueError("conj and neg are True or False, and only complex numbers have a conjugate")
             device = torch.device(extras["device"]) if "device" in extras else self.types.device
             if base is None:
                 made = fake_tensor(self.mode, size, strides, dtype, device)  # type: ignore[arg-type]
                 if not extras.get("offset"):
-                    return made
+                    return with_bits(made, **bits)
                 base = fake_tensor(self.mode, [1], [1], dtype, device)  # type: ignore[arg-type]
             if base.device != device:
-                raise ValueError(f"it is on {device}, what it shares memory with on {base.device}")
-            return fake_view(base, size, strides, offset, dtype)
+                raise ValueError(f"it is on {device}, but shares memory with a tensor on {base.device}")
+            return with_bits(fake_view(base, size, strides, offset, dtype), **bits)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self.fail(at, f"no tensor has this type: {str(error).splitlines()[0]}")
 
@@ -126,7 +131,7 @@ class LiteralReader:
         value = ops.value_of(found) if isinstance(found, Node) else found
         if not isinstance(value, Tensor):
             self.fail(at, f"{extras[word]!r} is not a tensor, so its memory cannot be shared", name=word)
-        return value
+        return with_bits(value, conj=False, neg=False)
 
     def keywords(
         self, at: ast.Call, known: Sequence[str], *, sizes: Sequence[str] = (), names: Mapping[str, Node] | None = None

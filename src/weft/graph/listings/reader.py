@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, new_symbol, storage_key, symbols_of
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes, new_symbol, storage_key, symbols_of, with_bits
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import ops
 from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
@@ -66,6 +66,8 @@ class _Reader(LiteralReader):
         """The declarations of constants by path, with their values if the listing has them."""
         self.may_share = False
         """Whether inputs may share memory although their types do not say so."""
+        self.reshaped: dict[Node, Node] = {}
+        """Nodes whose tensor a later call gave another shape in place, with that call."""
 
     def read(self) -> GraphModule:
         function: ast.FunctionDef | None = None
@@ -121,7 +123,7 @@ class _Reader(LiteralReader):
         if not values or not isinstance(values[0], str):
             self.fail(call, f"{kind} takes a name first", name=kind)
         if len(values) > most or (call.keywords and not words):
-            self.fail(call, f"{kind} takes less than that", f"write {EXAMPLES[kind]}", kind)
+            self.fail(call, f"{kind} takes fewer values", f"write {EXAMPLES[kind]}", kind)
         declare[kind](call, values[0], values[1:], keywords)
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
@@ -164,7 +166,7 @@ class _Reader(LiteralReader):
 
     def _inputs(self, call: ast.Call, said: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
         if said != MAY_SHARE:
-            self.fail(call, f"inputs that {said!r} mean nothing", f"write {EXAMPLES['inputs']}", "inputs")
+            self.fail(call, f"inputs({said!r}) has no meaning", f"write {EXAMPLES['inputs']}", "inputs")
         self.may_share = True
 
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
@@ -199,22 +201,27 @@ class _Reader(LiteralReader):
         (call, value), fake = self.declared[path], self.fakes[path]
         size, stride = tuple(fake.shape), fake.stride()
         if path in self.given:
-            self.constants[path] = self.given[path]
+            self.constants[path] = with_bits(self.given[path], conj=fake.is_conj(), neg=fake.is_neg())
             return
         try:
             made = torch.empty_strided(size, stride, dtype=fake.dtype, device="cpu" if value is not None else "meta")
-            self.constants[path] = made if value is None else made.copy_(value)
+            made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
+            if value is not None:
+                _fill(made, value)
         except RuntimeError as error:
             self.fail(call, f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}", name=path)
+        self.constants[path] = made
+        self._check_values(path)
 
     def _make_together(self, paths: Sequence[str]) -> None:
         known = [path for path in paths if path in self.given]
         told = [path for path in paths if self.declared[path][1] is not None]
-        for found, verb in ((known, "is given"), (told, "has values")):
+        for found, verb, lacks in ((known, "is given", "is not"), (told, "has values", "has none")):
             if 0 < len(found) < len(paths) and (found is known or not known):
                 other = next(path for path in paths if path not in found)
-                what = f"{found[0]!r} {verb}, {other!r}, whose memory it shares, does not"
-                self.fail(self.declared[found[0]][0], what, "give all that share a memory, or none", found[0])
+                what = f"{found[0]!r} {verb}, but {other!r}, which shares its memory, {lacks}"
+                do = "give all constants that share memory, or none"
+                self.fail(self.declared[found[0]][0], what, do, found[0])
         starts = {path: place_of(path, self.fakes[path]).start for path in paths}
         if known:
             self._take_together(paths, starts)
@@ -222,27 +229,23 @@ class _Reader(LiteralReader):
         fakes = {path: self.fakes[path] for path in paths}
         end = max(starts[path] + span_bytes(f.shape, f.stride(), f.dtype) for path, f in fakes.items())
         if told and end > MAX_SHARED_BYTES:
-            what = f"the memory of {paths[0]!r} has {end} bytes, at most {MAX_SHARED_BYTES} stand in a listing"
+            what = f"the memory of {paths[0]!r} has {end} bytes, a listing may have at most {MAX_SHARED_BYTES}"
             self.fail(self.declared[paths[0]][0], what, "leave the values out, or give them by `constants`", paths[0])
         raw = torch.zeros(end, dtype=torch.uint8) if told else torch.empty(end, dtype=torch.uint8, device="meta")
         for path, fake in fakes.items():
             made = torch.empty(0, dtype=fake.dtype, device=raw.device)
             made.set_(raw.untyped_storage(), fake.storage_offset(), tuple(fake.shape), fake.stride())
-            self.constants[path] = made
+            self.constants[path] = made = with_bits(made, conj=fake.is_conj(), neg=fake.is_neg())
             value = self.declared[path][1]
             if value is not None:
-                self._fill(path, made, value)
+                _fill(made, value)
         for path in told:
-            if not _is_equal(self.constants[path], self.declared[path][1]):
-                what = f"the values of {path!r} are not those of what shares its memory"
-                self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
+            self._check_values(path)
 
-    def _fill(self, path: str, made: Tensor, value: Tensor) -> None:
-        try:
-            made.copy_(value)
-        except RuntimeError as error:
-            what = f"the values of {path!r} do not fit its type: {str(error).splitlines()[0]}"
-            self.fail(self.declared[path][0], what, name=path)
+    def _check_values(self, path: str) -> None:
+        if not _is_equal(self.constants[path], self.declared[path][1]):
+            what = f"the values of {path!r} differ from those of a constant in the same memory"
+            self.fail(self.declared[path][0], what, "write the same values for the same memory", path)
 
     def _take_together(self, paths: Sequence[str], starts: Mapping[str, int]) -> None:
         """Use the given constants if they share memory as the listing declares."""
@@ -253,7 +256,8 @@ class _Reader(LiteralReader):
             if not alike or found[path].start - found[paths[0]].start != starts[path] - starts[paths[0]]:
                 what = f"{path!r} is given, but not in the memory of {paths[0]!r} as its type says"
                 self.fail(self.declared[path][0], what, "give constants that share memory as the listing says", path)
-            self.constants[path] = given[path]
+            fake = self.fakes[path]
+            self.constants[path] = with_bits(given[path], conj=fake.is_conj(), neg=fake.is_neg())
 
     # Functions and their lines.
 
@@ -341,11 +345,19 @@ class _Reader(LiteralReader):
         self, at: ast.AST, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, edit: Edit
     ) -> Node:
         try:
-            return edit.call(target, args, kwargs, name=name)
+            made = edit.call(target, args, kwargs, name=name)
         except GraphError as error:
             self.fail(at, str(error), name=name)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
             self.fail(at, f"{ops.name_of(target)}: {error}", name=name)
+        reshaped = next((source for source in input_nodes(made) if source in self.reshaped), None)
+        if reshaped is not None:
+            by = self.reshaped[reshaped].name
+            self.fail(at, f"{reshaped.name} has another type since {by}", f"use the result of {by}", reshaped.name)
+        if isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags:
+            first = next(iter(input_nodes(made)))
+            self.reshaped |= {} if _has_type_of(first, made) else {first: made}
+        return made
 
     def _attribute(self, at: ast.Call, name: str, edit: Edit, root: dict[str, Any]) -> Node:
         path = self.literal(at.args[0]) if at.args else None
@@ -362,7 +374,7 @@ class _Reader(LiteralReader):
         same_line = annotation.lineno == annotation.end_lineno and line.isascii()
         written = line[annotation.col_offset : annotation.end_col_offset] if same_line else ast.unparse(annotation)
         if computed and written != computed and ast.unparse(annotation) != computed:
-            what = f"{name} is {computed} by its operator, {written} as written"
+            what = f"{name} is {computed} according to its operator, but the listing says {written}"
             self.fail(at, what, "correct the type, or leave it out", name)
 
 
@@ -373,6 +385,24 @@ def _named_by_inputs(at: ast.FunctionDef) -> set[str]:
     ]
     found = [word.value.value for word in words if word.arg == "constant" and isinstance(word.value, ast.Constant)]
     return {path for path in found if isinstance(path, str)}
+
+
+def _fill(made: Tensor, value: Tensor) -> None:
+    """Copy values into a tensor whose elements may share memory, as those of an expanded tensor do."""
+    try:
+        made.copy_(value)
+    except RuntimeError:  # torch refuses to write two elements of one memory at once
+        if not made.dim():
+            raise
+        for part, values in zip(made.unbind(), value.unbind(), strict=True):
+            _fill(part, values)
+
+
+def _has_type_of(first: Node, second: Node) -> bool:
+    old, new = ops.value_of(first), ops.value_of(second)
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        return True
+    return (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
 
 
 def _is_equal(made: Tensor, value: Tensor | None) -> bool:

@@ -114,6 +114,8 @@ class TypeText:
             extras["base"] = repr(base)
         if constant is not None:
             extras["constant"] = repr(constant)
+        extras |= {"conj": "True"} if value.is_conj() else {}
+        extras |= {"neg": "True"} if value.is_neg() else {}
         return with_extras(self.of(value), extras)
 
     def _tensor(self, value: Tensor) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import FakeTensor, is_process_group, symbol_hint
+from weft.compat import FakeTensor, is_process_group, symbol_hint, with_bits
 from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
 from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
@@ -102,7 +102,9 @@ class _Writer:
         for path, (value, fake) in self.constants.items():
             place = places.get(path)
             known = self._is_told(path, place) and (place is None or place.base not in silent)
-            text = self._constant_type(path, fake if isinstance(fake, Tensor) else value, place)
+            # Tracing drops the bits from the metadata of a constant.
+            shown = with_bits(fake if isinstance(fake, Tensor) else value, conj=value.is_conj(), neg=value.is_neg())
+            text = self._constant_type(path, shown, place)
             lines.append(f"tensor({path!r}, {text}" + (f", {self.value(value.tolist())})" if known else ")"))
         return [*lines, ""] if lines else []
 

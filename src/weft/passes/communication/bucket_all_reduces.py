@@ -31,11 +31,15 @@ Bytes on the wire: unchanged. Memory: the buffer, and a copy of each result that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from weft.bucketing.policy import Policy
 from weft.graph.ops import Kind
+from weft.graph.roles import Role
 from weft.passes.base import Numerics
 from weft.passes.bucket_pass import BucketPass
+from weft.plan.context import Context
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,10 @@ class BucketAllReduces(BucketPass):
 
     numerics = Numerics.REASSOCIATES
     kinds = frozenset({Kind.ALL_REDUCE})
+
+    only: Literal["all", "replicas"] = "all"
+    """`replicas`: merge only gradients, and not in groups that carry mostly activations: what HSDP and DDP sum."""
+
+    def policy(self, context: Context) -> Policy:
+        is_limited = self.only == "replicas"
+        return replace(super().policy(context), role=Role.GRADIENTS if is_limited else None, replicas=is_limited)

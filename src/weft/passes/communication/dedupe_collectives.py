@@ -18,7 +18,7 @@ After::
 
 Equal collectives merge only if their live ranges overlap already; then nothing stays in memory longer than before.
 Merging the gathers of a weight in forward and backward would keep the weight in memory in between, and undo FSDP's
-resharding.
+resharding. With `units`, a block may gather a weight once for its recomputed forward and its backward, as FSDP2 does.
 
 Declines: results whose live ranges do not overlap; results that are written; two results that are both returned, which
 must stay two tensors; collectives whose results cannot be paired.
@@ -34,10 +34,13 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from weft.bucketing.units import units_of
 from weft.graph import ops
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_alias
+from weft.graph.operator_effects import is_alias
+from weft.graph.ops import Kind
+from weft.graph.roles import Role, Roles
 from weft.graph.value_numbers import ValueNumbers
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
@@ -51,6 +54,10 @@ class DedupeCollectives(Pass):
     """Merge repeated waits, and equal collectives whose live ranges overlap."""
 
     numerics = Numerics.EXACT
+
+    units: bool = False
+    """Also merge equal gathers of one unit of FSDP2, whose weights stay gathered from its first use of them to its
+    last. `bucket-all-gathers` explains units."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
@@ -85,6 +92,7 @@ class DedupeCollectives(Pass):
         replacements: dict[Node, Node] = {}
         kept: dict[Hashable, _Kept] = {}
         numbering = ValueNumbers(dag)
+        units = _gather_units(dag) if self.units else {}
         for again in collectives(dag.nodes[0].graph) if dag.nodes else ():
             if again.kind in ops.POINT_TO_POINT or not again.is_functional:
                 continue
@@ -96,18 +104,20 @@ class DedupeCollectives(Pass):
                 sentence = f"{names[0]} repeats {names[1]} and stays: {withheld}"
                 decisions.append(self.decision(Reason.OTHER_RANKS, sentence, *names))
                 continue
-            if first is None or first.why_not(again, dag) is not None:
-                if first is not None:
-                    decisions.append(self._declined(first, again, dag))
-                kept[key] = _Kept(again, _last_use(dag, again), _is_returned(dag, again))
+            unit = units.get(again.launch)
+            refusal = first.why_not(again, dag, unit) if first is not None else None
+            if first is None or refusal is not None:
+                if first is not None and refusal is not None:
+                    decisions.append(self._declined(first, again, refusal))
+                kept[key] = _Kept(again, _last_use(dag, again), _is_returned(dag, again), unit)
                 continue
             names = (again.launch.name, first.collective.launch.name)
             decisions.append(self.decision(Reason.APPLIED, f"removed {names[0]}: it repeats {names[1]}", *names))
             replacements |= first.absorb(again, dag, actions)
         return replacements
 
-    def _declined(self, first: _Kept, again: Collective, dag: Dag) -> Decision:
-        reason, why, blocking = first.why_not(again, dag) or (Reason.UNSUPPORTED_FORM, "", None)
+    def _declined(self, first: _Kept, again: Collective, refusal: tuple[Reason, str, str | None]) -> Decision:
+        reason, why, blocking = refusal
         names = (again.launch.name, first.collective.launch.name)
         return self.decision(reason, f"{names[0]} repeats {names[1]} and stays: {why}", *names, blocking=blocking)
 
@@ -119,13 +129,16 @@ class _Kept:
     collective: Collective
     last_use: int
     is_returned: bool
+    unit: str | None
+    """The unit of FSDP2 that gathers it, if units matter."""
 
-    def why_not(self, again: Collective, dag: Dag) -> tuple[Reason, str, str | None] | None:
+    def why_not(self, again: Collective, dag: Dag, unit: str | None) -> tuple[Reason, str, str | None] | None:
         """Why an equal collective cannot be merged into this one; None if it can."""
         pairs = _pairs(dag, self.collective, again)
         if pairs is None:
             return Reason.UNSUPPORTED_FORM, "its results cannot be paired with waits one by one", None
-        if self.last_use < dag.index[again.launch]:
+        is_held = unit is not None and unit == self.unit
+        if self.last_use < dag.index[again.launch] and not is_held:
             last = dag.nodes[self.last_use].name
             size = self.collective.output_bytes
             held = size_text(size) if size is not None else "its result"
@@ -152,6 +165,13 @@ class _Kept:
         self.last_use = max(self.last_use, _last_use(dag, again))
         self.is_returned |= _is_returned(dag, again)
         return replacements
+
+
+def _gather_units(dag: Dag) -> dict[Node, str]:
+    """The unit of each gather of parameters; empty if the graph names no modules."""
+    roles = Roles(dag)
+    found = [c for c in collectives(dag.nodes[0].graph) if c.kind is Kind.ALL_GATHER] if dag.nodes else []
+    return units_of([c.launch for c in found if roles.of(c) is Role.PARAMETERS], "split")
 
 
 def _pairs(dag: Dag, first: Collective, again: Collective) -> list[tuple[Node, list[Node]]] | None:

@@ -23,8 +23,8 @@ The pass recognises a gradient by its uses: its result feeds no matmul. The grad
 communication, accumulated, clipped or used by an optimizer in the graph. Equal divisions and casts are applied once to
 the bucket; different ones stay before it.
 
-Declines: all-reduces of activations, and the same as `bucket-all-reduces`. Groups, dtypes and reduce operators never
-mix.
+Declines: all-reduces of activations, or in groups that carry mostly activations; the same as `bucket-all-reduces`.
+Groups, dtypes and reduce operators never mix.
 Numerics: reassociates; with three or more ranks, a ring sums in an order that depends on the offset in the buffer.
 Bytes on the wire: unchanged. Memory: the buffer, and a copy of each gradient that the graph returns or writes.
 """
@@ -51,4 +51,4 @@ class FuseDdpAllReduces(BucketPass):
     first_bytes = 1 << 20
 
     def policy(self, context: Context) -> Policy:
-        return replace(super().policy(context), role=Role.GRADIENTS)
+        return replace(super().policy(context), role=Role.GRADIENTS, replicas=True)

@@ -18,8 +18,8 @@ first rank would launch a reduce-scatter, and all ranks would hang. So the pass 
 take the rank's own part on every rank; `weft.verification.agreement.agreement.own_parts` derives them from the graphs
 of all ranks. A part is a slice of the sum, or an item of split or chunk, along any dim.
 
-Declines: slices if `rank` is not given; slices that are not the rank's own part on every rank; sums of which more than
-the slice is used.
+Declines: slices if `rank` is not given; slices that are not the rank's own part on every rank; sums that are used
+outside the slice.
 Numerics: reassociates; a reduce-scatter may sum in another order. Bytes on the wire: half.
 """
 

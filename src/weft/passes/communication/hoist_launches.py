@@ -35,7 +35,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
-from weft.graph.profiles import is_cheap
+from weft.graph.operator_effects import is_cheap
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
@@ -111,7 +111,7 @@ class _Windows:
         self.landed: dict[str, int] = {}
 
     def add(self, i: int) -> int | None:
-        """The last wait that launch i must stay after; -1 if there is none, None if the size of i is unknown."""
+        """The last wait that launch i must stay after; -1 if it may pass all, None if the size of i is unknown."""
         if self.limit is None:
             return -1
         size = Collective(self.dag.nodes[i]).output_bytes

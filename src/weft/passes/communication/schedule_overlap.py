@@ -100,7 +100,7 @@ class ScheduleOverlap(Pass):
         limit = context.memory_limit_bytes
         if limit is not None and best.outcome.peak_bytes > limit:
             least = best.outcome.peak_bytes
-            what = f"no order was found that fits in {limit} bytes; the least that one needs is {least}"
+            what = f"found no order that fits in {limit} bytes; the smallest peak found is {least}"
             raise MemoryLimitError(compose(self.name(), what, do=f"allow {least} bytes"), least)
         return self.step(best.actions(), best.decisions(self.name(), planner.exposed_ns))
 

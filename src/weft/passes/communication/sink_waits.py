@@ -35,7 +35,7 @@ from torch.fx import Graph
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_alias
+from weft.graph.operator_effects import is_alias
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason

@@ -115,7 +115,7 @@ class BatchPointwiseOps(BatchPass):
 
 
 def _order(result: Tensor) -> tuple[int, ...] | None:
-    """The order of dims in which a result is contiguous; None if there is none."""
+    """The order of dims in which a result is contiguous; None if it has gaps in memory."""
     order = tuple(sorted(range(result.dim()), key=lambda dim: (-result.stride(dim), dim)))
     return order if result.permute(order).is_contiguous() else None
 

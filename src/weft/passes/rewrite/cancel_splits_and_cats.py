@@ -21,7 +21,7 @@ The pass knows five simplifications:
 - a slice of a slice is a slice of the original tensor;
 - a slice of a concatenation that lies within one input is a slice of that input;
 - a concatenation within a concatenation along the same dim is flattened;
-- so is a slice of a concatenation within another.
+- a slice of a concatenation, within another concatenation, is flattened too.
 
 Slices come from split, chunk, slice, narrow, unbind and select. A dim of size 1 may be squeezed or unsqueezed, and the
 inputs of a stack or a concatenation may be views, all of the same shape.
@@ -168,7 +168,7 @@ class Cat:
 
 
 def _cat(draft: Draft, node: Any) -> Cat | None:
-    """The concatenation that a node is, or None; cached, since every part and slice of it asks."""
+    """The concatenation that a node is, or None; cached, since it is needed for every part and slice."""
     if not isinstance(node, AnyNode) or node.target is not CAT:
         return None
     arguments = draft.arguments(node)

@@ -70,7 +70,7 @@ class DecomposeAddmms(RewritePass):
             return Refusal(Reason.NO_GAIN, f"{name} stays: on a CPU one kernel for product and sum is faster")
         if not self.half and value.dtype in HALVES:
             return Refusal(
-                Reason.FORBIDDEN, f"{name} stays: half is unset, and its sum would be rounded to 16 bits twice"
+                Reason.FORBIDDEN, f"{name} stays: the option half is off, and its sum would be rounded to 16 bits twice"
             )
         if match["alpha"] == 0:
             return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its alpha is 0, and infinity times zero is NaN")

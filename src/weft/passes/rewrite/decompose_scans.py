@@ -28,7 +28,7 @@ from torch.fx import Graph, Node
 
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit
-from weft.graph.profiles import profile_of
+from weft.graph.operator_effects import profile_of
 from weft.passes.base import NamedNodes, Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal

@@ -31,7 +31,7 @@ from torch.fx import Graph, Node
 
 from weft.compat import expression_of
 from weft.graph import ops
-from weft.graph.profiles import profile_of
+from weft.graph.operator_effects import profile_of
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context

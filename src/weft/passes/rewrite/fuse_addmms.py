@@ -52,7 +52,7 @@ class FuseAddmms(RewritePass):
         def fused(draft: Draft, match: Match) -> Replacement:
             product, bias, root = match["product"], match["bias"], match.root
             if match["alpha"] != 1:
-                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it scales what it adds")
+                return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: it scales the tensor that it adds")
             refusal = _why_not_fuse(draft, product, bias, root)
             if refusal is not None and isinstance(bias, AnyNode) and bias.target in PRODUCT.targets:  # the other way
                 product, bias = bias, product

@@ -18,8 +18,8 @@ After::
 The biases of addmm are concatenated too, and expanded first where they have fewer rows or columns.
 
 Declines: weights that depend on another member's product; inputs or results that are written; users that depend on the
-strides of a result; an alpha or beta other than 1; fewer layers than `min-size`; fusions that would not save time, and
-any fusion without a cluster to predict times on.
+strides of a result; an alpha or beta other than 1; a layer without a bias next to layers with one, and the reverse;
+fewer layers than `min-size`; fusions that would not save time, and any fusion without a cluster to predict times on.
 Numerics: reassociates; another kernel may sum in another order. Memory: one copy of the weights and biases.
 """
 
@@ -29,13 +29,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from weft.cost.device import Device
 from weft.graph import ops
 from weft.passes.base import Numerics
 from weft.passes.batch_pass import BatchPass, bytes_of, is_sized, product_ns, with_own_memory
+from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
+from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft
 
 MM, ADDMM = ops.op_of("mm"), ops.op_of("addmm")
@@ -49,6 +51,21 @@ class FuseLinears(BatchPass):
 
     min_size: int = 2
     """Minimum number of layers to fuse."""
+
+    def plan_one(self, graph: Graph, context: Context) -> Step:
+        step = super().plan_one(graph, context)
+        explained = {name for decision in step.decisions for name in decision.nodes}
+        by_input: dict[Node, list[Node]] = {}
+        for node in graph.nodes:
+            if node.target in (MM, ADDMM) and not isinstance(self.key(node), Refusal):
+                by_input.setdefault(_layer(node.target, ops.bind(node))[0], []).append(node)
+        mixed = [
+            self.decision(Reason.UNSUPPORTED_FORM, f"{node.name} stays: {_why_alone(node, shared)}", node.name)
+            for shared, nodes in by_input.items()
+            for node in nodes
+            if len(nodes) > 1 and node.name not in explained
+        ]
+        return self.step(step.actions, (*step.decisions, *mixed))
 
     def key(self, node: Node) -> Hashable | Refusal | None:
         if node.target not in (MM, ADDMM):
@@ -108,6 +125,13 @@ class FuseLinears(BatchPass):
 def _layer(target: Any, given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """The input, the weight and the bias of a layer."""
     return (given["self"], given["mat2"], None) if target is MM else (given["mat1"], given["mat2"], given["self"])
+
+
+def _why_alone(node: Node, shared: Node) -> str:
+    """Why no other product of the same input has the key of this one."""
+    if node.target is MM:
+        return f"it has no bias, and the other products of {shared.name} have one"
+    return f"the other products of {shared.name} have no bias, or one of another dtype"
 
 
 def _widened(draft: Draft, bias: AnyNode, shape: list[int], before: Node) -> AnyNode:

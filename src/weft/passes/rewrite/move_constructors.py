@@ -36,7 +36,7 @@ from torch.fx import Graph, Node
 
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context

@@ -89,7 +89,7 @@ def _local(stretch: Sequence[Node]) -> list[Node]:
 
 
 def _moved(before: Sequence[Node], after: Sequence[Node]) -> list[Node]:
-    """The nodes that another node follows now than before."""
+    """The nodes whose next node in the new order is a different one."""
     followed_by = dict(pairwise(before))
     return [node for node, now in pairwise(after) if followed_by[node] is not now and node.op == "call_function"]
 

@@ -33,7 +33,7 @@ from weft.compat import input_nodes
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.effects import Effects
-from weft.graph.profiles import Profile, profile_of
+from weft.graph.operator_effects import Profile, profile_of
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context

@@ -36,7 +36,7 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import is_pointwise, profile
+from weft.graph.operator_effects import is_pointwise, profile
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -137,7 +137,7 @@ def _why_not(uses: LastUses, node: Node, source: Node, back: Node | None) -> Ref
     writes = uses.dag.effects.memory.writes
     last_write = max(writes[storage][-1] for storage in uses.held(source) if storage in writes)
     if last_write != place or uses.held(node) & uses.dag.effects.held_by_outputs:
-        return Refusal(Reason.ESCAPES, f"{name} stays: it is needed apart from the copy {back.name}", back.name)
+        return Refusal(Reason.ESCAPES, f"{name} stays: the graph needs it besides the copy {back.name}", back.name)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Low contention: the collective copies through symmetric memory on CUDA, so products running meanwhile keep the SMs.
+"""Low contention: CUDA copies through symmetric memory run the collective, which leaves the SMs to the products.
 
 Contract: nothing is split into chunks. Torch's operator, which copies from peer to peer without using SMs, replaces the
 launch. Its result is waited for as before, and the products stay as they are.

@@ -6,7 +6,7 @@ steps. One launch both sends and receives, so two ranks cannot wait for each oth
 under two tensors, its result and the sent tensor. Waiting for both hangs on gloo; waiting for one leaks the other,
 which keeps the sent tensor alive until the process ends. A ring is therefore built only if the user asks for it.
 
-    gather    send the own part on and multiply it -> receive the previous rank's part -> ... -> join the products
+    gather    send this rank's part on and multiply it -> receive the previous rank's part -> ... -> join the products
     scatter   multiply the previous rank's part -> send it on; the next rank adds its own -> ... -> own part
 """
 
@@ -53,7 +53,7 @@ class Ring:
         if cut.num_ranks < 2:
             return Refusal(Reason.ALONE, f"{name} cannot run as a ring: its group has one rank")
         if cut.ring_rank is None:
-            sentence = f"{name} cannot run as a ring: the option `rank` does not say whose graph this is"
+            sentence = f"{name} cannot run as a ring: the option `rank` is not set"
             return Refusal(Reason.OTHER_RANKS, sentence, name)
         reduce_op = Collective(cut.launch).reduce_op
         if cut.result is not None and reduce_op not in SUMS:

@@ -2,8 +2,8 @@
 
 Contract: a site is lowered only if it computes exactly what these operators compute. They take a shard, the right
 operands and the dim that is gathered (or scattered) of a tensor whose last dim is multiplied. The layouts of the
-operands tell whether the views around a site amount to just that. Each operator is complete when it returns, so there
-is no wait.
+operands show whether the views around a site have this form. Each operator is complete when it returns, so nothing
+waits for it.
 
     fused_all_gather_matmul(shard, [right, ...], dim, group) -> gathered, [product, ...]
     fused_matmul_reduce_scatter(left, right, reduce_op, dim, group) -> this rank's result

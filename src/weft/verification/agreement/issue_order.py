@@ -31,8 +31,9 @@ from weft.graph.collective import Collective
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.text import parse
 from weft.graph.listings.types import DTYPE_NAMES
+from weft.graph.operator_effects import graph_arguments, is_alias
 from weft.graph.ops import Kind, LaunchForm
-from weft.graph.profiles import graph_arguments, is_alias
+from weft.verification.inlining import inlined_graph
 from weft.verification.rank import show
 from weft.verification.rendezvous import RESHARD
 
@@ -204,7 +205,7 @@ class _OrderReader:
         self.open: dict[Any, list[tuple[int, int]]] = {}
 
     def read(self) -> IssueOrder:
-        for node in self.module.graph.nodes:
+        for node in inlined_graph(self.module).nodes:
             target: Any = node.target if node.op == "call_function" else None
             if ops.is_wait(target):
                 (waited, *_) = ops.bind(node).values()

@@ -31,7 +31,7 @@ from weft.errors import VerificationError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.listings.writer import name_of, render
-from weft.graph.profiles import attribute
+from weft.graph.operator_effects import attribute
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
 from weft.verification.real_ranks.messages import Answer, Job, Prepare, Progress, pack, unpack
 from weft.verification.rendezvous import with_distinct_groups

@@ -34,7 +34,7 @@ ALL = "all arguments"
 """Stands for every argument that differs from its default; each becomes part of the label."""
 METADATA: tuple[Any, ...] = (None,)
 """Marks an argument that affects only the type of the result."""
-EVERY_VALUE = "every value in every bit, but for the payload of a NaN"
+EVERY_VALUE = "every value in every bit, except the payload of a NaN"
 REAL_NUMBERS = "real numbers: finite values, without rounding"
 
 
@@ -50,7 +50,7 @@ class Domain:
 
     def __post_init__(self) -> None:
         if not self.dtypes or not self.reads or not self.values or not all(self.reads.values()):
-            raise ValueError("a domain names dtypes, values, and the arguments that are read with samples of each")
+            raise ValueError("a domain needs dtypes, values, and samples of each argument that is read")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Law:
 
     def __post_init__(self) -> None:
         if not isinstance(self.domain, Domain) or not self.name or not self.operators:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError("a law has a name, operators and a domain")
+            raise ValueError("a law needs a name, operators and a domain")
 
     def follow(self, call: Call, target: OpOverload) -> list[Value] | None:
         """The results of a call by this law; None if the law does not apply to the call."""
@@ -147,25 +147,25 @@ def _aten(names: str) -> tuple[str, ...]:
 
 MOVES = (
     Law(
-        "the elements in their order",
+        "same elements in another shape",
         _aten("view reshape _unsafe_view view_copy"),
         Domain(ANY, {**ONE, "size": SIZES, "shape": SIZES}),
         index_maps.relabel,
     ),
     Law(
-        "dims made one",
+        "dims flattened",
         _aten("flatten.using_ints ravel"),
         Domain(ANY, {**ONE, "start_dim": DIMS, "end_dim": DIMS}),
         index_maps.relabel,
     ),
     Law(
-        "a dim made several",
+        "a dim unflattened",
         _aten("unflatten.int"),
         Domain(ANY, {**ONE, "dim": DIMS, "sizes": SIZES}),
         index_maps.relabel,
     ),
     Law(
-        "as another tensor is shaped",
+        "shape of another tensor",
         _aten("view_as reshape_as"),
         Domain(ANY, {**ONE, "other": TENSOR}),
         index_maps.relabel,
@@ -198,7 +198,7 @@ MOVES = (
         index_maps.narrowed,
     ),
     Law(
-        "one place of a dim",
+        "one index of a dim",
         _aten("select.int select_copy.int"),
         Domain(ANY, {**ONE, "dim": DIMS, "index": (0, 1, -1)}),
         index_maps.selected,
@@ -214,21 +214,21 @@ MOVES = (
         ),
         index_maps.parted,
     ),
-    Law("every place of a dim", _aten("unbind.int"), Domain(ANY, {**ONE, "dim": DIMS}), index_maps.unbound),
+    Law("every index of a dim", _aten("unbind.int"), Domain(ANY, {**ONE, "dim": DIMS}), index_maps.unbound),
     Law(
-        "one after the other along a dim",
+        "concatenated along a dim",
         _aten("cat concat"),
         Domain(ANY, {"tensors": TENSORS, "dim": DIMS}),
         index_maps.concatenated,
     ),
     Law(
-        "one after the other along a new dim",
+        "stacked along a new dim",
         _aten("stack"),
         Domain(ANY, {"tensors": TENSORS, "dim": DIMS}),
         index_maps.stacked,
     ),
     Law(
-        "numbers before and after the last dims",
+        "padded with a number",
         _aten("constant_pad_nd"),
         Domain(ANY, {**ONE, "pad": ([], [0, 0], [0, 1], [2, 0], [1, 1, 0, 2], [-1, 0]), "value": (0, 2.5, -0.0, True)}),
         index_maps.padded,
@@ -284,7 +284,7 @@ CASTS = (
         index_maps.copied,
     ),
     Law(
-        "copied over all of it",
+        "copied over the whole target",
         _every("copy"),
         Domain(ANY, {**ONE, "src": TENSOR, "non_blocking": (False, True)}),
         index_maps.copied_over,
@@ -292,7 +292,7 @@ CASTS = (
 )
 IDENTITIES = (
     Law(
-        "a tensor of one number",
+        "tensor filled with one number",
         _every(" ".join(identities.FILLED)),
         Domain(FILLABLE, {**ONE, "size": SIZES, "fill_value": (0, 1, -0.0, 2.5, True), **OPTIONS}),
         identities.filled,
@@ -303,38 +303,41 @@ IDENTITIES = (
     Law("plus zero", _every("add"), Domain(REAL, TWO), identities.neutral(0, either_way=True, negative_zero=True)),
     Law("minus zero", _every("sub"), Domain(REAL, TWO), identities.neutral(0, either_way=False)),
     Law(
-        "no bit changed",
+        "bitwise or, xor with zero",
         _every("bitwise_xor bitwise_or"),
         Domain(WHOLE | BOOL, TWO),
         identities.neutral(0, either_way=False),
     ),
     Law(
-        "shifted by nothing",
+        "shifted by zero bits",
         _every("__lshift__ __rshift__"),
         Domain(WHOLE, TWO),
         identities.neutral(0, either_way=False),
     ),
-    Law("the one or the same", _every("maximum minimum"), Domain(REAL, TWO), identities.both_alike),
+    Law("maximum or minimum of equal values", _every("maximum minimum"), Domain(REAL, TWO), identities.both_alike),
     Law(
-        "bits of the one and the same",
+        "bitwise and, or of equal values",
         _every("bitwise_and bitwise_or"),
         Domain(WHOLE | BOOL, TWO),
         identities.both_alike,
     ),
     Law(
-        "a choice between one and the same",
+        "choice between equal values",
         _aten("where.self where.ScalarSelf where.ScalarOther where.Scalar"),
         Domain(ANY, {"condition": TENSOR, **TWO}),
         identities.both_alike,
     ),
-    Law("twice negated", _every("neg"), Domain(WHOLE | FLOATS, ONE), identities.twice_is_none),
-    Law("all bits twice negated", _every("bitwise_not"), Domain(WHOLE | BOOL, ONE), identities.twice_is_none),
-    Law("a truth twice negated", _every("logical_not"), Domain(BOOL, ONE), identities.twice_is_none),
+    Law("double negation", _every("neg"), Domain(WHOLE | FLOATS, ONE), identities.twice_is_none),
+    Law("double bitwise negation", _every("bitwise_not"), Domain(WHOLE | BOOL, ONE), identities.twice_is_none),
+    Law("double logical negation", _every("logical_not"), Domain(BOOL, ONE), identities.twice_is_none),
     Law(
-        "done already", _every("ceil floor round trunc abs relu"), Domain(WHOLE | FLOATS, ONE), identities.twice_is_once
+        "idempotent operators",
+        _every("ceil floor round trunc abs relu"),
+        Domain(WHOLE | FLOATS, ONE),
+        identities.twice_is_once,
     ),
     Law(
-        "integers rounded",
+        "rounded integers",
         _every("ceil floor round trunc"),
         Domain(WHOLE, ONE),
         identities.first_if(lambda given: True),
@@ -352,7 +355,7 @@ IDENTITIES = (
         identities.first_if(lambda given: all(n == 1 for n in given["repeats"])),
     ),
     Law(
-        "scattered over all of it",
+        "scattered over the whole target",
         _every("slice_scatter"),
         Domain(ANY, {**ONE, "src": TENSOR, "dim": DIMS, "start": INDICES, "end": INDICES, "step": (1, 2)}),
         identities.first_if(identities.covers_all, "src"),
@@ -361,50 +364,53 @@ IDENTITIES = (
 COMPARED: Mapping[str, Sequence[Any]] = {**ONE, "min": (None, *NUMBERS), "max": (None, *NUMBERS)}
 ELEMENTWISE = (
     Law(
-        "rounded correctly, of one number",
+        "correctly rounded unary operators",
         _every("neg abs relu sign floor ceil trunc round sqrt isnan isinf"),
         Domain(REAL, ONE),
         elementwise.applied,
     ),
-    Law("sums, rounded correctly", _every("add sub rsub"), Domain(REAL | COMPLEX, TWO), elementwise.applied),
-    Law("products and quotients, rounded correctly", _every("mul div"), Domain(REAL, TWO), elementwise.applied),
+    Law("correctly rounded sums", _every("add sub rsub"), Domain(REAL | COMPLEX, TWO), elementwise.applied),
+    Law("correctly rounded products and quotients", _every("mul div"), Domain(REAL, TWO), elementwise.applied),
     Law(
-        "the larger or the smaller integer",
+        "maximum or minimum of integers",
         _every("maximum minimum clamp clamp_min clamp_max"),
         Domain(WHOLE | BOOL, {**COMPARED, "other": TENSOR}),
         elementwise.applied,
     ),
-    Law("equal or not", _every("eq ne"), Domain(REAL | COMPLEX, TWO), elementwise.applied),
-    Law("less or more", _every("lt le gt ge"), Domain(REAL, TWO), elementwise.applied),
+    Law("equality", _every("eq ne"), Domain(REAL | COMPLEX, TWO), elementwise.applied),
+    Law("comparison", _every("lt le gt ge"), Domain(REAL, TWO), elementwise.applied),
     Law(
-        "the one or the other",
+        "choice by a mask",
         _aten("where.self where.ScalarSelf where.ScalarOther where.Scalar"),
         Domain(REAL | COMPLEX, {"condition": TENSOR, "self": NUMBERS, "other": NUMBERS}),
         elementwise.applied,
     ),
     Law(
-        "filled where a mask says so",
+        "filled by a mask",
         _every("masked_fill"),
         Domain(REAL | COMPLEX, {**ONE, "mask": TENSOR, "value": NUMBERS}),
         elementwise.applied,
     ),
     Law(
-        "a gradient where the input was large",
+        "gradient of a threshold",
         _every("threshold_backward"),
         Domain(WHOLE | FLOATS, {"grad_output": TENSOR, **ONE, "threshold": (0, 0.5, 0.0)}),
         elementwise.applied,
     ),
     Law(
-        "truths",
+        "logical operators",
         _every("logical_and logical_or logical_xor logical_not"),
         Domain(REAL | COMPLEX, TWO),
         elementwise.applied,
     ),
     Law(
-        "bits", _every("bitwise_and bitwise_or bitwise_xor bitwise_not"), Domain(WHOLE | BOOL, TWO), elementwise.applied
+        "bitwise operators",
+        _every("bitwise_and bitwise_or bitwise_xor bitwise_not"),
+        Domain(WHOLE | BOOL, TWO),
+        elementwise.applied,
     ),
     Law(
-        "each of a list",
+        "operators on lists of tensors",
         _every(
             "_foreach_neg _foreach_abs _foreach_sign _foreach_floor _foreach_ceil _foreach_trunc _foreach_round "
             "_foreach_sqrt _foreach_add _foreach_sub _foreach_mul"
@@ -416,7 +422,7 @@ ELEMENTWISE = (
         elementwise.applied_to_each,
     ),
     Law(
-        "each quotient of two lists",
+        "quotients of two lists",
         _every("_foreach_div"),
         Domain(REAL, {"self": TENSORS, "other": TENSORS}),
         elementwise.applied_to_each,
@@ -424,7 +430,7 @@ ELEMENTWISE = (
 )
 IN_REAL_ARITHMETIC = (
     Law(
-        "rows of a product",
+        "rows of a matrix product",
         _every(" ".join(rowwise.LEFT_AND_RIGHT)),
         Domain(ANY, {ALL: TENSOR}, REAL_NUMBERS),
         rowwise.multiplied,
@@ -445,7 +451,7 @@ IN_REAL_ARITHMETIC = (
         "any pointwise operator", (POINTWISE,), Domain(ANY, {ALL: NUMBERS}, REAL_NUMBERS), rowwise.applied, is_real=True
     ),
     Law(
-        "any operator on each of a list",
+        "any operator on lists of tensors",
         (EACH,),
         Domain(ANY, {ALL: TENSORS}, REAL_NUMBERS),
         rowwise.applied_to_each,
@@ -460,7 +466,9 @@ SENT: Mapping[str, Sequence[Any]] = {
     "group": ("dp",),
     "group_name": ("dp",),
 }
-EVERY_RANK = "every value in every bit, where a reduction adds each element in one order of ranks wherever it stands"
+EVERY_RANK = (
+    "every value in every bit, if the order in which a reduction adds does not depend on the position in the buffer"
+)
 
 
 def _sent(names: str) -> tuple[str, ...]:
@@ -515,7 +523,7 @@ COLLECTIVES = (
         collectives.scattered,
     ),
     Law(
-        "even parts exchanged",
+        "equal parts exchanged",
         _sent("all_to_all_single"),
         Domain(ANY, {**SENT, "input_split_sizes": ([1, 1, 1, 1],), "output_split_sizes": ([1, 1, 1, 1],)}),
         collectives.exchanged,

@@ -25,7 +25,7 @@ from weft.graph.dag import Dag
 from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
-from weft.graph.profiles import PLAIN, Profile, is_alias
+from weft.graph.operator_effects import PLAIN, Profile, is_alias
 from weft.verification.symbolic import collectives
 from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
 from weft.verification.symbolic.index_maps import Call

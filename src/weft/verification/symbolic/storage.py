@@ -18,7 +18,7 @@ from torch.fx import Node
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.graph.profiles import PLAIN, is_alias
+from weft.graph.operator_effects import PLAIN, is_alias
 from weft.verification.symbolic.tensors import Run, Terms, Undecided, Value, cut, join, product
 
 # Operators that reach elements of the storage which the tensor itself does not show.

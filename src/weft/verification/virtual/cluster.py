@@ -24,7 +24,7 @@ from weft.compat import HigherOrderOperator, OpOverload, intercept, storage_key,
 from weft.errors import VerificationError, WeftError, compose
 from weft.graph import ops
 from weft.graph.groups import GroupTable
-from weft.graph.profiles import touched
+from weft.graph.operator_effects import touched
 from weft.verification.rank import Rank, RankProgram, RankResult, check_inputs, one_per_rank, show, tensors_in
 from weft.verification.rendezvous import RESHARD, MeetingPlaces, with_distinct_groups
 from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_hazard, written_arguments

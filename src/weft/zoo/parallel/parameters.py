@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from weft.compat import strided_shard
-from weft.graph.profiles import profile
+from weft.graph.operator_effects import profile
 from weft.zoo.checkpointing import keep_gathered, recomputation_in
 from weft.zoo.parallel.collectives import ALL_GATHER, WAIT, all_gather, all_reduce, group_name, reduce_scatter
 
@@ -135,6 +135,15 @@ def _possible(parameter: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> P
 
 
 # How a module reads its parameters.
+
+
+def compute_in(model: nn.Module, precision: Precision) -> None:
+    """Let every module read its parameters in the compute dtype; one rank has nothing to gather or reduce."""
+    route = Route((), (), False, (), 1.0, precision.compute, precision.reduce)
+    for module in model.modules():
+        routes = {name: route for name, _ in module.named_parameters(recurse=False)}
+        if routes:
+            _read_through(module, routes, forgets=False)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.arguments import check_choice
 from weft.errors import CaptureError, compose, nearest
 from weft.zoo.parallel.collectives import group_name
-from weft.zoo.parallel.parameters import Axes, ParameterLayout, Precision, spread
+from weft.zoo.parallel.parameters import Axes, ParameterLayout, Precision, compute_in, spread
 from weft.zoo.parallel.tensor import add_exchanges, check_split, split_layouts
 
 RESHARDS = ("always", "default", "never")
@@ -103,6 +103,7 @@ def parallelise(
     strategy = strategy_of(parallel)
     if mesh is None:
         _check_axes(parallel, strategy.axes, ())
+        compute_in(model, precision)
         return
     _check_axes(parallel, strategy.axes, tuple(mesh.mesh_dim_names or ()))
     if mesh.size() != dist.get_world_size():

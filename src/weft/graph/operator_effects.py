@@ -1,4 +1,4 @@
-"""Profiles of operators: which arguments they write, whose memory their results share, their effects outside the graph.
+"""Effects by operator: which arguments it writes, whose memory its results share, what it does outside the graph.
 
 Contract: decided by schema and tags, never by the name of a node. An unknown operator is opaque: it counts as reading
 and writing all its arguments, drawing random numbers, and communicating.
@@ -392,7 +392,7 @@ def is_alias(node: Node) -> bool:
 
 
 def shares_storage(node: Node) -> bool:
-    """Whether the node has the storage of one of its inputs according to metadata; true if there is none."""
+    """Whether the node has the storage of one of its inputs according to metadata; true without metadata."""
     mine = ops.value_of(node)
     keys = [storage_key(v) for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     return not isinstance(mine, Tensor) or storage_key(mine) in keys

@@ -1,0 +1,263 @@
+"""Predictions against published figures: every row of `published/`, with its signed error.
+
+    python benchmarks/validate.py [--only 8b,tp] [--rows FILE ...] [--jobs 2] [--json FILE] [--record]
+    python benchmarks/validate.py --fit
+    python benchmarks/validate.py --docs benchmarks/results/validation-DATE.json
+
+A row names what ran: a source of the zoo, the runtime, what was compiled, the attention kernel. One row for each
+hardware fixes one scalar, the share of the peak that large products reach: `--fit` prints it, the preset holds it, and
+that row does not count as a prediction. Nothing else is fitted. `--record` writes the errors to the file that error
+bars come from. `--rows` predicts rows of other files, in the same form. Captured graphs are kept in
+.benchmarks/captures, by the digest of the source and of the code that captures. `--docs` writes the page of a run into
+docs/validation.md, with its picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import validation_plot
+import validation_table
+from bench import ROOT, begin, say
+from bench_table import fill
+from torch.fx import GraphModule
+
+from weft.bucketing.units import Root
+from weft.cli.source import load_source
+from weft.cost.cluster import Cluster
+from weft.errors import WeftError
+from weft.frontends import archive
+from weft.prediction.error_bars import RESIDUALS
+from weft.prediction.prediction import Prediction, predict_modules
+
+PUBLISHED = ROOT / "benchmarks" / "published"
+CAPTURES = ROOT / ".benchmarks" / "captures"
+PAGE = ROOT / "docs" / "validation.md"
+PICTURE = ROOT / "docs" / "images" / "validation.svg"
+RECORDED = "published"
+"""The name of this set among the recorded residuals; other sets stay as they are."""
+NUM_FIT_STEPS = 6
+"""Secant steps that fit a scalar. The step time is nearly linear in its inverse, so three suffice."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published figure, and what ran."""
+
+    page: str
+    """File of the row, and the page it cites."""
+    name: str
+    tokens_per_second: float
+    """Per GPU."""
+    gib: float | None = None
+    """Peak reserved memory."""
+    source: str = ""
+    forms: str = ""
+    """Options of the zoo that the programs of this page have in common."""
+    cluster: str = ""
+    runtime: str | None = None
+    root: Root = "split"
+    """Layout of the parameters outside of blocks, as `--root` takes it."""
+    execution: str | None = None
+    attention: str | None = None
+    fit: bool = False
+    """Whether the free scalar of the hardware is fitted on this row."""
+    not_predicted: str = ""
+    """Why there is no prediction."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.page}/{self.name}"
+
+    @property
+    def query(self) -> str:
+        """The whole source."""
+        return "&".join(filter(None, (self.source, self.forms, "part=step")))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Two rows that differ in one thing."""
+
+    name: str
+    before: str
+    after: str
+
+
+def read(path: Path) -> tuple[list[Published], list[Effect]]:
+    """The rows and effects of a file."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    known = {field.name for field in fields(Published)} - {"page"}
+    rows: list[Published] = []
+    for row in data["rows"]:
+        given = {**data.get("defaults", {}), **row}
+        if unknown := sorted(given.keys() - known):
+            sys.exit(f"{path}: row {row.get('name')!r} has the unknown key {unknown[0]!r}")
+        rows.append(Published(page=path.stem, **given))
+    effects = [
+        Effect(each["name"], f"{path.stem}/{each['before']}", f"{path.stem}/{each['after']}")
+        for each in data.get("effects", ())
+    ]
+    return rows, effects
+
+
+def captured(query: str) -> GraphModule:
+    """The graph of a source, from the cache if the same code has captured it before."""
+    path = CAPTURES / f"{_digest(query)}.weft"
+    if path.exists():
+        return archive.load(path)
+    module = load_source(query)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    archive.save(module, path)
+    return module
+
+
+def _digest(query: str) -> str:
+    """Of a source, torch, and every file of Weft that a captured graph depends on."""
+    found = hashlib.sha256(f"{query}\n{torch.__version__}\n".encode())
+    for folder in ("zoo", "frontends", "compat", "graph", "passes/rewrite"):
+        for path in sorted((ROOT / "src" / "weft" / folder).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def predict(row: Published, efficiency: float | None = None) -> Prediction:
+    """The prediction of a row, with the preset's scalar or another one."""
+    cluster = Cluster.load(row.cluster)
+    if efficiency is not None:
+        cluster = replace(cluster, device=replace(cluster.device, matmul_efficiency=efficiency))
+    return predict_modules(
+        [captured(row.query)],
+        cluster,
+        runtime=row.runtime,
+        root=row.root,
+        execution=row.execution,
+        attention=row.attention,
+    )
+
+
+def outcome(row: Published) -> dict[str, Any]:
+    """A row with its prediction, or with the reason why there is none."""
+    torch.set_num_threads(1)
+    start = time.process_time()
+    told = asdict(row)
+    if row.not_predicted:
+        return told
+    try:
+        found = predict(row)
+    except WeftError as error:
+        return told | {"not_predicted": str(error).partition("\n")[0]}
+    return told | {"predicted": json.loads(found.to_json()), "seconds": time.process_time() - start}
+
+
+def fit(row: Published) -> tuple[float, float]:
+    """The share of the peak at which the prediction of a row equals the published figure; and the one of its preset."""
+    given = Cluster.load(row.cluster).device.matmul_efficiency
+    goal = 1 / row.tokens_per_second
+
+    def excess(inverse: float) -> float:
+        rate = predict(row, 1 / inverse).tokens_per_second_per_gpu
+        return (1 / rate if rate else 0.0) - goal
+
+    x0, x1 = 1 / given, 1.02 / given
+    y0, y1 = excess(x0), excess(x1)
+    for _ in range(NUM_FIT_STEPS):
+        if abs(y1) < 1e-4 * goal or y1 == y0:
+            break
+        x0, x1, y0 = x1, x1 - y1 * (x1 - x0) / (y1 - y0), y1
+        y1 = excess(x1)
+    return 1 / x1, given
+
+
+def run(rows: Sequence[Published], jobs: int) -> Iterator[dict[str, Any]]:
+    """The outcomes, as they arrive."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        doing = {pool.submit(outcome, row): row for row in rows}
+        for done in as_completed(doing):
+            found = done.result()
+            say(f"{doing[done].key:45} {validation_table.one_line(found)}")
+            yield found
+
+
+def record(found: dict[str, Any], path: Path = RESIDUALS) -> None:
+    """Write the residuals of a run to the file that error bars come from."""
+    kept = [row for row in tomllib.loads(path.read_text()).get("residuals", ()) if row.get("set") != RECORDED]
+    made = [
+        {
+            "set": RECORDED,
+            "row": f"{row['page']}/{row['name']}",
+            **row["predicted"]["kind"],
+            "step": round(1 / (1 + error) - 1, 4),
+            **({} if (gib := validation_table.memory_error(row)) is None else {"peak": round(gib, 4)}),
+        }
+        for row in found["rows"]
+        if not row["fit"] and (error := validation_table.throughput_error(row)) is not None
+    ]
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    parts = ["\n".join(head)]
+    for row in (*kept, *made):
+        lines = (f"{key} = {json.dumps(value)}" for key, value in row.items())
+        parts.append("\n".join(["[[residuals]]", *lines]))
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def show(found: dict[str, Any], page: Path, picture: Path) -> None:
+    """Write a run into the docs."""
+    fill(page, validation_table.page(found), validation_table.BEGIN, validation_table.END)
+    picture.write_text(validation_plot.draw(found))
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="comma-separated words; predict the rows whose names contain one")
+    parser.add_argument(
+        "--rows", type=Path, nargs="+", metavar="FILE", help="files of rows instead of the published ones"
+    )
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="number of parallel processes")
+    parser.add_argument("--json", type=Path, default=ROOT / ".benchmarks" / "validation.json", help="output file")
+    parser.add_argument(
+        "--fit", action="store_true", help="print the scalar of each hardware, from its one row, and exit"
+    )
+    parser.add_argument("--record", action="store_true", help="write the errors to the file that error bars come from")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs and exit")
+    options = parser.parse_args()
+    if options.docs:
+        show(json.loads(options.docs.read_text()), PAGE, PICTURE)
+        return
+    read_files = [read(path) for path in options.rows or sorted(PUBLISHED.glob("*.toml"))]
+    words = [word for word in options.only.split(",") if word]
+    rows = [row for each, _ in read_files for row in each if not words or any(word in row.key for word in words)]
+    if options.fit:
+        for row in rows:
+            if row.fit:
+                share, given = fit(row)
+                say(f"{row.cluster}: matmul_efficiency = {share:.4f} from {row.key}; the preset has {given:g}")
+        return
+    order = {row.key: k for k, row in enumerate(rows)}
+    made = sorted(run(rows, options.jobs), key=lambda row: order[f"{row['page']}/{row['name']}"])
+    effects = [asdict(effect) for _, each in read_files for effect in each]
+    found = {key: value for key, value in begin().items() if key in ("date", "commit", "versions")}
+    found |= {"rows": made, "effects": effects}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.record:
+        record(found)
+    say("\n" + validation_table.page(found) + f"\n\nwrote {options.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How well a kernel uses the memory bandwidth: what its bytes cost relative to those of a plain copy.
+
+Plain pointwise kernels and reductions of rows run at the device's `memory_efficiency`. Some kernels do not: eager
+kernels that widen a dtype, long softmax rows that are read several times, transposed copies, and sums over rows inside
+compiled kernels. The factors were measured on one H200 with torch 2.11 (`benchmarks/gpu/kernels.py`, results of
+2026-11-18); they are taken to hold on other GPUs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import hint_of, input_nodes
+from weft.cost.flops import name_of
+from weft.graph import ops
+
+PLAIN = 100
+"""Costs are in percent of a plain copy's."""
+WIDENING = 225
+"""Eager casts to wider elements."""
+PROMOTING = 400
+"""Eager operators of two tensors of different dtypes."""
+BROADCASTING = 180
+BROADCASTING_16_BITS = 280
+"""Eager operators of two tensors of different shapes; those of 16-bit elements are not vectorised either."""
+SOFTMAX_BACKWARD = 140
+LONG_ROW_SOFTMAX, HUGE_ROW_SOFTMAX = 160, 200
+"""Softmax of rows that one multiprocessor cannot hold: they are read several times."""
+LONG_ROW_BYTES, HUGE_ROW_BYTES = 1 << 16, 1 << 18
+TRANSPOSED = 700
+"""Copies that change which dim is contiguous."""
+ROLLED = 500
+LISTED = 114
+"""Operators over lists of tensors, as optimizers use them."""
+LISTED_WITH_TENSORS = 175
+"""The same with a tensor of one element for each tensor of the list: these run one by one."""
+SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
+SOFTMAX_GRADIENTS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
+COPIES = frozenset({"clone", "_to_copy", "copy", "copy_", "contiguous", "reshape"})
+COLUMN_SUM_BYTES = 8
+"""Bytes at the full rate that a sum over rows inside a compiled kernel costs for each element that it sums."""
+
+
+def percent_of(node: Node, is_compiled: bool) -> int:
+    """What each byte that a node moves costs, in percent of a byte of a plain copy."""
+    name, value = name_of(node.target), ops.value_of(node)
+    tensors = [v for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
+    if not isinstance(value, Tensor):
+        value = next((v for v in value if isinstance(v, Tensor)), None) if isinstance(value, tuple | list) else None
+    if value is None and tensors and name.startswith("_foreach_"):
+        value = tensors[0]
+    if value is None or not tensors:
+        return PLAIN
+    if is_compiled:
+        return PLAIN
+    if name.startswith("_foreach_"):
+        return LISTED_WITH_TENSORS if any(t.dim() == 0 for t in tensors) and max(map(Tensor.dim, tensors)) else LISTED
+    if name in SOFTMAX_GRADIENTS:
+        return SOFTMAX_BACKWARD
+    if name in SOFTMAXES:
+        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size() if value.dim() else 0
+        return (
+            HUGE_ROW_SOFTMAX
+            if row_bytes > HUGE_ROW_BYTES
+            else LONG_ROW_SOFTMAX
+            if row_bytes > LONG_ROW_BYTES
+            else PLAIN
+        )
+    if name in ("roll", "flip"):
+        return ROLLED
+    if name in COPIES and _is_transposed(tensors[0], value):
+        return TRANSPOSED
+    if len(tensors) == 1:
+        return WIDENING if tensors[0].element_size() < value.element_size() and tensors[0].dim() else PLAIN
+    return _percent_of_pair(tensors, value)
+
+
+def _percent_of_pair(tensors: list[Tensor], value: Tensor) -> int:
+    """The cost of an eager operator of several tensors."""
+    large = [t for t in tensors if t.dim()]
+    if len({t.dtype for t in large}) > 1 and all(t.is_floating_point() for t in large):
+        return PROMOTING
+    if any(t.dim() and t.shape != value.shape for t in large):
+        return BROADCASTING_16_BITS if value.element_size() == 2 else BROADCASTING
+    return PLAIN
+
+
+def extra_bytes(node: Node) -> int:
+    """What a reduction inside a compiled kernel costs beyond the traffic of the kernel, as bytes."""
+    value = ops.value_of(node)
+    if name_of(node.target) in SOFTMAXES and isinstance(value, Tensor) and value.dim():
+        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
+        return _num_elements(value) * 2 if row_bytes > LONG_ROW_BYTES else 0  # long rows are read once more, as bf16
+    return column_sum_bytes(node)
+
+
+def _num_elements(value: Tensor) -> int:
+    found = 1
+    for size in value.shape:
+        found *= hint_of(size) or 0
+    return found
+
+
+def column_sum_bytes(node: Node) -> int:
+    """What a sum over rows costs inside a compiled kernel, as bytes; 0 for other nodes."""
+    source = next(iter(input_nodes(node)), None)
+    value = None if source is None else ops.value_of(source)
+    if name_of(node.target) != "sum" or not isinstance(value, Tensor):
+        return 0
+    dims = ops.bind(node).get("dim") or ()
+    kept_last = value.dim() > 1 and value.dim() - 1 not in [d % value.dim() for d in dims if isinstance(d, int)]
+    if not dims or not kept_last:
+        return 0
+    return _num_elements(value) * COLUMN_SUM_BYTES
+
+
+def _is_transposed(source: Tensor, result: Tensor) -> bool:
+    """Whether a copy reads along another dim than it writes along."""
+    if source.dim() < 2 or source.shape != result.shape:
+        return False
+    strides = [hint_of(s) or 0 for s in source.stride()], [hint_of(s) or 0 for s in result.stride()]
+    sizes = [hint_of(s) or 0 for s in source.shape]
+    inner = [[d for d in range(len(sizes)) if each[d] == 1 and sizes[d] > 1] for each in strides]
+    return bool(inner[0]) and bool(inner[1]) and inner[0] != inner[1]

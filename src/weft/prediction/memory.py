@@ -1,0 +1,147 @@
+"""Memory of a step as torch's allocator counts it: peak allocated and reserved bytes, by part.
+
+The order of allocations is that of the simulated program. A storage that only one fused kernel touches stays in
+registers and takes no memory. Allocated memory is counted in blocks (`caching_allocator.py`); reserved memory is the
+sum of the peaks of all streams. The workspace of cuBLAS is part of both. The CUDA context and the buffers of NCCL are
+outside of both, but they take memory of the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.cost.device import Device
+from weft.prediction.caching_allocator import CachingAllocator, rounded
+from weft.prediction.owners import MemoryPart, Owner
+from weft.quantities import exact_size_text, size_text
+from weft.simulation.program import OpKind, Program
+
+NUM_HANDLES = 2
+"""cuBLAS handles with a workspace: one for the thread of forward, one for the thread of backward."""
+WORKSPACE_BYTES = 32 << 20
+"""Workspace of one handle since Hopper: pytorch issue 120925 and aten/src/ATen/cuda/CublasHandlePool.cpp."""
+OLD_WORKSPACE_BYTES = 8_519_680
+"""The same before Hopper."""
+BEFORE_HOPPER = ("V100", "A100", "A10", "L40", "T4")
+CONTEXT_BYTES = 500_000_000
+"""CUDA context with lazy loading: 300 to 500 MB, pytorch issue 107667."""
+NCCL_BYTES = 688_000_000
+"""Buffers of one NCCL communicator of more than two ranks: measured on A100, nccl issue 964."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory that one rank needs."""
+
+    allocated_bytes: int
+    """Peak, as `torch.cuda.max_memory_allocated` counts it."""
+    reserved_bytes: int
+    """Peak, as `torch.cuda.max_memory_reserved` counts it with expandable segments."""
+    parts: dict[str, int]
+    """Allocated bytes by part at the moment of the peak."""
+    streams: dict[str, int]
+    """Reserved bytes by stream, without the workspace."""
+    outside_bytes: int
+    """Estimate of the CUDA context and the buffers of NCCL, which the allocator does not count."""
+    device_bytes: int | None
+    """Memory of the device; None if the cluster does not state it."""
+
+    @property
+    def does_not_fit(self) -> str | None:
+        """One sentence if the device has less memory than the step needs."""
+        return does_not_fit(self.reserved_bytes + self.outside_bytes, self.device_bytes)
+
+
+def does_not_fit(num_bytes: int, device_bytes: int | None) -> str | None:
+    """One sentence if a step needs more memory than the device has."""
+    if device_bytes is None or num_bytes <= device_bytes:
+        return None
+    return f"does not fit: needs {size_text(num_bytes)}, the device has {exact_size_text(device_bytes)}"
+
+
+def memory_of(program: Program, owners: Sequence[Owner], device: Device) -> StepMemory:
+    """The memory of a program in its own order; `owners` has one entry for each operation."""
+    allocator = CachingAllocator()
+    sizes, last_use = _lifetimes(program)
+    freed_after: dict[int, list[int]] = {}
+    for storage, op in last_use.items():
+        freed_after.setdefault(op, []).append(storage)
+    in_use: Counter[MemoryPart] = Counter()
+    now = peak = 0
+    at_peak: Counter[MemoryPart] = Counter()
+
+    def allocate(op: int, storage: int, num_bytes: int) -> None:
+        nonlocal now
+        part, stream = owners[op]
+        allocator.allocate((storage, op), num_bytes, stream)
+        in_use[part] += rounded(num_bytes)
+        now += rounded(num_bytes)
+
+    for op, made in enumerate(program.allocates):
+        for storage, num_bytes in made:
+            if storage in program.given:
+                allocate(op, storage, num_bytes)
+    for op, made in enumerate(program.allocates):
+        for storage, num_bytes in made:
+            if storage in sizes and storage not in program.given:
+                allocate(op, storage, num_bytes)
+        if now > peak:
+            peak, at_peak = now, in_use.copy()
+        for storage in freed_after.get(op, ()):
+            for maker, num_bytes in sizes[storage]:
+                allocator.free((storage, maker))
+                in_use[owners[maker][0]] -= rounded(num_bytes)
+                now -= rounded(num_bytes)
+    workspace = _workspace_bytes(program, device)
+    streams = allocator.reserved_bytes()
+    parts = {part.value: at_peak[part] for part in MemoryPart if at_peak[part]}
+    if workspace:
+        parts[MemoryPart.WORKSPACE.value] = workspace
+    return StepMemory(
+        peak + workspace,
+        sum(streams.values()) + workspace,
+        parts,
+        streams,
+        CONTEXT_BYTES + NCCL_BYTES * len(program.queues),
+        device.memory_bytes,
+    )
+
+
+def _lifetimes(program: Program) -> tuple[dict[int, list[tuple[int, int]]], dict[int, int]]:
+    """Allocations (operation, bytes) of each storage that takes memory, and the operation after which it is freed."""
+    until = list(range(len(program.kinds)))
+    waited: set[int] = set()
+    for op, launches in enumerate(program.waits_for):
+        for launch in launches:
+            if launch not in waited:
+                until[launch] = op
+                waited.add(launch)
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    last_use: dict[int, int] = {}
+    kernels: dict[int, list[int]] = {}
+    forever = set(program.kept)
+    for op, made in enumerate(program.allocates):
+        touched = (*program.uses[op], *(storage for storage, _ in made))
+        for storage, num_bytes in made:
+            sizes.setdefault(storage, []).append((op, num_bytes))
+        if program.kinds[op] is OpKind.LAUNCH and op not in waited:
+            forever.update(touched)
+        for storage in touched:
+            last_use[storage] = max(last_use.get(storage, 0), until[op])
+            if program.kinds[op] is not OpKind.NOTHING:
+                kernels.setdefault(storage, []).append(program.kernel[op] if program.kernel else ~op)
+    for storage, users in kernels.items():
+        # Two parts of one kernel hand a value to each other in registers. A result that nothing reads is written.
+        if storage not in forever and len(users) > 1 and users[0] >= 0 and len(set(users)) == 1:
+            sizes.pop(storage, None)
+    return sizes, {storage: op for storage, op in last_use.items() if storage in sizes and storage not in forever}
+
+
+def _workspace_bytes(program: Program, device: Device) -> int:
+    has_compute = any(kind is OpKind.COMPUTE for kind in program.kinds)
+    if not has_compute or not device.name:
+        return 0
+    is_old = any(name in device.name for name in BEFORE_HOPPER)
+    return NUM_HANDLES * (OLD_WORKSPACE_BYTES if is_old else WORKSPACE_BYTES)

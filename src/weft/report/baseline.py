@@ -1,0 +1,65 @@
+"""Baseline: the step that people run today, to judge an optimized one by.
+
+The graph before an optimization is usually a captured step in its synchronous order, which no runtime executes. The
+baseline is that step as the runtime that fits its parallelism runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from weft.cost.cluster import Cluster
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.passes.presets import recognise
+from weft.passes.runtimes import RUNTIMES, notes_on, run_as
+from weft.quantities import duration_text, size_text
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
+
+FITTING = {"ddp": "ddp", "fsdp": "fsdp2", "hsdp": "hsdp", "fsdp-tp": "fsdp2", "moe": "fsdp2"}
+"""The runtime of each preset. Tensor parallelism alone runs in the captured order."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A captured step as a runtime executes it, simulated."""
+
+    runtime: str
+    step_us: float
+    exposed_us: float
+    peak_bytes: int
+    num_collectives: int
+    notes: tuple[str, ...] = ()
+
+    def lines(self, after_us: float) -> list[str]:
+        """Text for a report whose optimized step takes `after_us`."""
+        change = (after_us / self.step_us - 1) * 100 if self.step_us else 0.0
+        return [
+            f"before is the captured order, which waits for each collective at once. As {RUNTIMES[self.runtime].title}"
+            f" runs it, the step takes {duration_text(self.step_us)} ({duration_text(self.exposed_us)} exposed,"
+            f" peak {size_text(self.peak_bytes)}); after is {change:+.1f} % against that",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+
+def baseline_of(module: GraphModule, cluster: Cluster) -> Baseline | None:
+    """The baseline of a captured step; None if no runtime fits it, or if the runtime would leave it as it is."""
+    groups = read_groups(module)
+    name = FITTING.get(recognise(Dag(module.graph), groups))
+    if name is None:
+        return None
+    run = run_as(module, name, cluster=cluster)
+    if not any(entry.changed for entry in run.log):
+        return None
+    timeline = simulate(program_of(run.module, groups, cluster))
+    return Baseline(
+        name,
+        timeline.step_us,
+        timeline.exposed_us,
+        timeline.peak_bytes,
+        len(timeline.collectives),
+        tuple(notes_on(module, name)),
+    )

@@ -1,0 +1,103 @@
+"""Prediction: what a simulated step says about each collective, as data that a plan keeps and a trace is compared with.
+
+Contract: times in whole nanoseconds from the start of the step. Groups have their canonical names and their ranks, so
+that the groups of a trace can be recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import GraphModule
+
+from weft.cost.prices import full_bytes
+from weft.graph.collective import collectives
+from weft.graph.groups import Group, GroupTable
+from weft.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a graph."""
+
+    name: str
+    kind: str
+    """As in listings: `all_gather`."""
+    group: str
+    num_bytes: int | None
+    """Size of the full tensor, gathered or not yet scattered; None if unknown."""
+
+
+@dataclass(frozen=True)
+class PredictedCollective(Launch):
+    """A launch, and when its collective runs."""
+
+    launched_ns: int = 0
+    """When the compute stream reaches the launch."""
+    start_ns: int = 0
+    end_ns: int = 0
+    waited_ns: int | None = None
+    """When the compute stream reaches the first wait for it; None without a wait."""
+    exposed_ns: int = 0
+    """How long the compute stream is blocked by it."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A simulated step."""
+
+    step_ns: int
+    compute_ns: int
+    """How long the compute stream is busy."""
+    collectives: tuple[PredictedCollective, ...] = ()
+    """In launch order."""
+    groups: tuple[Group, ...] = ()
+
+
+def launches_of(module: GraphModule, groups: GroupTable) -> tuple[Launch, ...]:
+    """The launches of a graph in order."""
+    return tuple(
+        Launch(found.launch.name, found.kind.value, groups.canonical(found.group_argument), full_bytes(found))
+        for found in collectives(module.graph)
+    )
+
+
+def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group]) -> Prediction:
+    """The prediction of a timeline. `launches` are those of its graphs, in the order in which it ran them."""
+    return Prediction(
+        timeline.step_ns,
+        sum(span.end_ns - span.start_ns for span in timeline.compute),
+        tuple(
+            PredictedCollective(
+                launch.name,
+                launch.kind,
+                launch.group,
+                launch.num_bytes,
+                span.launched_ns,
+                span.start_ns,
+                span.end_ns,
+                span.waited_ns,
+                span.exposed_ns,
+            )
+            for span, launch in zip(timeline.collectives, launches, strict=True)
+        ),
+        tuple(groups),
+    )
+
+
+def one_after_the_other(predictions: Sequence[Prediction]) -> Prediction:
+    """The prediction of several graphs, such as forward and backward, each of which starts when the last one ends."""
+    step_ns, found = 0, list[PredictedCollective]()
+    for prediction in predictions:
+        found += [_later(each, step_ns) for each in prediction.collectives]
+        step_ns += prediction.step_ns
+    groups = {group.name: group for prediction in predictions for group in prediction.groups}
+    compute_ns = sum(prediction.compute_ns for prediction in predictions)
+    return Prediction(step_ns, compute_ns, tuple(found), tuple(groups.values()))
+
+
+def _later(found: PredictedCollective, by_ns: int) -> PredictedCollective:
+    waited_ns = None if found.waited_ns is None else found.waited_ns + by_ns
+    times = {"launched_ns": found.launched_ns + by_ns, "start_ns": found.start_ns + by_ns}
+    return replace(found, **times, end_ns=found.end_ns + by_ns, waited_ns=waited_ns)

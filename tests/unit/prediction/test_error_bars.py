@@ -1,0 +1,58 @@
+"""Error bars: the closest set of residuals that is large enough, and wider where nothing was validated."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.prediction import error_bars
+from weft.prediction.error_bars import OTHER_DEVICE_FACTOR, StepKind, StepResidual, quantile
+
+KIND = StepKind("H100", "fsdp", "blocks")
+
+
+def residuals(kind: StepKind, *errors: float) -> list[StepResidual]:
+    return [StepResidual(kind, error, None) for error in errors]
+
+
+def bars(monkeypatch: pytest.MonkeyPatch, known: list[StepResidual], kind: StepKind = KIND):
+    monkeypatch.setattr(error_bars, "residuals", lambda: tuple(known))
+    return error_bars.error_bars(kind)
+
+
+def test_four_of_five_further_steps_lie_inside():
+    assert quantile([0.01, 0.02, 0.03]) is None
+    assert quantile([0.04, 0.01, 0.03, 0.02]) == 0.04
+    assert quantile([0.09, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08]) == 0.08
+
+
+def test_the_same_kind_of_step_counts_if_it_was_validated_often_enough(monkeypatch: pytest.MonkeyPatch):
+    known = residuals(KIND, 0.01, -0.02, 0.03, -0.04) + residuals(StepKind("H100", "fsdp", "eager"), 0.5)
+    step, _ = bars(monkeypatch, known)
+    assert step.share == 0.04
+    assert step.text == "± 4.0 %"
+
+
+def test_a_rare_kind_takes_the_next_wider_set(monkeypatch: pytest.MonkeyPatch):
+    known = residuals(KIND, 0.01) + residuals(StepKind("H100", "fsdp", "eager"), 0.02, 0.03, 0.05)
+    known += residuals(StepKind("H100", "tp", "eager"), 0.9, 0.9)
+    assert bars(monkeypatch, known)[0].share == 0.05
+    assert bars(monkeypatch, known, StepKind("H100", "ddp", "eager"))[0].share == 0.9
+
+
+def test_another_device_doubles_the_bar_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    known = residuals(StepKind("A100", "fsdp", "blocks"), 0.01, 0.02, 0.03, 0.05)
+    step, _ = bars(monkeypatch, known)
+    assert step.share == 0.05 * OTHER_DEVICE_FACTOR
+    assert "not validated on this device" in step.basis
+
+
+def test_without_residuals_there_is_no_bar(monkeypatch: pytest.MonkeyPatch):
+    step, peak = bars(monkeypatch, residuals(KIND, 0.01, 0.02, 0.03, 0.05))
+    assert step.share is not None
+    assert (peak.share, peak.text, peak.basis) == (None, "", "not validated on this device")
+
+
+def test_the_recorded_residuals_can_be_read():
+    for residual in error_bars.residuals():
+        assert residual.step is None or abs(residual.step) < 1
+        assert residual.kind.device

@@ -1,0 +1,105 @@
+"""Memory by name: every byte of the simulator's peak has an owner, and streams do not share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from weft.cost.cluster import Cluster
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.prediction.memory import StepMemory, does_not_fit, memory_of
+from weft.prediction.owners import MemoryPart, owners_of
+from weft.simulation.build import program_of
+from weft.simulation.program import Program
+from weft.simulation.simulator import simulate
+
+CLUSTER = Cluster.load("h100-1x8")
+BLOCK = 512
+SHAPE: dict[str, Any] = {
+    "dim": 256,
+    "ffn_dim": 512,
+    "vocabulary": 1024,
+    "sequence": 128,
+    "num_heads": 8,
+    "num_kv_heads": 8,
+}
+
+
+@cache
+def step(parallel: str) -> GraphModule:
+    return weft.zoo.load("llama-debug", parallel, ranks=8, part="step", **SHAPE)
+
+
+def program(module: GraphModule) -> Program:
+    return program_of(module, read_groups(module), CLUSTER)
+
+
+def memory(module: GraphModule, runtime: str | None = None, **changes: Any) -> StepMemory:
+    owners = owners_of([Dag(module.graph)], runtime)
+    return memory_of(replace(program(module), **changes), owners, CLUSTER.device)
+
+
+def parameters(module: GraphModule) -> int:
+    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    states = {name.removesuffix("_exp_avg") for name in names if name.endswith("_exp_avg")}
+    return sum(value.nbytes for name, value in zip(names, inputs, strict=True) if name in states)
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "tp", "ddp", "fsdp-tp"])
+def test_without_fusion_the_peak_is_that_of_the_simulator_but_for_rounding(parallel: str):
+    module = step(parallel)
+    found = memory(module, kernel=())
+    expected, num_storages = simulate(program(module)).peak_bytes, len(module.graph.nodes)
+    allocated = found.allocated_bytes - found.parts[MemoryPart.WORKSPACE]
+    assert expected <= allocated <= expected + num_storages * BLOCK
+    assert sum(found.parts.values()) == found.allocated_bytes <= found.reserved_bytes
+
+
+def test_parameters_and_optimizer_state_are_named():
+    module = step("fsdp")
+    parts, expected = memory(module).parts, parameters(module)
+    assert expected <= parts[MemoryPart.PARAMETERS] <= expected + 32 * BLOCK
+    assert 2 * expected <= parts[MemoryPart.OPTIMIZER_STATE] <= 2 * expected + 100 * BLOCK
+
+
+def test_gathered_and_reduced_buffers_of_fsdp2_have_streams_of_their_own():
+    one, several = memory(step("fsdp")), memory(step("fsdp"), "fsdp2")
+    assert set(one.streams) == {"default"}
+    assert set(several.streams) == {"default", "all-gather", "reduce-scatter"}
+    assert several.reserved_bytes > one.reserved_bytes
+    assert several.allocated_bytes == one.allocated_bytes
+
+
+LISTING = """def graph(x: f32[1024, 1024]):
+    a = mm(x, x)
+    b = relu(a)
+    c = neg(b)
+    d = mm(c, x)
+    return [d]
+"""
+
+
+def test_a_value_inside_a_fused_kernel_takes_no_memory():
+    module = weft.parse(LISTING)
+    mib = 1 << 20
+    fused, eager = memory(module), memory(module, kernel=())
+    workspace = fused.parts[MemoryPart.WORKSPACE]
+    # Eager, x, b, c (a is free) and then d; fused, x, a, c at once, then x, c, d.
+    assert fused.allocated_bytes - workspace == 4 * mib * 3
+    assert eager.allocated_bytes - workspace == 4 * mib * 3
+    wide = weft.parse(LISTING.replace("c = neg(b)", "e = neg(b)\n    f = mul(b, e)\n    c = add(f, b)"))
+    assert memory(wide).allocated_bytes - workspace == 4 * mib * 3
+    assert memory(wide, kernel=()).allocated_bytes - workspace == 4 * mib * 4
+
+
+def test_the_sentence_says_what_is_needed_and_what_there_is():
+    assert does_not_fit(10, None) is None
+    assert does_not_fit(10, 10) is None
+    assert does_not_fit(129 << 30, 80_000_000_000) == "does not fit: needs 129 GiB, the device has 80 GB"
