@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from weft.arguments import MESH_EXAMPLE, check_choice, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
-from weft.frontends.cleanup import tidy
+from weft.frontends.cleanup import UNREAD_KEY, tidy
 from weft.frontends.clipping import clip_gradients
 from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
@@ -137,7 +137,9 @@ def capture(
             module = cut(module, TANGENT)[part == "backward"]
             module.meta[TABLE_KEY] = _group_table(module, live)
     axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
-    chosen = {"partition": partition} if partition != "autograd" else {}
+    chosen: dict[str, Any] = {"partition": partition} if partition != "autograd" else {}
+    unread = module.meta.pop(UNREAD_KEY, 0) // (asked.accumulate if isinstance(asked, TrainingStep) else 1)
+    chosen |= {UNREAD_KEY.removeprefix("weft."): unread} if unread else {}
     module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **chosen, **(about or {})}
     validate(Dag(module.graph))
     return module
