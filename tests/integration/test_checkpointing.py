@@ -105,6 +105,15 @@ def test_a_recomputed_block_repeats_the_gathers_of_tensor_parallelism(checkpoint
         assert blocks == {str(i): expected for i in range(LAYERS)}
 
 
+@pytest.mark.parametrize(("parallel", "mesh"), [("none", None), ("fsdp", {"dp": 2})])
+def test_the_graph_says_what_eager_execution_keeps_without_need(parallel: str, mesh: dict[str, int] | None):
+    key = "saved_unread_bytes"
+    last_product = 32 * 64 * 2  # of each block: a bf16 value for each token and feature
+    assert load(parallel, "selective", mesh).meta["weft.about"][key] == LAYERS * last_product
+    for options in ({"checkpoint": "full"}, {"checkpoint": "selective", "partition": "min-cut"}):
+        assert key not in load(parallel, mesh=mesh, **options).meta["weft.about"]
+
+
 @pytest.mark.parametrize(("checkpoint", "reshard"), [("full", True), ("selective", True), ("layer", False)])
 def test_a_checkpointed_step_computes_the_same_bits(checkpoint: str, reshard: bool):
     plain = load("fsdp", "none", {"dp": 2}, reshard=reshard)

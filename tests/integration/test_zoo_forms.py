@@ -21,7 +21,8 @@ from weft.verification.virtual.cluster import VirtualCluster
 
 def load(parallel: str = "fsdp", **options: Any) -> GraphModule:
     mesh = {"none": None, "fsdp": {"dp": 2}, "fsdp-tp": {"dp": 2, "tp": 2}}[parallel]
-    return zoo.load("llama-debug", parallel, mesh=mesh, **{"layers": 1, "compute_dtype": torch.float32, **options})
+    options = {"layers": 1, "compute_dtype": torch.float32, **options}
+    return zoo.load("llama-debug", parallel, mesh=mesh, **options)
 
 
 def operators(module: GraphModule, phase: str | None = None) -> Counter[str]:
@@ -65,6 +66,18 @@ def test_a_chunked_head_is_gathered_once_and_reduced_for_each_chunk():
     module = load("fsdp", loss="chunked")
     head = [c for c in collectives(module.graph) if "output" in c.launch.meta["nn_module_stack"]]
     assert Counter(collective.kind.value for collective in head) == {"all_gather": 1, "reduce_scatter": 8}
+
+
+@pytest.mark.parametrize(("checkpoint", "products", "maxima"), [("none", 3, 5), ("selective", 4, 5), ("full", 4, 7)])
+def test_fp8_products_are_cast_and_scaled_forward_and_backward(checkpoint: str, products: int, maxima: int):
+    module = load("fsdp", products="fp8", checkpoint=checkpoint, compute_dtype=torch.bfloat16)
+    found = operators(module)
+    # The last product of the block is never needed again; its operands are cast twice in forward, three times after.
+    assert found["aten._scaled_mm.default"] == 7 * products - (checkpoint != "none")
+    assert found["aten.max.default"] == 7 * maxima - (2 if checkpoint == "full" else 0)
+    assert found["aten.mm.default"] == 3  # the head
+    text = weft.listing(module)
+    assert weft.listing(weft.parse(text)) == text
 
 
 def test_a_fused_optimizer_is_one_operator_for_all_parameters():

@@ -44,6 +44,8 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "reduce_dtype": (DTYPES.__getitem__, "a dtype such as f32"),
     "optimizer": (str, "adamw, fused-adamw or sgd"),
     "clip_norm": (float, "a number"),
+    "accumulate": (int, "a whole number"),
+    "reduce": (str, "last or each"),
     "dynamic": (_bool, "true or false"),
     "rank": (int, "a whole number"),
     "partition": (str, "autograd, min-cut or min-cut-layers"),

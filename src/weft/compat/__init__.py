@@ -155,6 +155,11 @@ def foreach_scale(tensors: Sequence[Tensor], factor: Tensor) -> None:
     torch._foreach_mul_(list(tensors), factor)
 
 
+def scaled_product(first: Tensor, second: Tensor, scale: Tensor, second_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product of two 8-bit tensors, times their scales, in another dtype; `second` must be stored by columns."""
+    return torch._scaled_mm(first, second, scale_a=scale, scale_b=second_scale, out_dtype=dtype)
+
+
 def fake_view(
     base: FakeTensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype | None = None
 ) -> FakeTensor:

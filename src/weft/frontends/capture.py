@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from weft.arguments import MESH_EXAMPLE, check_choice, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
-from weft.frontends.cleanup import tidy
+from weft.frontends.cleanup import UNREAD_KEY, tidy
 from weft.frontends.clipping import clip_gradients
 from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
@@ -53,6 +53,7 @@ _TURN = threading.RLock()
 """One capture at a time: the default process group and the state that torch changes while tracing are per process."""
 
 Part = Literal["step", "joint", "forward", "backward"]
+Reduce = Literal["last", "each"]
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 Mesh = Mapping[str, int] | DeviceMesh
 
@@ -77,6 +78,13 @@ class TrainingStep:
     """A function that makes an optimizer for a list of parameters, or `adamw`, `fused-adamw` or `sgd`."""
     clip_norm: float = 0.0
     """Largest norm of all gradients together; larger gradients are scaled down before the optimizer. 0: no limit."""
+    accumulate: int = 1
+    """Number of microbatches; dim 0 of each example input is divided among them, and their gradients are averaged."""
+    reduce: Reduce = "last"
+    """Whether gradients are reduced over ranks after the last microbatch only, or after each.
+
+    For `last`, the model needs FSDP2's method `set_requires_gradient_sync(bool)`; models of the zoo have it.
+    """
 
 
 @left_as_it_was()
@@ -129,7 +137,9 @@ def capture(
             module = cut(module, TANGENT)[part == "backward"]
             module.meta[TABLE_KEY] = _group_table(module, live)
     axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
-    chosen = {"partition": partition} if partition != "autograd" else {}
+    chosen: dict[str, Any] = {"partition": partition} if partition != "autograd" else {}
+    unread = module.meta.pop(UNREAD_KEY, 0) // (asked.accumulate if isinstance(asked, TrainingStep) else 1)
+    chosen |= {UNREAD_KEY.removeprefix("weft."): unread} if unread else {}
     module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **chosen, **(about or {})}
     validate(Dag(module.graph))
     return module
@@ -170,6 +180,28 @@ def _check_partition(asked: Callable[..., Any] | TrainingStep, partition: str) -
     if partition != "autograd" and not isinstance(asked, TrainingStep):
         what = f"a function is traced as it is, so its partition is 'autograd', not {partition!r}"
         raise CaptureError(compose("capture", what, do="pass a TrainingStep or a module to choose a partition"))
+
+
+def _check_accumulation(
+    step: TrainingStep, model: nn.Module, example_inputs: Sequence[Any], part: str, mesh: DeviceMesh | None
+) -> None:
+    check_choice("capture", "reduce", step.reduce, get_args(Reduce), error=CaptureError)
+    if step.accumulate < 1:
+        do = "use accumulate=1 or more"
+        raise CaptureError(compose("capture", f"accumulate is {step.accumulate}, expected 1 or more", do=do))
+    if step.accumulate == 1:
+        return
+    if part in ("forward", "backward"):
+        what = f"part {part!r} is that of one microbatch, but accumulate is {step.accumulate}"
+        raise CaptureError(compose("capture", what, do="ask for part='joint' or part='step'"))
+    rows = [value.shape[0] for value in example_inputs if isinstance(value, Tensor) and value.dim()]
+    uneven = next((size for size in rows if size % step.accumulate), None)
+    if uneven is not None:
+        what = f"an example input has {uneven} rows, which {step.accumulate} microbatches cannot share evenly"
+        raise CaptureError(compose("capture", what, do="give example inputs for all microbatches together"))
+    if step.reduce == "last" and mesh is not None and not hasattr(model, "set_requires_gradient_sync"):
+        what = f"{type(model).__name__} cannot leave gradients unreduced: it has no set_requires_gradient_sync"
+        raise CaptureError(compose("capture", what, do="use reduce='each', or give the model this method of FSDP2"))
 
 
 def _world(mesh: Mesh | None, rank: int) -> contextlib.AbstractContextManager[DeviceMesh | None]:
@@ -287,6 +319,7 @@ class _Tracing:
             raise CaptureError(compose("capture", what, do="give parameters requires_grad=True"))
         optimizer = self._optimizer(step, trainable) if part == "step" else None
         self.num_state = len(self._inputs())
+        _check_accumulation(step, model, example_inputs, part, self.mesh)
         arguments = self._batch(model.forward, example_inputs)
         count = len(arguments) - (step.num_targets if step.loss is not None else 0)
         tangent = None
@@ -294,11 +327,20 @@ class _Tracing:
             tangent = self._add(TANGENT, torch.empty((), device="meta"))
 
         def run() -> list[Any]:
-            output = model(*arguments[:count])
-            loss = _loss(output if step.loss is None else step.loss(output, *arguments[count:]))
-            seed = None if tangent is None else [tangent.to(loss.dtype)]
-            gradients = torch.autograd.grad(loss, list(trainable.values()), seed, allow_unused=True)
-            placed = [_placed(gradient, leaf) for gradient, leaf in zip(gradients, trainable.values(), strict=True)]
+            losses: list[Tensor] = []
+            placed: list[Tensor | None] = [None] * len(trainable)
+            for number in range(step.accumulate):
+                _set_reduction(model, step, number)
+                inputs = [_microbatch(value, number, step.accumulate) for value in arguments]
+                output = model(*inputs[:count])
+                loss = _loss(output if step.loss is None else step.loss(output, *inputs[count:]))
+                loss = loss / step.accumulate if step.accumulate > 1 else loss
+                seed = None if tangent is None else [tangent.to(loss.dtype)]
+                gradients = torch.autograd.grad(loss, list(trainable.values()), seed, allow_unused=True)
+                found = [_placed(gradient, leaf) for gradient, leaf in zip(gradients, trainable.values(), strict=True)]
+                placed = [_sum(total, gradient) for total, gradient in zip(placed, found, strict=True)]
+                losses.append(loss)
+            loss = losses[0] if len(losses) == 1 else torch.stack([loss.detach() for loss in losses]).sum()
             if optimizer is None:
                 return [loss, *placed]
             self.recorder.phase = OPTIMIZER
@@ -460,6 +502,24 @@ def _loss(value: Any) -> Tensor:
         what = f"the loss has shape {list(value.shape)}, one element is needed"
         raise CaptureError(compose("capture", what, do="give TrainingStep(model, loss=...), or take the mean"))
     return value
+
+
+def _microbatch(value: Any, number: int, count: int) -> Any:
+    """The part of an argument that one of several microbatches takes; values that are not tensors stay whole."""
+    if count == 1 or not isinstance(value, Tensor):
+        return value
+    return value.chunk(count)[number]
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return second if first is None else first if second is None else first + second
+
+
+def _set_reduction(model: nn.Module, step: TrainingStep, number: int) -> None:
+    """Tell the model whether this microbatch reduces gradients over ranks."""
+    switch: Any = getattr(model, "set_requires_gradient_sync", None)
+    if step.accumulate > 1 and step.reduce == "last" and switch is not None:
+        switch(number == step.accumulate - 1)
 
 
 def _placed(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:

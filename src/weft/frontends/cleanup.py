@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -27,6 +27,8 @@ from weft.graph.operator_effects import profile_of
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
 AGAIN = frozenset({CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE})
+UNREAD_KEY = "weft.saved_unread_bytes"
+"""In `GraphModule.meta`: bytes that checkpointing keeps in eager execution although backward never reads them."""
 NUMBER = re.compile(r"_\d+$")
 
 
@@ -48,8 +50,8 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            source: Any = node.args[0]
-            found[node] = cast(Node, found.get(source, source))
+            source = next(iter(input_nodes(node)))
+            found[node] = found.get(source, source)
     return found
 
 
@@ -88,7 +90,23 @@ class _Tidier:
             else:
                 is_backward = node.meta.get("partitioner_tag") == BACKWARD
                 self.made[node] = self._write(node, self._values_for(node) if is_backward else self._forward_value)
-        return finish(self.traced, self.edit.graph)
+        module = finish(self.traced, self.edit.graph)
+        module.meta[UNREAD_KEY] = sum(self._unread_bytes(node) for node in self.made if node not in self.again)
+        return module
+
+    def _unread_bytes(self, node: Node) -> int:
+        """Bytes of a result that a policy saves although backward does not read it, nor a view of it."""
+        found, value = profile_of(node), ops.value_of(node)
+        if policy_of(node) is not CheckpointPolicy.MUST_SAVE or found.is_view or found.launch:
+            return 0
+        reached = [self.made[node]]
+        for name in reached:  # grows by views and parts of the value
+            for user in name.users:
+                if user.meta.get("partitioner_tag") == BACKWARD:
+                    return 0
+                if profile_of(user).is_view or user.target is getitem:
+                    reached.append(user)
+        return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
     def _attribute(self, node: Node) -> Node:
         held, value = ops.attribute(self.traced, str(node.target)), ops.value_of(node)

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from weft.compat import input_nodes, min_cut_partition
 from weft.frontends.cleanup import draws, sources
 from weft.frontends.provenance import BACKWARD, FORWARD, in_layer, policy_of, region_of
-from weft.graph import ops
-from weft.graph.edit import NewGraph
+from weft.graph import metadata, ops
+from weft.graph.edit import Edit, finish
 
 Partition = Literal["autograd", "min-cut", "min-cut-layers"]
 """Who chooses the values that backward finds. Autograd saves what each operator asks for. With `min-cut` AOTAutograd
@@ -95,7 +95,7 @@ class _Joint:
 
     def __init__(self, region: _Region, source_of: Callable[[Node], Node]) -> None:
         self.region, self.source_of = region, source_of
-        self.new = NewGraph()
+        self.edit = Edit(Graph(), mode=metadata.mode_of(region.forward))
         self.made: dict[Node, Node] = {}
         self.key: Any = None
         inside = {*region.forward, *region.backward}
@@ -107,13 +107,13 @@ class _Joint:
         is_tangent = {node: node.meta.get("partitioner_tag") == BACKWARD for node in inputs}
         for number, node in enumerate(sorted(inputs, key=is_tangent.__getitem__)):
             word = "tangents" if is_tangent[node] else "primals"
-            self.made[node] = self.new.add_input(f"{word}_{number}", ops.value_of(node))
+            self.made[node] = self.edit.placeholder(f"{word}_{number}", ops.value_of(node))
         parts = [self._add(node, "is_forward") for node in region.forward]
         parts += [self._add(node, "must_be_in_backward") for node in region.backward]
         first, second = (
             [node for node in nodes if self._leaves(node, inside)] for nodes in (region.forward, region.backward)
         )
-        self.new.close(tuple(self.made[node] for node in (*first, *second)))
+        self.edit.output(tuple(self.made[node] for node in (*first, *second)))
         self.num_forward_outputs = len(first)
         shapes = [str(ops.value_of(node)) for node in inputs]
         self.key = (tuple(parts), tuple(shapes), tuple(members.index(node) for node in (*first, *second)))
@@ -121,7 +121,8 @@ class _Joint:
     def _add(self, node: Node, tag: str) -> Any:
         """Add a node; returns all that the cut may look at, in terms of the region alone."""
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda source: self.made[self.source_of(source)])
-        made = self.new.add_call(_stand_in(node), args, kwargs, val=ops.value_of(node), partitioner_tag=tag)
+        made = self.edit.call(_stand_in(node), args, kwargs, value=ops.value_of(node))
+        made.meta["partitioner_tag"] = tag
         policy = policy_of(node) if tag == "is_forward" else None
         if policy is not None:
             made.meta["recompute"] = CheckpointPolicy.MUST_SAVE if draws(node) else policy
@@ -141,7 +142,7 @@ class _Joint:
 
     def cut(self) -> tuple[bool, ...]:
         """Whether backward computes each forward node of the region again."""
-        _, backward = min_cut_partition(GraphModule({}, self.new.graph), self.num_forward_outputs)
+        _, backward = min_cut_partition(finish({}, self.edit.graph), self.num_forward_outputs)
         names = {node.name for node in backward.graph.nodes if node.op == "call_function"}
         return tuple(self.made[node].name in names for node in self.region.forward)
 

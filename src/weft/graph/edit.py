@@ -429,29 +429,6 @@ def append_copy(graph: Graph, node: Node, values: Mapping[Node, Any], prefix: st
     return made
 
 
-class NewGraph:
-    """A graph made from nothing, for tools that take one; no user ever runs it."""
-
-    def __init__(self) -> None:
-        self.graph = Graph()
-
-    def add_input(self, name: str, value: Any) -> Node:
-        """Add an input with its value."""
-        node = self.graph.placeholder(name)
-        node.meta["val"] = value
-        return node
-
-    def add_call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **meta: Any) -> Node:
-        """Add a call with its metadata."""
-        node = self.graph.create_node("call_function", target, args, dict(kwargs))
-        node.meta.update(meta)
-        return node
-
-    def close(self, results: tuple[Node, ...]) -> None:
-        """Close the graph."""
-        self.graph.output(results)
-
-
 def finish(root: GraphModule | Mapping[str, Any], graph: Graph) -> GraphModule:
     """A graph module over a graph, with the attributes of `root`."""
     made = lazy_graph_module(root if isinstance(root, GraphModule) else dict(root), graph)

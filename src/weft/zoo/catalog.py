@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
 from weft.errors import CaptureError, compose, nearest
-from weft.frontends.capture import Optimizer, Part, TrainingStep, capture
+from weft.frontends.capture import Optimizer, Part, Reduce, TrainingStep, capture
 from weft.frontends.min_cut import Partition
 from weft.graph.about import TOKENS_KEY
 from weft.graph.listings.types import DTYPE_NAMES
@@ -102,6 +102,8 @@ def load(
     reduce_dtype: torch.dtype = torch.float32,
     optimizer: Optimizer | str = "adamw",
     clip_norm: float = 0.0,
+    accumulate: int = 1,
+    reduce: Reduce = "last",
     dynamic: bool = False,
     rank: int = 0,
     partition: Partition = "autograd",
@@ -112,7 +114,8 @@ def load(
     If only `ranks` is given, the inner axis of a two-dimensional mesh gets up to eight ranks. Parameters are f32. They
     are gathered and used in `compute_dtype`, and their gradients are reduced in `reduce_dtype`. `reshard` says
     which large weights backward gathers again: `always` (or True) all of them, `default` all but those of the last
-    layer, `never` (or False) none. `changes` are fields of the model's configuration.
+    layer, `never` (or False) none. `batch` is the size of one of `accumulate` microbatches. `changes` are fields of the
+    model's configuration.
     """
     entry = _entry(name, layers, changes)
     axes = mesh_of(parallel, ranks, mesh)
@@ -124,7 +127,7 @@ def load(
 
     if batch < 1:
         raise CaptureError(compose("zoo", f"batch is {batch}, expected 1 or more", do="use batch=1 or more"))
-    example = entry.batch(entry.config, batch, torch.Generator().manual_seed(0), compute_dtype)
+    example = entry.batch(entry.config, batch * max(accumulate, 1), torch.Generator().manual_seed(0), compute_dtype)
     about = {
         "model": name,
         "parallel": parallel,
@@ -135,11 +138,13 @@ def load(
         **_differences(entry.config, ENTRIES[name].config),
     }
     if entry.batch is _text:
-        about[TOKENS_KEY] = batch * entry.config.sequence * prod(axes[axis] for axis in strategy_of(parallel).data_axes)
+        ranks_with_data = prod(axes[axis] for axis in strategy_of(parallel).data_axes)
+        about[TOKENS_KEY] = batch * accumulate * entry.config.sequence * ranks_with_data
+    about |= {"accumulate": accumulate, "reduce": reduce} if accumulate > 1 else {}
     if part == "step":
         about |= {"optimizer": optimizer} if isinstance(optimizer, str) and optimizer != "adamw" else {}
         about |= {"clip_norm": clip_norm} if clip_norm else {}
-    step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm)
+    step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm, accumulate=accumulate, reduce=reduce)
     return capture(step, example, axes or None, part, dynamic, rank=rank, partition=partition, about=about)
 
 

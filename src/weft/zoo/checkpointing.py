@@ -4,7 +4,8 @@ none        backward finds everything that it needs
 full        a block keeps only its input
 selective   the policy of torchtitan for single operators: of the matrix products of a block, in the order of forward,
             the first, third, fifth ... are saved, and the others are computed again; results of attention and of
-            reduce-scatters are saved; everything else is computed again
+            reduce-scatters, and the largest magnitudes that scale fp8 products, are saved; everything else, the fp8
+            products included, is computed again
 layer       every second block is `full`
 
 FSDP gathers the weights of a block once more in backward, or keeps them. Checkpointing never changes that number:
@@ -27,6 +28,7 @@ __tracebackhide__ = True  # errors should show a line of the model
 
 CHECKPOINTS = ("none", "full", "selective", "layer")
 PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
+SAVED = frozenset({REDUCE_SCATTER, torch.ops.aten.max.default})
 ATTENTION = "aten::_scaled_dot_product_"
 """Start of the names of all attention kernels: flash, efficient, cuDNN, and that of the CPU."""
 
@@ -94,4 +96,4 @@ class _Policy:
         if op in PRODUCTS:
             self.num_products[context.is_recompute] += 1
             return self.num_products[context.is_recompute] % 2 == 1
-        return op is REDUCE_SCATTER or op.name().startswith(ATTENTION)
+        return op in SAVED or op.name().startswith(ATTENTION)

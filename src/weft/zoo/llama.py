@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from weft.arguments import check_choice
 from weft.errors import CaptureError
 from weft.zoo.checkpointing import CHECKPOINTS, Recomputation, recomputation_of, run_block
+from weft.zoo.fp8 import PRODUCTS, Fp8Linear
 from weft.zoo.vocabulary import LOSSES, ChunkedHead, OutputLoss, TokenEmbedding
 
 
@@ -39,16 +40,23 @@ class LlamaConfig:
     """What blocks compute again in backward: `none`, `full`, `selective` or `layer`; `checkpointing` defines them."""
     repeat_kv: bool = False
     """Whether keys and values are copied for all query heads before attention, not shared by it."""
+    products: str = "compute"
+    """Dtype of the matrix products with weights in the blocks: `compute`, the dtype of a step, or `fp8`."""
     loss: str = "f32"
     """How the loss is computed: `f32` for all tokens at once, `chunked` in 8 parts that are run back at once."""
 
     def __post_init__(self) -> None:
         check_choice("zoo", "checkpoint", self.checkpoint, CHECKPOINTS, error=CaptureError)
+        check_choice("zoo", "products", self.products, PRODUCTS, error=CaptureError)
         check_choice("zoo", "loss", self.loss, LOSSES, error=CaptureError)
 
     @property
     def head_dim(self) -> int:
         return self.dim // self.num_heads
+
+    def linear(self, num_inputs: int, num_outputs: int) -> nn.Linear:
+        """A projection of a block."""
+        return (Fp8Linear if self.products == "fp8" else nn.Linear)(num_inputs, num_outputs, bias=False)
 
 
 PRESETS = {
@@ -124,10 +132,10 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_dim, self.repeat_kv = config.head_dim, config.repeat_kv
-        self.query = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
-        self.key = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
-        self.value = nn.Linear(config.dim, config.num_kv_heads * config.head_dim, bias=False)
-        self.output = nn.Linear(config.num_heads * config.head_dim, config.dim, bias=False)
+        self.query = config.linear(config.dim, config.num_heads * config.head_dim)
+        self.key = config.linear(config.dim, config.num_kv_heads * config.head_dim)
+        self.value = config.linear(config.dim, config.num_kv_heads * config.head_dim)
+        self.output = config.linear(config.num_heads * config.head_dim, config.dim)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -152,9 +160,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.gate = config.linear(config.dim, config.ffn_dim)
+        self.up = config.linear(config.dim, config.ffn_dim)
+        self.down = config.linear(config.ffn_dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))

@@ -69,7 +69,7 @@ class ChunkedHead(nn.Linear):
     """The gradients are ready when forward is."""
 
     def forward(self, x: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:  # type: ignore[override]
-        part, gather = reading_of(self, "weight")
+        part, gather = reading_of(self, "weight", self._parameters["weight"])
         return cast(Tensor, ChunkedLoss.apply(x, part, targets, loss, gather))
 
 
@@ -87,17 +87,20 @@ class ChunkedLoss(torch.autograd.Function):
             for own, own_targets in zip(rows.chunk(NUM_CHUNKS), targets.flatten().chunk(NUM_CHUNKS), strict=True):
                 leaf = own.detach().requires_grad_()
                 value = loss(F.linear(leaf, weight)[None], own_targets[None]) * (own.shape[0] / rows.shape[0])
-                to_rows, to_part = torch.autograd.grad(value, [leaf, own_part], retain_graph=True)
+                # A microbatch whose gradients wait for the last one gives none for the weight.
+                to_rows, to_part = torch.autograd.grad(value, [leaf, own_part], retain_graph=True, allow_unused=True)
                 row_gradients.append(to_rows)
                 part_gradients = to_part if part_gradients is None else part_gradients + to_part
                 total = total + value.detach()
-        ctx.save_for_backward(torch.cat(row_gradients).view_as(x), part_gradients)
+        held = [torch.cat(row_gradients).view_as(x), part_gradients]
+        ctx.save_for_backward(*(gradient for gradient in held if gradient is not None))
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        to_x, to_part = ctx.saved_tensors
-        return (to_x * gradients[0]).to(to_x.dtype), to_part * gradients[0], None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        to_x, *to_part = ctx.saved_tensors
+        to_x = (to_x * gradients[0]).to(to_x.dtype)
+        return to_x, to_part[0] * gradients[0] if to_part else None, None, None, None
 
 
 class SplitCrossEntropy(torch.autograd.Function):

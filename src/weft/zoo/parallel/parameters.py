@@ -93,6 +93,7 @@ def spread(
             gathers = any(route.gather for route in routes.values())
             forgets = reshards(path) and not path.startswith(checkpointed)  # a checkpointed block forgets by itself
             _read_through(module, routes, forgets and gathers and _is_worth_resharding(module))
+    let_gradients_wait(model)
 
 
 def part_of(whole: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> DTensor:
@@ -182,17 +183,23 @@ class GatherParameter(torch.autograd.Function):
     """The tensor that a module computes with, from this rank's part; backward reduces the gradient to that part."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, route: Route) -> Tensor:
-        ctx.route, ctx.dtype = route, part.dtype
+    def forward(ctx: Any, part: Tensor, route: Route, pending: PendingGradient | None = None) -> Tensor:
+        ctx.route, ctx.dtype, ctx.pending = route, part.dtype, pending
         whole = part.to(route.compute)
         for group, size in route.gather:
             whole = all_gather(whole, size, group)
         return whole if whole is not part else part.view_as(part)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         route: Route = ctx.route
+        pending: PendingGradient | None = ctx.pending
         gradient = gradients[0].to(route.reduce)
+        if pending is not None:
+            gradient = pending.add(gradient)
+            if not pending.reduces:
+                return None, None, None
+            pending.total = None
         for group in route.add:
             gradient = all_reduce(gradient, "sum", group)
         for group in route.average if route.averages_first else ():
@@ -203,7 +210,37 @@ class GatherParameter(torch.autograd.Function):
             gradient = all_reduce(gradient, "avg", group)
         if route.scale != 1.0:
             gradient = gradient * route.scale
-        return gradient.to(ctx.dtype), None
+        return gradient.to(ctx.dtype), None, None
+
+
+@dataclass
+class PendingGradient:
+    """The gradient of a gathered parameter over the microbatches so far, before it is reduced."""
+
+    reduces: bool = True
+    """Whether the microbatch that is running reduces it."""
+    total: Tensor | None = None
+
+    def add(self, gradient: Tensor) -> Tensor:
+        """Add the gradient of a microbatch; returns the sum."""
+        self.total = gradient if self.total is None else self.total + gradient
+        return self.total
+
+
+def let_gradients_wait(model: nn.Module) -> None:
+    """Give the model FSDP2's method that switches the reduction of gradients off and on between microbatches."""
+    pending: dict[nn.Module, dict[str, PendingGradient]] = {}
+
+    def set_requires_gradient_sync(reduces: bool) -> None:
+        for module in model.modules():
+            routes: dict[str, Route] = getattr(module, "routes", {})
+            if routes and module not in pending:
+                pending[module] = {name: PendingGradient() for name in routes}
+                module.pending = pending[module]  # type: ignore[assignment]
+            for gradient in pending.get(module, {}).values():
+                gradient.reduces = reduces
+
+    model.set_requires_gradient_sync = set_requires_gradient_sync  # type: ignore[assignment]
 
 
 def _read_through(module: nn.Module, routes: dict[str, Route], forgets: bool) -> None:
@@ -217,21 +254,23 @@ def _read_through(module: nn.Module, routes: dict[str, Route], forgets: bool) ->
 
 def _reader(name: str) -> Any:
     def read(self: nn.Module) -> Tensor:
-        part, gather = reading_of(self, name)
+        part, gather = reading_of(self, name, self._parameters[name])
         return gather(part)
 
     return read
 
 
-def reading_of(module: nn.Module, name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def reading_of(module: nn.Module, name: str, parameter: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """This rank's part of a parameter as a plain tensor, and the function that makes the tensor to compute with."""
     routes: dict[str, Route] = getattr(module, "routes", {})
-    part: Any = dict(module.named_parameters(recurse=False))[name]
-    if isinstance(part, DTensor):
-        part = part.to_local(grad_placements=part.placements)
+    part: Any = parameter
+    if isinstance(parameter, DTensor):
+        part = parameter.to_local(grad_placements=parameter.placements)
     if name not in routes or routes[name].leaves(part):
         return part, lambda part: part
-    return part, lambda part: cast(Tensor, GatherParameter.apply(part, routes[name]))
+    pending: dict[str, PendingGradient] = getattr(module, "pending", {})
+    route = (routes[name], pending[name]) if name in pending else (routes[name],)
+    return part, lambda part: cast(Tensor, GatherParameter.apply(part, *route))
 
 
 # Resharding after forward: a module drops its gathered weights and gathers them again in backward.
