@@ -6,12 +6,12 @@ keeps its own. `order` puts each node as near to its place as the dependencies a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from torch.fx import Node
 
 from weft.graph import ops
-from weft.graph.collective import Collective, collectives
+from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.operator_effects import COPIES, is_alias, is_cheap
@@ -24,6 +24,10 @@ TOP = -1
 """The place before all compute."""
 WAITS, LAUNCHES, COMPUTE = range(3)
 """The order at one place: waits and the copies out of buffers, launches, then the node itself."""
+MAX_ROUNDS = 16
+"""Most rounds until an order must settle. Captured steps take two; graphs that need more are made up."""
+UNSETTLED = "stays: each order of this graph that puts it in its place moves others out of theirs"
+"""Why a pass declines, if the orders do not settle."""
 
 
 class RuntimeOrder:
@@ -46,24 +50,40 @@ class RuntimeOrder:
             self.places[i] = min(place, self.places[i]) if i in self.moved else place
             self.moved.add(i)
 
-    def order(self) -> list[int]:
-        """The new order of the nodes."""
-        return topological(self.dag.succs, self.places)
+    def order(self, dag: Dag) -> list[Node]:
+        """The new order of the nodes, which a Dag allows: the own one, or that of another order of the same nodes."""
+        places = [self.places[self.dag.index[node]] for node in dag.nodes]
+        return [dag.nodes[i] for i in topological(dag.succs, places)]
 
-    def changed(self, order: Iterable[int]) -> set[int]:
-        """The nodes that were put somewhere and have other compute before them now."""
-        old = _compute_before(range(len(self.places)), self.moved)
-        new = _compute_before(order, self.moved)
-        return {i for i in self.moved if old[i] != new[i]}
+    def changed(self, order: Iterable[Node]) -> set[Node]:
+        """The nodes that were put somewhere and have other compute before them in this order."""
+        moved = {self.dag.nodes[i] for i in self.moved}
+        old, new = _compute_before(self.dag.nodes, moved), _compute_before(order, moved)
+        return {node for node in moved if old[node] != new[node]}
 
 
-def _compute_before(order: Iterable[int], moved: Collection[int]) -> dict[int, int]:
+def settle(first: RuntimeOrder, put: Callable[[Dag], RuntimeOrder], *, keep_issue_order: bool) -> list[Node] | None:
+    """The order that putting the nodes again does not change; None if the orders do not settle.
+
+    A node that moves may bring others next to it that belong with it, so one round is not always enough. Each order is
+    one that the given graph allows: of two waits for one launch the first one counts, so the dependencies of another
+    order may be others.
+    """
+    found = first
+    for _ in range(MAX_ROUNDS):
+        if found.order(found.dag) == found.dag.nodes:
+            return found.dag.nodes
+        found = put(Dag(found.order(first.dag), keep_issue_order=keep_issue_order))
+    return None
+
+
+def _compute_before(order: Iterable[Node], moved: Collection[Node]) -> dict[Node, int]:
     """For each moved node, the number of other nodes before it."""
-    found: dict[int, int] = {}
+    found: dict[Node, int] = {}
     others = 0
-    for i in order:
-        if i in moved:
-            found[i] = others
+    for node in order:
+        if node in moved:
+            found[node] = others
         else:
             others += 1
     return found
@@ -78,7 +98,8 @@ class Carried:
     def __init__(self, dag: Dag, groups: GroupTable) -> None:
         roles = Roles(dag)
         tensor_groups = roles.tensor_groups(groups)
-        found = list(collectives(dag.nodes[0].graph)) if dag.nodes else []
+        launches = [node for node in dag.nodes if node.op == "call_function" and ops.launch_form(node.target)]
+        found = [Collective(node) for node in launches]
         gathers = [c for c in found if c.kind is Kind.ALL_GATHER and roles.of(c) is Role.PARAMETERS]
         reduced = [
             c
@@ -94,11 +115,10 @@ class Carried:
         self.scatters = [c for c in reduced if c.kind is Kind.REDUCE_SCATTER]
         self.sums = [c for c in reduced if c.kind is Kind.ALL_REDUCE]
         self._deferrable = {dag.index[c.launch] for c in self.sums}
-        launches = [dag.index[c.launch] for c in (*self.scatters, *self.sums)]
+        last = max((dag.index[c.launch] for c in (*self.scatters, *self.sums)), default=TOP)
         self.epilogues = {c.launch: self._epilogue(c) for c in (*self.scatters, *self.sums)}
         uses = sorted(i for launch in self.epilogues for i in self._uses(self.epilogues[launch]))
-        after = (i for i in uses if i > max(launches, default=TOP))
-        self.end_of_backward = next(after, len(dag.nodes) - 1)
+        self.end_of_backward = next((i for i in uses if i > last), len(dag.nodes) - 1)
         """The first node that uses a gradient after the last gradient was launched."""
 
     def first_use(self, collective: Collective) -> int:
@@ -124,7 +144,7 @@ class Carried:
             )
             if i in found or (finishes and (_is_light(node) or i in self._deferrable)):
                 found.add(i)
-            elif not is_alias(node):
+            elif ops.is_wait(node.target) or not is_alias(node):
                 break
         return found
 

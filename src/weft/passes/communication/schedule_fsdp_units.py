@@ -32,7 +32,8 @@ The pass expects one gather and one reduce-scatter for each unit and phase, as t
 
 Compute keeps its order, and so do all other collectives.
 
-Declines: a gather or reduce-scatter whose launch the graph returns, or that nothing waits for.
+Declines: a gather or reduce-scatter whose launch the graph returns, or that nothing waits for; a graph in which no
+order puts every launch and wait in its place.
 Numerics: exact. Bytes on the wire: unchanged. Memory: that of FSDP2; two units are gathered at a time.
 """
 
@@ -53,7 +54,18 @@ from weft.passes.portfolio import arrange
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Step
-from weft.scheduling.runtime_order import LAUNCHES, TOP, WAITS, Carried, RuntimeOrder, copy_in, copy_out, preparation
+from weft.scheduling.runtime_order import (
+    LAUNCHES,
+    TOP,
+    UNSETTLED,
+    WAITS,
+    Carried,
+    RuntimeOrder,
+    copy_in,
+    copy_out,
+    preparation,
+    settle,
+)
 
 
 @dataclass(frozen=True)
@@ -74,18 +86,25 @@ class ScheduleFsdpUnits(Pass):
 
     def plan(self, graph: Graph, context: Context) -> Step:
         dag = Dag(graph)
-        carried, order = Carried(dag, context.groups), RuntimeOrder(dag)
-        self._put_gathers(dag, carried, order)
-        self._put_scatters(dag, carried, order)
-        found = order.order()
-        changed = order.changed(found)
-        names = [node.name for node in dag.nodes]
-        decisions = [self._decide(dag, each, changed) for each in (*carried.gathers, *carried.scatters)]
+        carried = Carried(dag, context.groups)
+        first = self._put(carried)
+        order = settle(first, lambda dag: self._put(Carried(dag, context.groups)), keep_issue_order=False)
+        changed = first.changed(order) if order is not None else None
+        decisions = [self._decide(each, changed) for each in (*carried.gathers, *carried.scatters)]
         refused = [(c, r) for c, r in carried.refused.items() if c.kind is not Kind.ALL_REDUCE]
         decisions += [self.decision(r.reason, r.sentence, c.launch.name, blocking=r.blocking) for c, r in refused]
-        return self.step(arrange([names[i] for i in found], names), decisions)
+        return self.step(
+            arrange([node.name for node in order or dag.nodes], [node.name for node in dag.nodes]), decisions
+        )
 
-    def _put_gathers(self, dag: Dag, carried: Carried, order: RuntimeOrder) -> None:
+    def _put(self, carried: Carried) -> RuntimeOrder:
+        order = RuntimeOrder(carried.dag)
+        self._put_gathers(carried, order)
+        self._put_scatters(carried, order)
+        return order
+
+    def _put_gathers(self, carried: Carried, order: RuntimeOrder) -> None:
+        dag = carried.dag
         copies = {c.launch: copy_out(dag, c) for c in carried.gathers}
         uses = {launch: _first_use(dag, found) for launch, found in copies.items()}
         fronts = {c.launch: preparation(dag, c.launch) for c in carried.gathers}
@@ -103,7 +122,8 @@ class ScheduleFsdpUnits(Pass):
                 order.put(copies[launch], anchors[turn], WAITS, turn)
                 gathered |= shards[launch]
 
-    def _put_scatters(self, dag: Dag, carried: Carried, order: RuntimeOrder) -> None:
+    def _put_scatters(self, carried: Carried, order: RuntimeOrder) -> None:
+        dag = carried.dag
         by_launch = {c.launch: c for c in carried.scatters}
         units = _runs(list(by_launch), {})
         nexts = [min(copy_in(dag, launch) for launch in unit) for unit in units[1:]]
@@ -112,9 +132,11 @@ class ScheduleFsdpUnits(Pass):
                 anchor = min(following, carried.first_use(by_launch[launch]))
                 order.put(carried.epilogues[launch], anchor, WAITS, turn)
 
-    def _decide(self, dag: Dag, collective: Collective, changed: set[int]) -> Decision:
+    def _decide(self, collective: Collective, changed: set[Node] | None) -> Decision:
         launch, (wait, *_) = collective.launch, collective.waits
-        if changed.isdisjoint({dag.index[launch], dag.index[wait]}):
+        if changed is None:
+            return self.decision(Reason.DEPENDENCY, f"{launch.name} {UNSETTLED}", launch.name, wait.name)
+        if changed.isdisjoint({launch, wait}):
             sentence = f"{launch.name} and {wait.name} are already where FSDP2 has them"
             return self.decision(Reason.ALREADY_DONE, sentence, launch.name, wait.name)
         sentence = f"moved {launch.name} and {wait.name} to where FSDP2 has them"
