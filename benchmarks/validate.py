@@ -38,7 +38,6 @@ from torch.fx import GraphModule
 from weft.bucketing.units import Root
 from weft.cli.source import load_source
 from weft.cost.cluster import Cluster
-from weft.errors import WeftError
 from weft.frontends import archive
 from weft.prediction.error_bars import RESIDUALS
 from weft.prediction.prediction import Prediction, predict_modules
@@ -158,8 +157,8 @@ def outcome(row: Published) -> dict[str, Any]:
         return told
     try:
         found = predict(row)
-    except WeftError as error:
-        return told | {"not_predicted": str(error).partition("\n")[0]}
+    except Exception as error:  # one faulty row must not end a run of tens of minutes; the exit status tells of it
+        return told | {"not_predicted": f"fails: {type(error).__name__}: {error}".partition("\n")[0]}
     return told | {"predicted": json.loads(found.to_json()), "seconds": time.process_time() - start}
 
 
@@ -257,6 +256,7 @@ def main() -> None:
     if options.record:
         record(found)
     say("\n" + validation_table.page(found) + f"\n\nwrote {options.json}")
+    sys.exit(any(row["source"] and row.get("predicted") is None for row in made))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Memory of a step as torch's allocator counts it: peak allocated and reserved bytes, by part.
 
-The order of allocations is that of the simulated program. A storage that only one fused kernel touches stays in
-registers and takes no memory. Allocated memory is counted in blocks (`caching_allocator.py`); reserved memory is the
-sum of the peaks of all streams. The workspace of cuBLAS is part of both. The CUDA context and the buffers of NCCL are
-outside of both, but they take memory of the device.
+The order of allocations, and what takes memory at all, is that of the simulated program. Allocated memory is counted
+in blocks (`caching_allocator.py`); reserved memory is the sum of the peaks of all streams. The workspace of cuBLAS is
+part of both. The CUDA context and the buffers of NCCL are outside of both, but they take memory of the device.
 """
 
 from __future__ import annotations
@@ -120,7 +119,6 @@ def _lifetimes(program: Program) -> tuple[dict[int, list[tuple[int, int]]], dict
                 waited.add(launch)
     sizes: dict[int, list[tuple[int, int]]] = {}
     last_use: dict[int, int] = {}
-    kernels: dict[int, list[int]] = {}
     forever = set(program.kept)
     for op, made in enumerate(program.allocates):
         touched = (*program.uses[op], *(storage for storage, _ in made))
@@ -130,12 +128,6 @@ def _lifetimes(program: Program) -> tuple[dict[int, list[tuple[int, int]]], dict
             forever.update(touched)
         for storage in touched:
             last_use[storage] = max(last_use.get(storage, 0), until[op])
-            if program.kinds[op] is not OpKind.NOTHING:
-                kernels.setdefault(storage, []).append(program.kernel[op] if program.kernel else ~op)
-    for storage, users in kernels.items():
-        # Two parts of one kernel hand a value to each other in registers. A result that nothing reads is written.
-        if storage not in forever and len(users) > 1 and users[0] >= 0 and len(set(users)) == 1:
-            sizes.pop(storage, None)
     return sizes, {storage: op for storage, op in last_use.items() if storage in sizes and storage not in forever}
 
 

@@ -90,7 +90,7 @@ def predict_modules(
     """Predict the step that these graphs make, one after the other."""
     described = _as_executed(cluster, execution, attention)
     ran = [
-        module if runtime is None else run_as(module, runtime, root=root, cluster=described, groups=groups).module
+        module if runtime is None else run_as(module, runtime, root=root, cluster=cluster, groups=groups).module
         for module in modules
     ]
     tables = [read_groups(module, groups) for module in ran]

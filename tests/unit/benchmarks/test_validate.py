@@ -116,6 +116,11 @@ def test_a_run_gives_signed_errors_effects_and_residuals(validate: Any, rows: Pa
     assert residuals.read_text().startswith("# head\n")
 
 
+def test_a_row_that_fails_says_so(validate: Any, rows: Path):
+    row = validate.replace(validate.read(rows)[0][0], cluster="no-such-cluster")
+    assert validate.outcome(row)["not_predicted"].startswith("fails: ClusterError")
+
+
 def test_a_capture_is_kept_and_read_again(validate: Any, rows: Path, monkeypatch: pytest.MonkeyPatch):
     row = validate.read(rows)[0][0]
     first = validate.predict(row)

@@ -54,8 +54,7 @@ def test_a_segment_grows_by_what_its_free_end_lacks():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 64 * MIB)), max_size=60))
 def test_reserved_memory_holds_every_live_block(steps: list[tuple[int, int]]):
-    allocator, live, peak = CachingAllocator(), dict[int, int](), 0
-    large: list[int] = []
+    allocator, live, peak, largest = CachingAllocator(), dict[int, int](), 0, 0
     for key, size in steps:
         if key in live:
             allocator.free(key)
@@ -63,13 +62,13 @@ def test_reserved_memory_holds_every_live_block(steps: list[tuple[int, int]]):
         else:
             allocator.allocate(key, size, "default")
             live[key] = rounded(size)
-            large += [size] if size > MIB else []
+            largest = max(largest, size)
         peak = max(peak, sum(live.values()))
         reserved = sum(allocator.reserved_bytes().values())
         assert peak <= reserved
     for key in live:
         allocator.free(key)
     reserved = sum(allocator.reserved_bytes().values())
-    if large:  # everything is free and merged: one block of all large memory, so this fits without growth
-        allocator.allocate("all", max(large), "default")
+    if largest > MIB:  # everything is free and merged, so the largest block fits again without growth
+        allocator.allocate("again", largest, "default")
         assert sum(allocator.reserved_bytes().values()) == reserved

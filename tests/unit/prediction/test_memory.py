@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -40,9 +39,8 @@ def program(module: GraphModule) -> Program:
     return program_of(module, read_groups(module), CLUSTER)
 
 
-def memory(module: GraphModule, runtime: str | None = None, **changes: Any) -> StepMemory:
-    owners = owners_of([Dag(module.graph)], runtime)
-    return memory_of(replace(program(module), **changes), owners, CLUSTER.device)
+def memory(module: GraphModule, runtime: str | None = None) -> StepMemory:
+    return memory_of(program(module), owners_of([Dag(module.graph)], runtime), CLUSTER.device)
 
 
 def parameters(module: GraphModule) -> int:
@@ -53,9 +51,9 @@ def parameters(module: GraphModule) -> int:
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "tp", "ddp", "fsdp-tp"])
-def test_without_fusion_the_peak_is_that_of_the_simulator_but_for_rounding(parallel: str):
+def test_the_peak_is_that_of_the_simulator_but_for_rounding(parallel: str):
     module = step(parallel)
-    found = memory(module, kernel=())
+    found = memory(module)
     expected, num_storages = simulate(program(module)).peak_bytes, len(module.graph.nodes)
     allocated = found.allocated_bytes - found.parts[MemoryPart.WORKSPACE]
     assert expected <= allocated <= expected + num_storages * BLOCK
@@ -80,23 +78,21 @@ def test_gathered_and_reduced_buffers_of_fsdp2_have_streams_of_their_own():
 LISTING = """def graph(x: f32[1024, 1024]):
     a = mm(x, x)
     b = relu(a)
-    c = neg(b)
+    e = neg(b)
+    f = mul(b, e)
+    c = add(f, b)
     d = mm(c, x)
     return [d]
 """
 
 
-def test_a_value_inside_a_fused_kernel_takes_no_memory():
+@pytest.mark.parametrize(("execution", "num_tensors"), [("compiled", 3), ("eager", 4)])
+def test_values_inside_a_fused_kernel_take_no_memory(execution: str, num_tensors: int):
     module = weft.parse(LISTING)
-    mib = 1 << 20
-    fused, eager = memory(module), memory(module, kernel=())
-    workspace = fused.parts[MemoryPart.WORKSPACE]
-    # Eager, x, b, c (a is free) and then d; fused, x, a, c at once, then x, c, d.
-    assert fused.allocated_bytes - workspace == 4 * mib * 3
-    assert eager.allocated_bytes - workspace == 4 * mib * 3
-    wide = weft.parse(LISTING.replace("c = neg(b)", "e = neg(b)\n    f = mul(b, e)\n    c = add(f, b)"))
-    assert memory(wide).allocated_bytes - workspace == 4 * mib * 3
-    assert memory(wide, kernel=()).allocated_bytes - workspace == 4 * mib * 4
+    cluster = CLUSTER.running(execution)
+    found = memory_of(program_of(module, read_groups(module), cluster), owners_of([Dag(module.graph)]), cluster.device)
+    # Compiled, x, a and c live together; eager, x, b, f and e or c.
+    assert found.allocated_bytes - found.parts[MemoryPart.WORKSPACE] == num_tensors * 4 << 20
 
 
 def test_the_sentence_says_what_is_needed_and_what_there_is():
