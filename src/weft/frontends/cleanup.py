@@ -48,7 +48,7 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     for node in traced.graph.nodes:
         if _is_rename(node):
-            (source,) = input_nodes(node)[:1]
+            source = next(iter(input_nodes(node)))
             found[node] = found.get(source, source)
     return found
 
