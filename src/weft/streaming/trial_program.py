@@ -141,6 +141,9 @@ class TrialProgram:
             )
         ]
         self.kernels = list(program.kernel or range(len(self.ops)))
+        self.slowest_issue_ns: dict[OpKind, int] = {}
+        for kind, ns in zip(program.kinds, program.host_ns, strict=False):  # no times if the host is never in the way
+            self.slowest_issue_ns[kind] = max(ns, self.slowest_issue_ns.get(kind, 0))
         self.next_storage = 1 + max((s for made in program.allocates for s, _ in made), default=0)
 
     def stream(self, cut: Chunking) -> None:
@@ -329,7 +332,15 @@ class TrialProgram:
             uses=tuple(op.uses for op in made),
             latency_ns=(),
             kernel=tuple(self.kernels[i] for i in order),
+            host_ns=tuple(self._host_ns(i) for i in order) if self.program.host_ns else (),
         )
+
+    def _host_ns(self, i: int) -> int:
+        """Time to issue an operation. New ones take as long as the slowest operation of their kind; views take none."""
+        program, kind = self.program, self.ops[i].kind
+        if i < len(program.kinds) and program.kinds[i] is kind:
+            return program.host_ns[i]
+        return self.slowest_issue_ns.get(kind, 0) if kind is not OpKind.NOTHING else 0
 
     def _order(self) -> list[int]:
         succs: list[list[int]] = [[] for _ in self.ops]
