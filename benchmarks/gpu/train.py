@@ -3,11 +3,12 @@
     PYTHONPATH=src python benchmarks/gpu/train.py --budget-s 560 --json results.json [--jobs 'fsdp:2:*' ...]
     PYTHONPATH=src python benchmarks/gpu/train.py --device cpu --ranks 2 --tiny      # the whole flow, without a GPU
     PYTHONPATH=src python benchmarks/gpu/train.py --docs results.json                # the table into docs/gpu.md
+    PYTHONPATH=src python benchmarks/gpu/train.py --again results.json               # predict stored rows anew, no GPU
 
-First the ranks measure the cluster that they form. Then every job (parallelism:ranks:what) runs in its own processes
-with a time limit, the most informative jobs first: values against eager, step times by CUDA events, communication by
-the profiler, and for graphs the simulator's prediction on the measured cluster. The file is written after every row.
-MPS, which this script starts and stops, lets the ranks' kernels run at the same time.
+Every job (parallelism:ranks:what) runs in its own processes with a time limit, the most informative jobs first. Its
+ranks first measure the cluster that they form. Then come the variants: values against eager, step times by CUDA events,
+communication by the profiler, and the simulator's prediction on the measured cluster. The file is written after every
+job. MPS, which this script starts and stops, lets the ranks' kernels run at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 from buckets import mps
+from train_again import model_shape, predict_again
 from train_table import fill, table
 
 HERE = Path(__file__).parent
@@ -72,8 +74,6 @@ class Job:
 
     @property
     def variants(self) -> list[str]:
-        if self.what == "calibrate":
-            return ["calibrate"]
         has_own = self.parallel in ("ddp", "fsdp")  # torch's own wrappers; there `auto` is the planner alone
         return [name for name in WORK[self.what] if name != ("graph auto" if has_own else "torch's own")]
 
@@ -101,22 +101,13 @@ class Runner:
 
     def run(self, jobs: list[Job]) -> None:
         for job in jobs:
-            if job.ranks not in {each["ranks"] for each in self.clusters.values()}:
-                self._calibrate(job)
             self._finish(job, *self._processes(job))
-
-    def _calibrate(self, job: Job) -> None:
-        first = replace(job, what="calibrate", limit_s=120)
-        found, error = self._processes(first)
-        told = {key: value for key, value in (found[0] if found else {}).items() if key != "variant"}
-        if error:
-            self._keep_logs(first)
-        self.clusters[str(job.ranks)] = {"ranks": job.ranks, **(told or {"error": error or "nothing was written"})}
-        print(f"{first.label}: {error or _of_cluster(told)}", flush=True)
-        self.write()
 
     def _finish(self, job: Job, found: list[dict[str, Any]], error: str) -> None:
         by_name = {row["variant"]: row for row in found}
+        told = by_name.pop("calibrate", None) or {"error": error or "nothing was written"}
+        self.clusters[job.label] = {"ranks": job.ranks, **{key: told[key] for key in told if key != "variant"}}
+        print(f"{job.label}: {told.get('error') or _of_cluster(told)}", flush=True)
         for name in dict.fromkeys([*job.variants, *by_name]):
             row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
             self.rows.append({"parallel": job.parallel, "ranks": job.ranks, **row})
@@ -174,24 +165,21 @@ class Runner:
         options = self.options
         shape = dict(TINY if options.tiny else SHAPES[job.parallel])
         shape |= {key: value for key in shape if (value := getattr(options, key, None)) is not None}
-        tokens = shape.pop("tokens") // {"tp": 1, "fsdp-tp": max(job.ranks // 2, 1)}.get(job.parallel, job.ranks)
-        sequence = min(32 if options.tiny else SEQUENCE, tokens)
-        shape |= {"num_kv_heads": shape["num_heads"], "sequence": sequence}
-        shape |= {"vocabulary": 256 if options.tiny else VOCABULARY}
+        vocabulary = 256 if options.tiny else VOCABULARY
+        shape = model_shape(job.parallel, job.ranks, shape, 32 if options.tiny else SEQUENCE, vocabulary)
         return {
             "parallel": job.parallel,
             "ranks": job.ranks,
             "variants": job.variants,
             "device": options.device,
             "tiny": options.tiny,
+            "batch": shape.pop("batch"),
             "shape": shape,
-            "batch": max(1, tokens // sequence),
             "reduce": options.reduce,
             "steps": options.steps,
             "warm_up": 1 if options.tiny else 3,
             "folder": str(self.folder),
-            "share": str(self.folder / f"share_{job.ranks}"),
-            "cluster": str(self.folder / f"cluster_{job.ranks}.toml"),
+            "cluster": str(self.folder / f"{job.label.replace(':', '_')}.toml"),
             "rows": str(self.folder / f"{job.label.replace(':', '_')}.rows"),
             "port": _free_port(),
             "limit_s": limit_s,
@@ -219,13 +207,14 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
         "mps": is_gpu and shutil.which("nvidia-cuda-mps-control") is not None,
         "reduce": options.reduce,
         "shapes": {"all": TINY} if options.tiny else SHAPES,
-        "sequence": SEQUENCE,
+        "sequence": 32 if options.tiny else SEQUENCE,
+        "vocabulary": 256 if options.tiny else VOCABULARY,
         "command": " ".join(sys.argv),
     }
 
 
 def _of_cluster(told: dict[str, Any]) -> str:
-    shown = {key: told.get(key) for key in ("peak_tflops", "memory_gbps", "overlap_slowdown", "collective_slowdown")}
+    shown = {key: told.get(key) for key in ("rates", "overlap_slowdown", "collective_slowdown")}
     return ", ".join(f"{key} {value}" for key, value in shown.items())
 
 
@@ -273,6 +262,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, help="of the model; default depends on the parallelism")
     parser.add_argument("--json", help="write everything to this file, after every row")
     parser.add_argument("--docs", metavar="FILE", help="write docs/gpu.md from a file of results and exit")
+    parser.add_argument("--again", metavar="FILE", help="predict the rows of a file of results again and exit")
     options = parser.parse_args(arguments)
     options.steps = min(options.steps, 2) if options.tiny else options.steps
     return options
@@ -282,6 +272,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if options.docs:
         fill(Path(options.docs), HERE.parents[1] / "docs" / "gpu.md")
+        return
+    if options.again:
+        predict_again(json.loads(Path(options.again).read_text()), options.jobs)
         return
     jobs = [job for job in all_jobs(options.ranks) if any(fnmatch.fnmatch(job.label, each) for each in options.jobs)]
     if options.list:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from train_predict import Rates, part_of, preset_of
 from train_profile import events_of, gap_us, record
 
 from weft.cost.calibration.cluster_writer import cluster_text
@@ -29,6 +30,11 @@ PAYLOADS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 
 REPEATS = 4
 NUM_ADDS = 100
 NUM_PRODUCTS = 8
+TERMS = 8192
+"""Rows, columns and terms of the products whose rate is measured."""
+COPY_BYTES = 512 << 20
+NUM_ROUNDS, LAST_ROUNDS = 20, 5
+"""Rounds of products or copies, and how many of the last ones count."""
 AHEAD_BYTES = 512 << 20
 """Bytes of the collective during which products are timed: it must outlast them."""
 
@@ -38,13 +44,10 @@ MIN_SHARED = 1.5
 """Two groups share a wire if their collectives together take this many times as long as one of them."""
 
 
-def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
+def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """Measure, and let rank 0 write the cluster; returns the findings on rank 0."""
     folder, device, ranks = Path(job["folder"]), job["device"], job["ranks"]
-    groups: list[Any] = [dist.group.WORLD]
-    if ranks == 4:
-        mesh: DeviceMesh = init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
-        groups += [mesh.get_group("dp"), mesh.get_group("tp")]
+    groups: list[Any] = [mesh.get_group(axis) for axis in mesh.mesh_dim_names or ()]
     payloads = PAYLOADS[:3] if job["tiny"] else PAYLOADS
     path = folder / f"calibrate_{ranks}_rank{rank}.json.gz"
     if device != "cuda":
@@ -52,36 +55,38 @@ def calibrate(job: dict[str, Any], rank: int) -> dict[str, Any]:
     work = _work(job, groups, payloads)
     work()
     record(work, path, device=device, shapes=True)
-    slowdown, share, talk = _slowdown(), _share(), _talk_slowdown()
-    is_shared = _share_a_wire(groups, device)
+    slowdown, rates, talk = _slowdown(), _rates(), _talk_slowdown()
+    ratio = _wire_ratio(groups, device)
+    torch.cuda.empty_cache()
     dist.barrier()
     if rank:
         return {}
     found = read_measurements([folder / f"calibrate_{ranks}_rank{r}.json.gz" for r in range(ranks)])
-    made = found.compute.device() or Device("measured")
-    made = replace(
-        made,
-        peak_tflops=tuple((dtype, tflops / share) for dtype, tflops in made.peak_tflops),
-        memory_gbps=(made.memory_gbps or 0) / share or None,
-        launch_gap_us=gap_us(events_of(path)) or 0.0,
-        overlap_slowdown=slowdown,
-        collective_slowdown=talk,
-    )
-    Path(job["share"]).write_text(str(share))
-    note = f"products of all ranks at once take {share:.2f} times as long as those of one: ranks share the GPU"
-    return {**_write(job, found.samples, made, [note, *found.notes], is_shared), "share": share}
+    preset = preset_of(torch.cuda.get_device_name(0))
+    made = part_of(preset, ranks, rates) if preset is not None else _measured(found.compute.device(), rates)
+    made = replace(made, overlap_slowdown=slowdown, collective_slowdown=talk)
+    told = _write(job, found.samples, made, list(found.notes), ratio)
+    return {**told, "rates": asdict(rates), "gap_us": gap_us(events_of(path))}
 
 
-def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], is_shared: bool) -> dict[str, Any]:
+def _measured(traced: Device | None, rates: Rates) -> Device:
+    """The device of a GPU without a preset."""
+    peaks = dict(traced.peak_tflops if traced is not None else ()) | {"bf16": rates.tflops}
+    return Device("measured", tuple(sorted(peaks.items())), rates.memory_gbps, matmul_efficiency=1.0)
+
+
+def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], wire_ratio: float) -> dict[str, Any]:
     """If the axes of a mesh do not share a wire, each is a level: inside nodes, and between them."""
+    is_shared = wire_ratio >= MIN_SHARED
     fitted = fit(samples, name=f"measured-{job['ranks']}", device=device, ranks_per_node=None if is_shared else 2)
     text = cluster_text(fitted, ["the ranks of this run"])
     Path(job["cluster"]).write_text(text)
     return {
         "toml": text,
         "peak_tflops": dict(device.peak_tflops),
+        "matmul_efficiency": device.matmul_efficiency,
         "memory_gbps": device.memory_gbps,
-        "launch_gap_us": device.launch_gap_us,
+        "memory_efficiency": device.memory_efficiency,
         "overlap_slowdown": device.overlap_slowdown,
         "collective_slowdown": device.collective_slowdown,
         "lines": [
@@ -92,7 +97,7 @@ def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], 
             }
             for line in fitted.lines
         ],
-        "share_a_wire": is_shared,
+        "wire_ratio": wire_ratio,
         "notes": [*notes, *fitted.notes],
     }
 
@@ -175,16 +180,16 @@ def _slowdown() -> float:
     return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
 
 
-def _share_a_wire(groups: list[Any], device: str) -> bool:
-    """Whether collectives of the two axes of a mesh slow each other. The first of the groups is the whole world."""
-    if len(groups) < 3:
-        return True
-    tensors = [torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device=device) for _ in groups[1:]]
+def _wire_ratio(groups: list[Any], device: str) -> float:
+    """Time of the collectives of both axes of a mesh at once, over that of one of them; 2: they share a wire."""
+    if len(groups) < 2:
+        return 2.0
+    tensors = [torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device=device) for _ in groups]
 
     def seconds(chosen: slice) -> float:
         dist.barrier()
         started = time.perf_counter()
-        pairs = list(zip(tensors, groups[1:], strict=True))[chosen]
+        pairs = list(zip(tensors, groups, strict=True))[chosen]
         for pending in [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in pairs]:
             if pending is not None:
                 pending.wait()
@@ -195,7 +200,7 @@ def _share_a_wire(groups: list[Any], device: str) -> bool:
     alone, both = (sorted(seconds(chosen) for _ in range(5))[2] for chosen in (slice(1), slice(None)))
     ratio = torch.tensor(both / alone, device=device)
     dist.all_reduce(ratio, op=dist.ReduceOp.MAX)
-    return ratio.item() >= MIN_SHARED
+    return ratio.item()
 
 
 def _talk_slowdown() -> float:
@@ -222,19 +227,33 @@ def _talk_slowdown() -> float:
     return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
 
 
-def _share() -> float:
-    """Factor by which products slow if all ranks compute at once; the profiler sees each kernel alone."""
-    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    alone = 0.0
-    for turn in range(dist.get_world_size()):
-        torch.cuda.synchronize()
-        dist.barrier()
-        if turn == dist.get_rank():
-            alone = sorted(_products_ms(x) for _ in range(5))[2]
-    torch.cuda.synchronize()
+def _rates() -> Rates:
+    """Rates of products and of copies while all ranks run them, on the slowest rank: the ranks share the GPU.
+
+    Products run for long enough to reach the power limit.
+    """
+    x = torch.randn(TERMS, TERMS, dtype=torch.bfloat16, device="cuda")
     dist.barrier()
-    together = sorted(_products_ms(x) for _ in range(5))[2]
-    return round(max(1.0, _largest(together / alone)), 4)
+    torch.cuda.synchronize()
+    product_ms = sorted([_products_ms(x) for _ in range(NUM_ROUNDS)][-LAST_ROUNDS:])[LAST_ROUNDS // 2]
+    tflops = NUM_PRODUCTS * 2 * TERMS**3 / (product_ms * 1e9)
+    source = torch.randn(COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    dist.barrier()
+    torch.cuda.synchronize()
+    copy_ms = sorted([_copies_ms(source, target) for _ in range(NUM_ROUNDS)][-LAST_ROUNDS:])[LAST_ROUNDS // 2]
+    gbps = NUM_PRODUCTS * 2 * COPY_BYTES / (copy_ms * 1e6)
+    return Rates(-_largest(-tflops), TERMS, -_largest(-gbps))
+
+
+def _copies_ms(source: Tensor, target: Tensor) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(NUM_PRODUCTS):
+        target.copy_(source)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 def _products_ms(x: Tensor) -> float:
@@ -276,5 +295,5 @@ def _by_clock(job: dict[str, Any], rank: int, groups: list[Any], payloads: tuple
     copy_s = time.perf_counter() - started
     peak = (("bf16", 2 * 512**3 / product_s / 1e12), ("f32", 2 * 512**3 / product_s / 1e12))
     device = Device("measured", peak, 2 * y.numel() * 4 / copy_s / 1e9, matmul_efficiency=1.0)
-    is_shared = _share_a_wire(groups, "cpu")
-    return _write(job, samples, device, [], is_shared) if rank == 0 else {}
+    ratio = _wire_ratio(groups, "cpu")
+    return _write(job, samples, device, [], ratio) if rank == 0 else {}

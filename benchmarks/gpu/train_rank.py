@@ -4,6 +4,7 @@
 
 Contract: a job names a parallelism, a number of ranks and variants. Rank 0 appends a row to the job's file as soon as a
 variant is measured; a later row of a variant replaces an earlier one. A variant that raises gives a row with the error.
+The first row, `calibrate`, is the cluster, measured by the same processes on the groups that the variants use.
 A step is the loss and all gradients; the optimizer is the same for all variants and is left out.
 """
 
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
 from train_calibrate import calibrate
 from train_profile import communication_of, events_of, record
 from train_stuck import tell_if_stuck
@@ -45,19 +47,16 @@ ROUNDS = 2
 class Rank:
     """The state of one rank for a job."""
 
-    def __init__(self, job: dict[str, Any], rank: int) -> None:
+    def __init__(self, job: dict[str, Any], rank: int, mesh: DeviceMesh) -> None:
         self.job, self.rank = job, rank
         self.device = torch.device("cuda:0" if job["device"] == "cuda" else "cpu")
-        self.mesh = self._mesh()
+        self.mesh = mesh
         self.model, self.batch = self.build()
         self.reference = self._eager()
+        self.captured: dict[str, GraphModule] = {}
+        """Captured joint graphs, by partition."""
         self.measured: dict[str, float] | None = None
         """Node times of the captured graph, for the variants that follow."""
-
-    def _mesh(self) -> DeviceMesh:
-        axes = strategy_of(self.job["parallel"]).axes
-        sizes = (self.job["ranks"],) if len(axes) == 1 else (self.job["ranks"] // 2, 2)
-        return init_device_mesh(self.device.type, sizes, mesh_dim_names=axes)
 
     def build(self, *, plain: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
         """The model from a fixed state, and this rank's batch; a plain one is whole and in f32."""
@@ -148,6 +147,13 @@ class Rank:
         return {name.replace("_us", "_ms"): us / 1e3 if us >= 0 else None for name, us in told.items()}
 
 
+def mesh_of(job: dict[str, Any]) -> DeviceMesh:
+    """The mesh of a job's parallelism."""
+    axes = strategy_of(job["parallel"]).axes
+    sizes = (job["ranks"],) if len(axes) == 1 else (job["ranks"] // 2, 2)
+    return init_device_mesh(job["device"], sizes, mesh_dim_names=axes)
+
+
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -158,9 +164,9 @@ def figures(times: list[float]) -> dict[str, Any]:
     return {"step_ms": middle, "spread_ms": high - low, "steps": len(times)}
 
 
-def run_variants(job: dict[str, Any], rank: int, write: Callable[[dict[str, Any]], None]) -> None:
+def run_variants(job: dict[str, Any], rank: int, mesh: DeviceMesh, write: Callable[[dict[str, Any]], None]) -> None:
     """Check, time and profile every variant; several of them a second time in turn, since the machine drifts."""
-    held = Rank(job, rank)
+    held = Rank(job, rank, mesh)
     ready: dict[str, tuple[Variant, dict[str, Any], list[float]]] = {}
     names = list(job["variants"])
     for name in names:
@@ -224,10 +230,10 @@ def main() -> None:
             with Path(job["rows"]).open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
-    if job["variants"] == ["calibrate"]:
-        write({"variant": "calibrate", **calibrate(job, rank)})
-    else:
-        run_variants(job, rank, write)
+    mesh = mesh_of(job)
+    write({"variant": "calibrate", **calibrate(job, rank, mesh)})
+    dist.barrier()  # the other ranks read the cluster that rank 0 has written
+    run_variants(job, rank, mesh, write)
     dist.barrier()
     dist.destroy_process_group()
 

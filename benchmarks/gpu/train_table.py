@@ -85,15 +85,14 @@ def document(found: dict[str, Any]) -> str:
     """The section of docs/gpu.md for a run."""
     versions = ", ".join(f"{key} {found[key]}" for key in ("torch", "cuda", "nccl", "python") if found.get(key))
     lines = [f"{found['machine']}, {versions}; {found['date']}.", "", table(found["rows"]), ""]
-    for cluster in found["clusters"].values():
+    for name, cluster in found["clusters"].items():
         if "error" in cluster:
             lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
             continue
-        peaks = ", ".join(f"{key} {peak:.0f} TFLOP/s" for key, peak in cluster["peak_tflops"].items())
-        memory = f"{cluster['memory_gbps']:.0f} GB/s of memory" if cluster["memory_gbps"] else "no memory bandwidth"
+        rates = cluster.get("rates")
+        reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, " if rates else ""
         lines.append(
-            f"Measured cluster of {cluster['ranks']} ranks, each: {peaks or 'no peak'}, {memory}, "
-            f"{cluster['launch_gap_us']:.1f} us between kernels, compute "
+            f"Measured cluster of {name}: each rank reaches {reached}compute is "
             f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "
             f"{cluster['collective_slowdown'] * 100:.0f} % slower beside compute."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,27 +22,19 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
+from train_predict import EXECUTIONS, GRAPHS, executed, predictions
 from train_profile import node_times
 
 import weft
 from weft.cost.cluster import Cluster
-from weft.cost.compute import compute
 from weft.frontends import session
-from weft.graph import ops
+from weft.frontends.min_cut import Partition
 from weft.graph.collective import collectives
-from weft.graph.dag import Dag
 from weft.graph.listings.text import digest
 
 if TYPE_CHECKING:
     from train_rank import Rank
 
-GRAPHS = {
-    "graph as captured": "none",
-    "graph naive": "remove-dead-code,hoist-launches,sink-waits",
-    "graph planned": "schedule-overlap",
-    "graph auto": "auto",
-}
-"""Pipelines of the captured joint graph; `auto` is the preset of the parallelism: streams for tensor parallelism."""
 OVERLAP = {
     "reorder_for_compute_comm_overlap": True,
     "bucket_all_gathers_fx": "all",
@@ -71,7 +63,7 @@ def make_variant(held: Rank, name: str) -> Variant:
     if name in GRAPHS:
         return _graph(held, name)
     if name == "eager":
-        return Variant(partial(_train, held.model, held.model, held.batch))
+        return Variant(partial(_train, held.model, held.model, held.batch), partial(_of_executed, held, name))
     if name == "torch's own":
         return _own(held)
     weave = {"weft.cluster": held.job["cluster"]}
@@ -93,8 +85,9 @@ def make_variant(held: Rank, name: str) -> Variant:
 
         settings["backend"] = getattr(backends, settings["backend"])
     compiled = torch.compile(held.model, **settings)
-    earlier = len(_foreseen())
-    return Variant(partial(_train, compiled, held.model, held.batch), partial(_of_compiler, name, missing, earlier))
+    earlier = len(_optimized())
+    about = partial(_of_compiler, held, name, missing, earlier)
+    return Variant(partial(_train, compiled, held.model, held.batch), about)
 
 
 def _train(called: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> list[Tensor]:
@@ -111,28 +104,36 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 @cache
-def _foreseen() -> list[float]:
-    """Collects the predicted times of all graphs that the backends make from now on, in microseconds."""
-    plain, found = session.optimize, list[float]()
+def _optimized() -> list[GraphModule]:
+    """Collects the optimized graphs of all backends from now on."""
+    plain, found = session.optimize, list[GraphModule]()
 
     def optimize(module: GraphModule, cluster: Cluster, **settings: Any) -> weft.Result:
         result = plain(module, cluster, **settings)
-        found.append(weft.simulate(result.module, cluster).step_us)
+        found.append(result.module)
         return result
 
     session.optimize = optimize
     return found
 
 
-def _of_compiler(name: str, missing: list[str], earlier: int) -> dict[str, Any]:
+def _of_executed(held: Rank, name: str) -> dict[str, Any]:
+    """The prediction for a variant whose graph is that of a capture."""
+    module = executed(name, held.job["parallel"], lambda partition: _captured(held, partition))
+    return {} if module is None else predictions(module, Cluster.load(held.job["cluster"]), EXECUTIONS[name])
+
+
+def _of_compiler(held: Rank, name: str, missing: list[str], earlier: int) -> dict[str, Any]:
     about: dict[str, Any] = {"settings_missing": missing} if missing else {}
     if name.startswith("weft"):
         reports = [entry.report for entry in weft.run_report().entries if entry.report][earlier:]
         about["graphs"] = len(reports)
         about["collectives"] = [sum(r[side]["num_collectives"] for r in reports) for side in ("before", "after")]
         about["changes"] = sum(len(r["applied"]) for r in reports)
-        about["predicted_ms"] = sum(_foreseen()[earlier:]) / 1e3
+        about |= predictions(_optimized()[earlier:], Cluster.load(held.job["cluster"]), EXECUTIONS[name])
         about["messages"] = [str(message)[:300] for message in weft.run_report().messages]
+    else:
+        about |= _of_executed(held, name)
     if "cudagraphs" in name:
         counters = torch._dynamo.utils.counters["inductor"]
         about["cudagraphs_skipped"] = counters["cudagraph_skips"]
@@ -166,18 +167,17 @@ def _own(held: Rank) -> Variant:
         wrapped = fully_shard(model, mesh=held.mesh, mp_policy=policy)
     else:
         raise ValueError(f"torch has nothing that overlaps {held.job['parallel']} without a compiler")
-    return Variant(partial(_train, wrapped, model, batch))
+    return Variant(partial(_train, wrapped, model, batch), partial(_of_executed, held, "torch's own"))
 
 
 # The captured graph.
 
 
 def _graph(held: Rank, name: str) -> Variant:
-    before, inputs = _captured(held)
-    cluster = Cluster.load(held.job["cluster"])
-    cluster = replace(cluster, device=replace(cluster.device, fuses=False))  # the graph runs operator by operator
+    before, cluster = _captured(held, "autograd"), Cluster.load(held.job["cluster"])
+    inputs = _inputs(held)
     started = time.perf_counter()
-    result = weft.optimize(before, cluster, pipeline=GRAPHS[name])
+    result = weft.optimize(before, cluster.running("eager"), pipeline=GRAPHS[name])
     seconds = time.perf_counter() - started
     _agree(digest(weft.listing(result.module)))
 
@@ -186,29 +186,30 @@ def _graph(held: Rank, name: str) -> Variant:
             return list(result.module(*inputs))
 
     def about() -> dict[str, Any]:
-        if held.measured is None:  # timed in the captured order, in which nothing overlaps
+        if held.measured is None:  # timed in the captured order, in which nothing overlaps, on all ranks at once
             path = Path(held.job["folder"]) / f"nodes_rank{held.rank}.json"
             with torch.no_grad():
-                alone = node_times(before, inputs, path, held.device.type)
-            share = Path(held.job["share"])  # ranks share the device, and the profiler sees each kernel alone
-            times = float(share.read_text()) if share.exists() else 1.0
-            held.measured = {name: us * times for name, us in alone.items()}
+                held.measured = node_times(before, inputs, path, held.device.type)
         counts = [sum(1 for _ in collectives(m.graph)) for m in (before, result.module)]
         told = {"pass_s": round(seconds, 2), "collectives": counts, "changes": len(result.report.applied)}
-        return told | predictions(result.module, cluster, held.measured)
+        return told | predictions(result.module, cluster, "eager", held.measured)
 
     return Variant(run, about)
 
 
-def _captured(held: Rank) -> tuple[GraphModule, list[Tensor]]:
-    """The joint graph of this rank, captured once, and its arguments."""
-    job: Any = held.job
-    if "captured" not in job:
-        model, batch = held.model, held.batch
-        module = weft.capture(weft.TrainingStep(model), batch, held.mesh, "joint")
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        job["captured"] = module, [*(_local(each).detach() for each in state.values()), *batch]
-    return job["captured"]
+def _captured(held: Rank, partition: Partition) -> GraphModule:
+    """The joint graph of this rank, captured once for each partition."""
+    known: dict[str, GraphModule] = held.captured
+    if partition not in known:
+        step = weft.TrainingStep(held.model)
+        known[partition] = weft.capture(step, held.batch, held.mesh, "joint", partition=partition)
+    return known[partition]
+
+
+def _inputs(held: Rank) -> list[Tensor]:
+    """The arguments of a captured graph."""
+    state = {**dict(held.model.named_parameters()), **dict(held.model.named_buffers())}
+    return [*(_local(each).detach() for each in state.values()), *held.batch]
 
 
 def _agree(own: str) -> None:
@@ -217,31 +218,3 @@ def _agree(own: str) -> None:
     dist.all_gather_object(found, own)
     if len(set(found)) > 1:
         raise RuntimeError(f"ranks would run different graphs: {found}")
-
-
-def predictions(module: GraphModule, cluster: Cluster, measured: dict[str, float]) -> dict[str, Any]:
-    """The simulator's prediction for the graph that ran.
-
-    `predicted_ms` knows the cluster only: operators are priced one by one, since an eager graph fuses nothing.
-    `predicted_measured_ms` takes the times of compute nodes from a run of the graph as captured, so that what is off is
-    the model of overlap and of communication.
-    """
-    dag = Dag(module.graph)
-    launches = {each.launch for each in collectives(module.graph)}
-    alone = {
-        node.name: ns
-        for node, ns in zip(dag.nodes, compute(dag, cluster.device).ns, strict=True)
-        if node not in launches and not ops.is_wait(node.target)
-    }
-    timed = {name: us for name, us in measured.items() if alone.get(name) or (us > 1 and name in alone)}
-    first = weft.simulate(module, cluster)
-    second = weft.simulate(module, cluster, overrides=timed)
-    return {
-        "predicted_ms": first.step_us / 1e3,
-        "predicted_exposed_ms": first.exposed_us / 1e3,
-        "predicted_compute_ms": first.compute_us / 1e3,
-        "predicted_measured_ms": second.step_us / 1e3 if measured else None,
-        "predicted_measured_exposed_ms": second.exposed_us / 1e3 if measured else None,
-        "measured_nodes": len(measured),
-        "unpriced_nodes": len([1 for name in measured if name in alone and not alone[name] and measured[name] > 1]),
-    }

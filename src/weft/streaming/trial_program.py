@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.cost.cluster import Cluster
-from weft.cost.flops import product_dtype, rule_of
+from weft.cost.flops import product_dtype, rule_of, shape_of
+from weft.cost.kernels import ProductShape
 from weft.cost.prices import full_bytes
 from weft.graph import ops
 from weft.graph.collective import Collective, num_bytes
@@ -63,15 +64,20 @@ class ChunkCosts:
         """A chunk of a call: flops or traffic, whichever takes longer. Every chunk reads the unsplit operands."""
         cut = {operand.node for operand in operands} | {node}
         moved = sum(_bytes(tensor) // (chunks if tensor in cut else 1) for tensor in (*node.all_input_nodes, node))
-        traffic = self.traffic_ns(moved)
-        rule, dtype = rule_of(node.target), product_dtype(node)
+        traffic, device = self.traffic_ns(moved), self.cluster.device
+        rule, dtype, shape = rule_of(node.target), product_dtype(node), shape_of(node)
         if rule is None or dtype is None:
             return traffic
-        flops = rule(node, ops.bind(node)) // chunks
-        return max(traffic, self.cluster.device.product_ns(flops, dtype) or 0)
+        if isinstance(shape, ProductShape):
+            product = device.shaped_product_ns(shape._replace(rows=max(1, shape.rows // chunks)), dtype)
+        else:
+            product = device.product_ns(rule(node, ops.bind(node)) // chunks, dtype)
+        return max(traffic, (product or 0) + device.kernel_ns)
 
     def traffic_ns(self, moved: int) -> int:
-        return self.cluster.device.traffic_ns(moved) or 0
+        """A kernel that moves bytes; nothing if there are none."""
+        device = self.cluster.device
+        return (device.traffic_ns(moved) or 0) + device.kernel_ns if moved else 0
 
     def join_ns(self, node: Node) -> int:
         """Joining a tensor from its chunks: it is read and written once."""
@@ -141,6 +147,9 @@ class TrialProgram:
             )
         ]
         self.kernels = list(program.kernel or range(len(self.ops)))
+        self.slowest_issue_ns: dict[OpKind, int] = {}
+        for kind, ns in zip(program.kinds, program.host_ns, strict=False):  # no times if the host is never in the way
+            self.slowest_issue_ns[kind] = max(ns, self.slowest_issue_ns.get(kind, 0))
         self.next_storage = 1 + max((s for made in program.allocates for s, _ in made), default=0)
 
     def stream(self, cut: Chunking) -> None:
@@ -329,7 +338,15 @@ class TrialProgram:
             uses=tuple(op.uses for op in made),
             latency_ns=(),
             kernel=tuple(self.kernels[i] for i in order),
+            host_ns=tuple(self._host_ns(i) for i in order) if self.program.host_ns else (),
         )
+
+    def _host_ns(self, i: int) -> int:
+        """Time to issue an operation. New ones take as long as the slowest operation of their kind; views take none."""
+        program, kind = self.program, self.ops[i].kind
+        if i < len(program.kinds) and program.kinds[i] is kind:
+            return program.host_ns[i]
+        return self.slowest_issue_ns.get(kind, 0) if kind is not OpKind.NOTHING else 0
 
     def _order(self) -> list[int]:
         succs: list[list[int]] = [[] for _ in self.ops]

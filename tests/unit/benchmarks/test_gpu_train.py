@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ import torch
 
 import weft
 from benchmarks import scenarios
+from weft.cost.calibration.cluster_writer import cluster_text
+from weft.cost.calibration.fit import Fit
 from weft.cost.cluster import Cluster
+from weft.cost.device import Device
+from weft.cost.kernels import AttentionShape, ProductShape
 
 GPU = scenarios.HERE / "gpu"
 STEP = """
@@ -102,13 +107,56 @@ def test_traces_may_be_packed(beside: Any, tmp_path: Path) -> None:
 
 
 def test_measured_nodes_come_before_the_prices_of_the_cluster(beside: Any) -> None:
-    predictions = beside("train_variants").predictions
-    module, cluster = weft.parse(STEP), Cluster.load("h100-8")
-    plain = predictions(module, cluster, {"w": 1e6})  # a wait takes no time of its own
+    predictions = beside("train_predict").predictions
+    module, cluster = (
+        weft.parse(STEP),
+        replace(Cluster.load("h100-8"), device=Device("plain", (("bf16", 900.0),), 3000.0)),
+    )
+    plain = predictions(module, cluster, "eager", {"w": 1e6})  # a wait takes no time of its own
     assert plain["predicted_measured_ms"] == plain["predicted_ms"] > 0
-    longer = predictions(module, cluster, {"a": 5000.0, "b": 3000.0})
+    longer = predictions(module, cluster, "eager", {"a": 5000.0, "b": 3000.0})
     gather_ms = plain["predicted_ms"] - plain["predicted_compute_ms"]
     assert longer["predicted_measured_ms"] == pytest.approx(8.0 + gather_ms, rel=1e-2)
+
+
+def test_each_rank_has_its_part_of_the_gpu(beside: Any) -> None:
+    module = beside("train_predict")
+    preset = module.preset_of("NVIDIA H200")
+    part = module.part_of(preset, 2)
+    shape = AttentionShape(10**12, 16, 2048, 128, False)
+    kernel = next(each for each in preset.attention if each.name == "flash2")
+    assert part.attention_ns(shape, torch.bfloat16) == pytest.approx(2 * kernel.forward.ns(shape), rel=1e-6)
+    assert part.traffic_ns(10**9) == pytest.approx(2 * preset.traffic_ns(10**9), rel=1e-6)
+    large = ProductShape(1, 8192, 8192, 8192)
+    assert part.shaped_product_ns(large, torch.bfloat16) == pytest.approx(
+        2 * preset.shaped_product_ns(large, torch.bfloat16), rel=1e-6
+    )
+    assert module.preset_of("AMD EPYC") is None
+
+
+def test_measured_rates_are_neither_raised_nor_lowered_twice(beside: Any) -> None:
+    """The products that were measured, and nothing else, take the time that they took."""
+    module = beside("train_predict")
+    part = module.part_of(module.preset_of("NVIDIA H200"), 2, module.Rates(300.0, 64, 2000.0))
+    products = weft.parse("def graph(a: bf16[65536, 64], b: bf16[64, 65536]):\n    y = mm(a, b)\n    return [y]\n")
+    cluster = replace(Cluster.load("h200-8"), device=replace(part, memory_gbps=None, host=None))
+    expected_us = 2 * 65536**2 * 64 / 300e6 + part.kernel_us
+    assert weft.simulate(products, cluster.running("eager")).step_us == pytest.approx(expected_us, rel=1e-3)
+    assert part.traffic_ns(2 * 10**9) == pytest.approx(1e9, rel=1e-3)
+
+
+def test_rows_of_a_file_are_predicted_again(beside: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster.load("h200-2")
+    shape = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "tokens": 128}
+    rows = [
+        {"parallel": "ddp", "ranks": 2, "variant": name, "step_ms": 1.0}
+        for name in ("graph planned", "eager", "torch's own", "inductor", "weft", "inductor overlap")
+    ]
+    found = {"machine": "a GPU", "reduce": "f32", "shapes": {"all": shape}, "sequence": 32, "vocabulary": 256}
+    found |= {"rows": rows, "clusters": {"ddp:2:step": {"ranks": 2, "toml": cluster_text(Fit((), cluster))}}}
+    beside("train_again").predict_again(found, ["*"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["not predicted" in line for line in lines] == [False] * 5 + [True]
 
 
 def test_jobs_that_tell_most_come_first_and_are_chosen_by_pattern(

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from weft.cost.calibration.json_stream import CHUNK
 from weft.cost.calibration.nccl_tests import read_nccl_tests
 from weft.cost.calibration.samples import MeasurementError, Sample
 from weft.cost.cluster import Cluster
+from weft.cost.cluster_file import presets
 from weft.cost.device import Device
 from weft.cost.prices import price
 from weft.errors import WeftError
@@ -668,3 +670,17 @@ def test_any_bytes_give_a_cluster_or_an_error_of_weft(tmp_path: Path, data: st.D
     content = base[:start] + data.draw(st.binary(max_size=20)) + base[start + data.draw(st.integers(0, 40)) :]
     (tmp_path / "t").write_bytes(content)
     only_errors_of_weft(tmp_path / "t")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_reads_back_as_it_was_written(name: str) -> None:
+    cluster = Cluster.load(name)
+    found = Cluster.read("c.toml", cluster_text(Fit((), cluster)).encode())
+    assert replace(found, tables=()) == replace(cluster, tables=())
+
+
+def test_the_chosen_attention_kernel_is_the_default_of_the_file() -> None:
+    cluster = Cluster.load("h200-1x8").with_attention("flash2")
+    found = Cluster.read("c.toml", cluster_text(Fit((), cluster)).encode())
+    assert found.device.attention[0].name == "flash2"
+    assert set(found.device.attention) == set(cluster.device.attention)

@@ -13,6 +13,7 @@ from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
 from weft.plan.decision import Decision, Refusal
 from weft.simulation.build import program_of
+from weft.simulation.program import OpKind
 from weft.simulation.simulator import run
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
@@ -103,6 +104,21 @@ def test_a_trial_takes_as_long_as_the_graph_with_chunks(kind: str, chunks: int):
     after = Pipeline.parse(f"{name}{{chunks={chunks}}}").run(module).module
     expected = run(program_of(after, groups, cluster)).step_ns
     assert run(trial.result()).step_ns == pytest.approx(expected, rel=0.02)
+
+
+def test_a_trial_issues_its_chunks_from_the_host():
+    module, cluster = gather(1024), Cluster.load("h200-1x8").running("eager")
+    groups, dag = read_groups(module), Dag(module.graph)
+    site = read_gather(next(collectives(module.graph)), dag)
+    assert not isinstance(site, Refusal)
+    cut = site.cut(4)
+    assert isinstance(cut, Chunking)
+    trial = TrialProgram(program_of(dag, groups, cluster), dag, ChunkCosts(cluster, groups))
+    trial.stream(cut)
+    found = trial.result()
+    launches = [ns for kind, ns in zip(found.kinds, found.host_ns, strict=True) if kind is OpKind.LAUNCH]
+    assert cluster.device.host is not None
+    assert launches == [round(cluster.device.host.collective_us * 1000)] * 4
 
 
 def test_chunks_must_be_two_or_more():

@@ -1,20 +1,40 @@
 """Write a fit as a file that `Cluster.load` reads.
 
-Contract: the text is read back before it is returned, so it always describes a valid cluster.
+Contract: the text is read back before it is returned, so it always describes a valid cluster. Its device, levels and
+NCCL parameters read back as they were, except for a chosen attention kernel: it is written first, as the default.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 
 from weft.cost import cluster_file
 from weft.cost.calibration.fit import Fit, FittedLine
-from weft.cost.device import Device
+from weft.cost.cluster import Cluster
+from weft.cost.communication import Nccl
+from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.kernels import AttentionRate, HostTimes
 from weft.cost.levels import Level, Link
 from weft.graph.ops import Kind
 
 NO_DEVICE = "# Without [device], compute takes no time: the measurements contain no compute."
+DEVICE_KEYS = (
+    "memory_gbps",
+    "memory_bytes",
+    "launch_gap_us",
+    "overlap_slowdown",
+    "collective_slowdown",
+    "matmul_efficiency",
+    "fuses",
+    "memory_efficiency",
+    "kernel_us",
+    "product_overhead_terms",
+    "num_multiprocessors",
+    "power_headroom",
+)
+"""Keys of a device with one value."""
 MAX_POINTS = 200
 """Maximum points of one table; if more sizes were measured, evenly spaced ones are written."""
 
@@ -34,7 +54,9 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
     if cluster.device.name:
         lines += ["", *_device(cluster.device)]
     for level in cluster.levels:
-        lines += ["", *_level(level, "node" if level.num_ranks == cluster.ranks_per_node else "cluster")]
+        lines += ["", *_level(level, cluster)]
+    if cluster.nccl is not None:
+        lines += ["", "[nccl]", *_keys(cluster.nccl)]
     known = {level.name for level in cluster.levels}
     for line in fit.lines:
         lines += ["", *_table(line, known)]
@@ -44,33 +66,58 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
 
 
 def _device(device: Device) -> Iterator[str]:
-    yield from ("[device]", f'name = "{device.name}"')
+    yield from ("[device]", f"name = {json.dumps(device.name)}")
     if device.peak_tflops:
-        peaks = ", ".join(f"{key} = {peak:.6g}" for key, peak in device.peak_tflops)
-        yield f"peak_tflops = {{ {peaks} }}  # reached by large products, hence:"
-    yield f"matmul_efficiency = {device.matmul_efficiency:.6g}"
-    if device.launch_gap_us:
-        yield f"launch_gap_us = {device.launch_gap_us:.4g}"
-    if device.overlap_slowdown:
-        yield f"overlap_slowdown = {device.overlap_slowdown:.4g}"
-    if device.collective_slowdown:
-        yield f"collective_slowdown = {device.collective_slowdown:.4g}"
-    if device.memory_gbps is not None:
-        yield f"memory_gbps = {device.memory_gbps:.6g}  # reached by large copies and additions"
+        peaks = ", ".join(f"{key} = {peak!r}" for key, peak in device.peak_tflops)
+        yield f"peak_tflops = {{ {peaks} }}"
+    for name in DEVICE_KEYS:
+        value = getattr(device, name)
+        if value != getattr(UNDESCRIBED, name) or name == "matmul_efficiency":
+            yield f"{name} = {_value(value)}"
+    chosen = device.attention_kernel
+    for kernel in sorted(device.attention, key=lambda kernel: kernel.name != chosen):  # the first is the default
+        yield from ("", f"[device.attention.{json.dumps(kernel.name)}]")
+        for direction, rate in (("forward", kernel.forward), ("backward", kernel.backward)):
+            yield f"{direction} = {{ {', '.join(_keys(rate))} }}"
+    if device.host is not None:
+        yield from ("", "[device.host]", *_keys(device.host))
 
 
-def _level(level: Level, spans: str) -> Iterator[str]:
-    yield from ("[[levels]]", f'name = "{level.name}"', f'spans = "{spans}"', *_link(level.link))
+def _level(level: Level, cluster: Cluster) -> Iterator[str]:
+    spans: str | int = "cluster" if level.num_ranks == cluster.num_ranks else level.num_ranks
+    yield from ("[[levels]]", f"name = {json.dumps(level.name)}")
+    yield f"spans = {json.dumps('node' if level.num_ranks == cluster.ranks_per_node else spans)}"
+    for name in ("wire", "rails", "min_saturating_bytes"):
+        if value := getattr(level, name):
+            yield f"{name} = {_value(value)}"
+    yield from _link(level.link)
+    if level.link.by_ranks:
+        yield _by_ranks(level.link)
     for kind, link in level.overrides:
         yield from ("", f"[levels.{kind.value}]", *_link(link))
+        if link.by_ranks != level.link.by_ranks:
+            yield _by_ranks(link)
 
 
 def _link(link: Link) -> list[str]:
     return [
-        f"latency_us = {link.latency_us:.6g}",
-        f"hop_us = {link.hop_us:.6g}",
-        f"bandwidth_gbps = {link.bandwidth_gbps:.6g}",
+        f"latency_us = {link.latency_us!r}",
+        f"hop_us = {link.hop_us!r}",
+        f"bandwidth_gbps = {link.bandwidth_gbps!r}",
     ]
+
+
+def _by_ranks(link: Link) -> str:
+    return f"by_ranks = {{ {', '.join(f'{limit} = {gbps!r}' for limit, gbps in link.by_ranks)} }}"
+
+
+def _keys(described: AttentionRate | HostTimes | Nccl) -> Iterator[str]:
+    """One line for each field of a dataclass whose fields are the keys of a table."""
+    return (f"{field.name} = {_value(getattr(described, field.name))}" for field in fields(described))
+
+
+def _value(value: bool | float | str | tuple[float, ...]) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 def _table(line: FittedLine, levels: set[str]) -> Iterator[str]:
