@@ -120,7 +120,7 @@ class Edit:
             node.meta[MEMBERS_KEY] = tuple(m for n in like for m in n.meta.get(MEMBERS_KEY, (n.name,)))
         return node
 
-    def add_input(self, name: str, value: Any) -> Node:
+    def placeholder(self, name: str, value: Any) -> Node:
         """Create an input after the existing inputs."""
         node = self._create("placeholder", name, (), {}, None, name)
         node.meta["val"] = value
