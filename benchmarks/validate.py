@@ -39,7 +39,7 @@ from weft.bucketing.units import Root
 from weft.cli.source import load_source
 from weft.cost.cluster import Cluster
 from weft.frontends import archive
-from weft.prediction.error_bars import RESIDUALS
+from weft.prediction.error_bars import RESIDUALS, write_residuals
 from weft.prediction.prediction import Prediction, predict_modules
 
 PUBLISHED = ROOT / "benchmarks" / "published"
@@ -193,7 +193,6 @@ def run(rows: Sequence[Published], jobs: int) -> Iterator[dict[str, Any]]:
 
 def record(found: dict[str, Any], path: Path = RESIDUALS) -> None:
     """Write the residuals of a run to the file that error bars come from."""
-    kept = [row for row in tomllib.loads(path.read_text()).get("residuals", ()) if row.get("set") != RECORDED]
     made = [
         {
             "set": RECORDED,
@@ -205,12 +204,7 @@ def record(found: dict[str, Any], path: Path = RESIDUALS) -> None:
         for row in found["rows"]
         if not row["fit"] and (error := validation_table.throughput_error(row)) is not None
     ]
-    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    parts = ["\n".join(head)]
-    for row in (*kept, *made):
-        lines = (f"{key} = {json.dumps(value)}" for key, value in row.items())
-        parts.append("\n".join(["[[residuals]]", *lines]))
-    path.write_text("\n\n".join(parts) + "\n")
+    write_residuals(path, RECORDED, made)
 
 
 def show(found: dict[str, Any], page: Path, picture: Path) -> None:

@@ -1,6 +1,6 @@
 """Measured steps of `steps.py` beside Weft's predictions, to print or to write into docs/validation.md.
 
-PYTHONPATH=src python benchmarks/gpu/steps_table.py steps.json [more.json ...] [--cluster h200-8] [--docs]
+PYTHONPATH=src python benchmarks/gpu/steps_table.py steps.json [more.json ...] [--cluster h200-8] [--docs] [--record]
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from train_table import one_line
 
 import weft
+from weft.cost.cluster import Cluster
+from weft.prediction.error_bars import RESIDUALS, write_residuals
 from weft.zoo import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 BEGIN, END = "<!-- single-gpu steps: begin -->", "<!-- single-gpu steps: end -->"
+RECORDED = "single-gpu"
+"""The name of this set among the recorded residuals."""
 HEAD = ("shape", "recomputed", "mode", "AdamW", "step ms", "predicted ms", "off by", "GiB", "predicted GiB", "off by")
 
 
@@ -34,30 +37,40 @@ def rows_of(files: Iterable[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]
     return list(rows.values()), found[0]
 
 
+EXECUTIONS = {"eager": "eager", "compiled": "compiled", "cudagraphs": "cuda-graphs"}
+"""How Weft names the modes of `steps.py`."""
+
+
 @cache
-def predicted(fields: tuple[tuple[str, int], ...], optimizer: str, checkpointed: bool, cluster: str) -> Any:
-    """The simulated timeline of the graph of a row."""
+def predicted(fields: tuple[tuple[str, int], ...], optimizer: str, checkpointed: bool, mode: str, cluster: str) -> Any:
+    """The simulated timeline of a row: the graph as it ran, compiled or not."""
     shape: dict[str, Any] = dict(fields)
     batch, layers = shape.pop("batch"), shape.pop("num_layers")
-    made = _fused if optimizer == "fused" else "adamw"
     graph = load(
-        "llama-8b", "none", part="step", layers=layers, batch=batch, optimizer=made, checkpointed=checkpointed, **shape
+        "llama-8b",
+        "none",
+        part="step",
+        layers=layers,
+        batch=batch,
+        optimizer="fused-adamw" if optimizer == "fused" else "adamw",
+        checkpoint="full" if checkpointed else "none",
+        partition="autograd" if mode == "eager" else "min-cut",
+        **shape,
     )
-    return weft.simulate(graph, cluster)
-
-
-def _fused(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=3e-4, fused=True)
+    return weft.simulate(graph, Cluster.load(cluster).running(EXECUTIONS[mode]))
 
 
 def compared(row: dict[str, Any], cluster: str) -> dict[str, float | None]:
     """Prediction and signed error of time and peak; an error is None without a measurement."""
-    found = predicted(tuple(row["shape_fields"].items()), row["optimizer"], row["checkpointed"], cluster)
+    shape = tuple(row["shape_fields"].items())
+    found = predicted(shape, row["optimizer"], row["checkpointed"], row["mode"], cluster)
+    # The allocator counts what a CUDA graph allocates only while it is recorded.
+    peak = None if row["mode"] == "cudagraphs" else row.get("peak_allocated_bytes")
     return {
         "predicted_ms": found.step_us / 1e3,
         "time_error": _error(found.step_us / 1e3, row.get("step_ms")),
         "predicted_bytes": found.peak_bytes,
-        "peak_error": _error(found.peak_bytes, row.get("peak_allocated_bytes")),
+        "peak_error": _error(found.peak_bytes, peak),
     }
 
 
@@ -120,6 +133,21 @@ def fill(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
+def record(rows: list[dict[str, Any]], cluster: str) -> None:
+    """Write the errors to the file that error bars come from."""
+    device = Cluster.load(cluster).device.name
+    made: list[dict[str, Any]] = []
+    for row in rows:
+        if "step_ms" not in row:
+            continue
+        found = compared(row, cluster)
+        kind = {"device": device, "parallel": "single", "execution": EXECUTIONS[row["mode"]]}
+        step, peak = found["time_error"], found["peak_error"]
+        told = {} if peak is None else {"peak": round(peak, 4)}
+        made.append({"set": RECORDED, "row": row["label"], **kind, "step": round(step or 0.0, 4), **told})
+    write_residuals(RESIDUALS, RECORDED, made)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -127,8 +155,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--cluster", default="h200-8", help="preset or TOML file")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/validation.md")
+    parser.add_argument("--record", action="store_true", help="write the errors to the file that error bars come from")
     options = parser.parse_args(arguments)
     rows, machine = rows_of(options.files)
+    if options.record:
+        record(rows, options.cluster)
     if options.docs:
         fill(PAGE, document(rows, machine, options.cluster))
     else:

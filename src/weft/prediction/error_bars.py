@@ -10,9 +10,10 @@ other devices count twice, because nothing is known of this one.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,14 @@ def read_residuals(data: dict[str, Any]) -> tuple[StepResidual, ...]:
         StepResidual(StepKind(row["device"], row["parallel"], row["execution"]), row.get("step"), row.get("peak"))
         for row in data.get("residuals", ())
     )
+
+
+def write_residuals(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the residuals of one set in the file; each row has `set` equal to `name`."""
+    text = path.read_text(encoding="utf-8")
+    kept = [row for row in tomllib.loads(text).get("residuals", ()) if row.get("set") != name]
+    parts = ["\n".join(line for line in text.splitlines() if line.startswith("#"))]
+    for row in (*kept, *rows):
+        lines = (f"{key} = {json.dumps(value)}" for key, value in row.items())
+        parts.append("\n".join(["[[residuals]]", *lines]))
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
