@@ -142,7 +142,7 @@ def test_measured_rates_are_neither_raised_nor_lowered_twice(beside: Any) -> Non
     cluster = replace(Cluster.load("h200-8"), device=replace(part, memory_gbps=None, host=None))
     expected_us = 2 * 8192**3 / 300e6 + part.kernel_us
     assert weft.simulate(products, cluster.running("eager")).step_us == pytest.approx(expected_us, rel=1e-3)
-    assert part.traffic_ns(2 * 10**9) == pytest.approx(1e9, rel=1e-3)
+    assert part.traffic_ns(2 * 10**9) == pytest.approx(1e6, rel=1e-3)
 
 
 def test_rows_of_a_file_are_predicted_again(beside: Any, capsys: pytest.CaptureFixture[str]) -> None:
