@@ -50,7 +50,7 @@ class StoredJob:
 
     def captured(self, partition: Partition, part: Any = "joint") -> GraphModule:
         """A graph of the step."""
-        shape = dict(self.shape)
+        shape: dict[str, Any] = dict(self.shape)
         is_mesh = self.parallel == "fsdp-tp"
         return zoo.load(
             "llama-debug",

@@ -55,7 +55,7 @@ def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any
     work = _work(job, groups, payloads)
     work()
     record(work, path, device=device, shapes=True)
-    slowdown, rates, talk = _slowdown(), _rates(), _talk_slowdown()
+    slowdown, rates, talk = _slowdown(groups[0]), _rates(), _talk_slowdown(groups[0])
     ratio = _wire_ratio(groups, device)
     torch.cuda.empty_cache()
     dist.barrier()
@@ -161,15 +161,15 @@ def _compute(job: dict[str, Any]) -> None:
         tiny = tiny + tiny
 
 
-def _slowdown() -> float:
-    """The share by which products slow during an all-reduce."""
+def _slowdown(group: Any) -> float:
+    """The share by which products slow during an all-reduce of the groups that the step uses."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     talk = torch.ones(AHEAD_BYTES // 2, dtype=torch.bfloat16, device="cuda")
 
     def beside(is_talking: bool) -> float:
         dist.barrier()
         torch.cuda.synchronize()
-        pending = dist.all_reduce(talk, async_op=True) if is_talking else None
+        pending = dist.all_reduce(talk, group=group, async_op=True) if is_talking else None
         ms = _products_ms(x)
         if pending is not None:
             pending.wait()
@@ -203,7 +203,7 @@ def _wire_ratio(groups: list[Any], device: str) -> float:
     return ratio.item()
 
 
-def _talk_slowdown() -> float:
+def _talk_slowdown(group: Any) -> float:
     """The share by which an all-reduce slows during products."""
     x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     talk = torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device="cuda")
@@ -218,7 +218,7 @@ def _talk_slowdown() -> float:
                     _ = x @ x
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        dist.all_reduce(talk)
+        dist.all_reduce(talk, group=group)
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end)

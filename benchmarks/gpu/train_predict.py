@@ -63,7 +63,7 @@ class Rates:
 
 def preset_of(machine: str) -> Device | None:
     """The device of the preset for a GPU, by the GPU's name; None if there is none."""
-    name = next((name for name in presets() if name.partition("-")[0].upper() in machine.upper()), None)
+    name = next((name for name in presets() if name.rpartition("-")[0].upper() in machine.upper()), None)
     return Cluster.load(name).device if name is not None else None
 
 

@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from train_stuck import tell_if_stuck
 from train_variants import INSTEAD, Variant, make_variant
 
 from weft import zoo
+from weft.zoo.catalog import ENTRIES
 from weft.zoo.parallel.strategies import strategy_of
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -63,14 +65,12 @@ class Rank:
         job = self.job
         torch.manual_seed(0)
         with self.device:
-            model, _ = zoo.build(
-                "llama-debug",
-                "none" if plain else job["parallel"],
-                None if plain else self.mesh,
-                compute_dtype=torch.bfloat16,
-                reduce_dtype=DTYPES[job["reduce"]],
-                **job["shape"],
-            )
+            if plain:
+                entry = ENTRIES["llama-debug"]
+                model = entry.make(replace(entry.config, **job["shape"]))
+            else:
+                reduce = DTYPES[job["reduce"]]
+                model, _ = zoo.build("llama-debug", job["parallel"], self.mesh, reduce_dtype=reduce, **job["shape"])
         config: Any = model.config
         number = 0
         for axis in strategy_of(job["parallel"]).data_axes:

@@ -137,12 +137,12 @@ def test_each_rank_has_its_part_of_the_gpu(beside: Any) -> None:
 def test_measured_rates_are_neither_raised_nor_lowered_twice(beside: Any) -> None:
     """The products that were measured, and nothing else, take the time that they took."""
     module = beside("train_predict")
-    part = module.part_of(module.preset_of("NVIDIA H200"), 2, module.Rates(300.0, 64, 2000.0))
-    products = weft.parse("def graph(a: bf16[65536, 64], b: bf16[64, 65536]):\n    y = mm(a, b)\n    return [y]\n")
+    part = module.part_of(module.preset_of("NVIDIA H200"), 2, module.Rates(300.0, 8192, 2000.0))
+    products = weft.parse("def graph(a: bf16[8192, 8192], b: bf16[8192, 8192]):\n    y = mm(a, b)\n    return [y]\n")
     cluster = replace(Cluster.load("h200-8"), device=replace(part, memory_gbps=None, host=None))
-    expected_us = 2 * 65536**2 * 64 / 300e6 + part.kernel_us
+    expected_us = 2 * 8192**3 / 300e6 + part.kernel_us
     assert weft.simulate(products, cluster.running("eager")).step_us == pytest.approx(expected_us, rel=1e-3)
-    assert part.traffic_ns(2 * 10**9) == pytest.approx(1e9, rel=1e-3)
+    assert part.traffic_ns(2 * 10**9) == pytest.approx(1e6, rel=1e-3)
 
 
 def test_rows_of_a_file_are_predicted_again(beside: Any, capsys: pytest.CaptureFixture[str]) -> None:
