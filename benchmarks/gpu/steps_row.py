@@ -132,7 +132,9 @@ class Bench:
         layers = shape.pop("num_layers")
         torch.manual_seed(0)
         with torch.device(self.device):
-            model, make_batch = build("llama-8b", layers=layers, checkpointed=spec["checkpointed"], **shape)
+            model, make_batch = build(
+                "llama-8b", layers=layers, checkpoint="full" if spec["checkpointed"] else "none", **shape
+            )
         self.batches = [tuple(each.to(self.device) for each in make_batch(batch, seed)) for seed in range(2)]
         self.model: Callable[..., Tensor] = model
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
