@@ -68,13 +68,15 @@ def last_paragraphs(doc: str) -> str:
 
 
 def of_cluster(text: str) -> list[Constant]:
-    """The numbers of a cluster file. A comment after or right above a number names its source."""
+    """The numbers of a cluster file. A comment after a number, or above its block, names its source."""
     found: list[Constant] = []
-    section, above = "", ""
+    section, above, was_comment = "", "", False
     for line in text.split("\n"):
         if line.startswith("#"):
-            above = f"{above} {line[1:].strip()}".strip()
+            above = f"{above} {line[1:].strip()}".strip() if was_comment else line[1:].strip()
+            was_comment = True
             continue
+        was_comment = False
         if line.startswith("["):
             section = line.strip("[]")
         elif match := KEY.fullmatch(line.strip()):
@@ -83,7 +85,8 @@ def of_cluster(text: str) -> list[Constant]:
                 section = f"{section} {value.strip(QUOTE)}" if section and key in LABELS else section
             else:
                 found.append(Constant(f"{section}: {key}", value, (beside or above).replace("|", "or")))
-        above = ""
+        elif not line.strip():
+            above = ""
     return found
 
 

@@ -67,7 +67,9 @@ def test_what_an_optimizer_makes_waits_until_the_gradients_are_gone():
     run = Pipeline.parse("schedule-overlap").run(module, cluster=CLUSTER, effort="fast", memory_limit_bytes=limit)
     after = timeline(run.module)
     assert after.peak_bytes <= limit
-    assert after.step_ns < before.step_ns * 0.85  # all gradients are waited for at once where its roots come first
+    optimizer_ns = sum(span.alone_ns for span in before.compute if "foreach" in span.name)
+    # All gradients are waited for at once where its roots come first.
+    assert after.step_ns - optimizer_ns < (before.step_ns - optimizer_ns) * 0.85
 
 
 @pytest.mark.long

@@ -20,6 +20,8 @@ from typing import Any
 
 RESIDUALS = Path(__file__).with_name("residuals.toml")
 QUANTILE = 0.8
+SINGLE = "single"
+"""The parallelism of a step without collectives."""
 OTHER_DEVICE_FACTOR = 2.0
 """Widening of the bar if no step was validated on this device."""
 
@@ -70,7 +72,9 @@ def error_bars(kind: StepKind) -> tuple[ErrorBar, ErrorBar]:
 
 
 def _bar(kind: StepKind, known: Sequence[tuple[StepKind, float | None]]) -> ErrorBar:
-    found = [(other, abs(error)) for other, error in known if error is not None]
+    # Steps without collectives say nothing about a network, so they count only for one another.
+    comparable = [pair for pair in known if (pair[0].parallel == SINGLE) == (kind.parallel == SINGLE)]
+    found = [(other, abs(error)) for other, error in comparable if error is not None]
     here = [pair for pair in found if pair[0].device == kind.device]
     alike = [pair for pair in here if pair[0].parallel == kind.parallel]
     same = [pair for pair in alike if pair[0].execution == kind.execution]

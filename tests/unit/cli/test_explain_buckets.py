@@ -34,11 +34,14 @@ def test_every_collective_is_considered_by_one_pass_that_merges(explained: dict[
 
 
 def test_what_was_not_merged_has_a_reason_and_a_node_behind_it(explained: dict[str, object]):
-    kept = [d for _, decided in decisions(explained) for d in decided if d["reason"] != "applied"]
-    assert {d["reason"] for d in kept} >= {"other-role"}
-    for decision in kept:
+    collectives = explained["collectives"]
+    assert isinstance(collectives, list)
+    group_of = {c["name"]: c["group"] for c in collectives}
+    kept = [(name, d) for name, decided in decisions(explained) for d in decided if d["reason"] != "applied"]
+    assert {d["reason"] for _, d in kept} >= {"other-role"}
+    for name, decision in kept:
         assert decision["sentence"]
-        assert decision["blocking"], decision
+        assert decision["blocking"] or group_of[name] == "tp", decision  # all of tensor parallelism's group stays
 
 
 def test_tensor_parallel_collectives_are_told_by_what_they_carry(explained: dict[str, object]):

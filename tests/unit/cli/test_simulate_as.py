@@ -21,8 +21,8 @@ def record(weft: Weft, *arguments: str) -> dict[str, Any]:
 
 def test_the_record_names_the_runtime_and_notes_missing_modules(weft: Weft):
     captured, fsdp2 = record(weft), record(weft, "--as", "fsdp2")
-    assert (captured["runtime"], captured["notes"]) == ("synchronous", [])
-    assert (fsdp2["runtime"], len(fsdp2["notes"])) == ("fsdp2", 1)
+    assert (captured["runtime"], fsdp2["runtime"]) == ("synchronous", "fsdp2")
+    assert len(set(fsdp2["notes"]).difference(captured["notes"])) == 1
     assert fsdp2["step_us"] < captured["step_us"]
     assert record(weft, "--as", "synchronous") == captured
 

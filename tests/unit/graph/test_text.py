@@ -534,7 +534,7 @@ def graph(x: f32[3]):
     _, s, _ = module(torch.ones(3))
     assert s.tolist() == [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
     assert module.e.tolist() == [[1.0, 2.0, 3.0]] * 2  # the write to `b` is seen through `e`
-    with pytest.raises(ListingError, match="the values of 'e' are not those of what shares its memory"):
+    with pytest.raises(ListingError, match="the values of 'e' differ from those of a constant in the same memory"):
         weft.parse(text.replace("[[0.0, 1.0, 2.0], [0.0", "[[5.0, 1.0, 2.0], [0.0"))
 
 

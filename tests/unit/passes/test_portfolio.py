@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from torch.fx import GraphModule
@@ -54,8 +55,14 @@ def graph(x: f32[4, 4], y: f32[4, 4]):
 """Hoisted, `b` is in flight when its memory is waited for again: from then on `k` needs `again` and not `v`."""
 
 
+def without_starts() -> weft.Cluster:
+    """Eight H100 whose kernels take no time to start, so that packing these few bytes pays."""
+    found = weft.Cluster.load("h100-8")
+    return replace(found, device=replace(found.device, kernel_us=0.0))
+
+
 def context_of(module: GraphModule) -> Context:
-    return Context(read_groups(module), weft.Cluster.load("h100-8"))
+    return Context(read_groups(module), without_starts())
 
 
 @pytest.mark.parametrize("text", [MIXED, TWO_WAITS])
@@ -99,7 +106,7 @@ def test_only_the_kinds_that_may_merge_are_merged(merge: str):
 
 def test_a_plan_of_several_stages_is_proved_and_replays():
     module = weft.parse(MIXED)
-    result = weft.optimize(module, cluster="h100-8", pipeline="schedule-overlap", verify="equivalence")
+    result = weft.optimize(module, cluster=without_starts(), pipeline="schedule-overlap", verify="equivalence")
     actions = result.plan.steps[0].actions
     assert any(isinstance(action, Merge) and action.strategy == "pack" for action in actions)
     assert any(isinstance(action, Settle) for action in actions)
