@@ -95,7 +95,7 @@ def test_gradients_of_a_step_with_its_optimizer_are_summed_in_few_large_all_redu
     step = simulate(program_of(planned.module, read_groups(module), cluster))
     assert len(step.collectives) < 40
     assert planned.plan.evidence is not None
-    assert planned.plan.evidence.gap < 0.025
+    assert planned.plan.evidence.gap < 0.035
     for spec in SIMPLE:
         made = Pipeline.parse(spec).run(module, cluster=cluster).module
         assert step.step_ns < simulate(program_of(made, read_groups(made), cluster)).step_ns, spec
