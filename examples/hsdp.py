@@ -37,7 +37,7 @@ def shard_parameters(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def train(backend: str, steps: int) -> list[float]:
     torch.manual_seed(0)
-    model, make_batch = zoo.build("llama-debug", layers=1)  # any model will do
+    model, make_batch = zoo.build("llama-debug", layers=1, compute_dtype=torch.float32)  # any model will do
     shape = (dist.get_world_size() // 2, 2)
     shard_parameters(model, init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
     compiled = torch.compile(model, backend=backend)

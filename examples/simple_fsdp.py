@@ -32,7 +32,7 @@ def shard_parameters(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def train(backend: str, steps: int) -> list[float]:
     torch.manual_seed(0)
-    model, make_batch = zoo.build("llama-debug", layers=1)  # any model will do
+    model, make_batch = zoo.build("llama-debug", layers=1, compute_dtype=torch.float32)  # any model will do
     shard_parameters(model, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",)))
     compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -135,7 +135,7 @@ def keep_f32_masters(mesh: DeviceMesh, compiled: Compiler) -> Outcome:
             whole = shard.redistribute(placements=[Replicate()], **dtypes)
             return whole.to_local(grad_placements=[Partial("avg")])
 
-    plain, make_batch = zoo.build("llama-debug", layers=1, compute_dtype=torch.bfloat16, **SHAPE)
+    plain, make_batch = zoo.build("llama-debug", layers=1, compute_dtype=torch.float32, **SHAPE)
     model = shard_parameters(plain, mesh)
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from weft import zoo
 from weft.errors import CaptureError
@@ -260,3 +261,12 @@ def test_without_a_mesh_parameters_are_f32_and_products_run_in_the_compute_dtype
     model, make_batch = zoo.build("vision-debug")
     model(*make_batch(2)).backward()
     assert {(each.dtype, each.grad.dtype) for each in model.parameters()} == {(torch.float32, torch.float32)}
+
+
+def test_a_model_built_in_f32_without_a_mesh_can_be_parametrised():
+    model, make_batch = zoo.build("llama-debug", layers=1, compute_dtype=torch.float32)
+    for module in list(model.modules()):
+        for name, _ in list(module.named_parameters(recurse=False)):
+            parametrize.register_parametrization(module, name, nn.Identity())
+    model(*make_batch(2)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

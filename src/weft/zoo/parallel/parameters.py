@@ -138,10 +138,14 @@ def _possible(parameter: Tensor, layout: ParameterLayout, mesh: DeviceMesh) -> P
 
 
 def compute_in(model: nn.Module, precision: Precision) -> None:
-    """Let every module read its parameters in the compute dtype; one rank has nothing to gather or reduce."""
+    """Let every module read its parameters in the compute dtype; one rank has nothing to gather or reduce.
+
+    Modules whose parameters have that dtype already stay what they are, for callers who shard them in their own way.
+    """
     route = Route((), (), False, (), 1.0, precision.compute, precision.reduce)
     for module in model.modules():
-        routes = {name: route for name, _ in module.named_parameters(recurse=False)}
+        parameters = module.named_parameters(recurse=False)
+        routes = {name: route for name, parameter in parameters if parameter.dtype != precision.compute}
         if routes:
             _read_through(module, routes, forgets=False)
 
