@@ -78,7 +78,7 @@ class Plain(nn.Linear):
     [
         ({"accumulate": 0}, {}, "capture: accumulate is 0, expected 1 or more"),
         ({"accumulate": 3}, {}, "capture: an example input has 4 rows, which 3 microbatches cannot share evenly"),
-        ({"accumulate": 2}, {"part": "forward"}, "capture: part 'forward' is that of one microbatch, but accumulate"),
+        ({"accumulate": 2}, {"part": "forward"}, "capture: part 'forward' covers one microbatch, but accumulate"),
         ({"accumulate": 2}, {"mesh": {"dp": 2}}, "capture: Plain cannot leave gradients unreduced"),
         ({"reduce": "lats"}, {}, "capture: reduce is 'lats', expected last, each\ndid you mean 'last'?"),
     ],

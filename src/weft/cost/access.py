@@ -43,7 +43,7 @@ COLUMN_SUM_BYTES = 8
 
 
 def percent_of(node: Node, is_compiled: bool) -> int:
-    """What each byte that a node moves costs, in percent of a byte of a plain copy."""
+    """The cost of each byte that a node moves, in percent of a byte of a plain copy."""
     name, value = name_of(node.target), ops.value_of(node)
     tensors = [v for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     if not isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def _percent_of_pair(tensors: list[Tensor], value: Tensor) -> int:
 
 
 def extra_bytes(node: Node) -> int:
-    """What a reduction inside a compiled kernel costs beyond the traffic of the kernel, as bytes."""
+    """The cost of a reduction inside a compiled kernel, beyond the kernel's own traffic, as bytes."""
     value = ops.value_of(node)
     if name_of(node.target) in SOFTMAXES and isinstance(value, Tensor) and value.dim():
         row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
@@ -103,7 +103,7 @@ def _num_elements(value: Tensor) -> int:
 
 
 def column_sum_bytes(node: Node) -> int:
-    """What a sum over rows costs inside a compiled kernel, as bytes; 0 for other nodes."""
+    """The cost of a sum over rows inside a compiled kernel, as bytes; 0 for other nodes."""
     source = next(iter(input_nodes(node)), None)
     value = None if source is None else ops.value_of(source)
     if name_of(node.target) != "sum" or not isinstance(value, Tensor):

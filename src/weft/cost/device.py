@@ -72,7 +72,7 @@ class Device:
     """How much faster products run for each share of the time that other kernels take, since the power limit sets the
     clocks: 0.4 means 4 % faster if a tenth more of the time goes to other kernels. Used only with an execution."""
     host: HostTimes | None = None
-    """What the host takes to issue work; used only with an execution."""
+    """The times that the host takes to issue work; used only with an execution."""
     execution: str = ""
     """How the graph is run (`execution.py`); empty: compiled if `fuses`, and the host is never in the way."""
 

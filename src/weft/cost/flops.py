@@ -1,7 +1,8 @@
 """Floating-point operations of products: matrix products, convolutions and attention, by their schemas.
 
 A multiplication and an addition count as two. Causal attention counts the half that its kernels compute; its backward
-counts five products, one of which recomputes the scores. Every other operator has zero flops here: it is memory-bound.
+counts five products, including the one that recomputes the scores. Every other operator has zero flops here: it is
+memory-bound.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Link:
     """Cost of each step around the ring."""
     bandwidth_gbps: float
     by_ranks: tuple[tuple[int, float], ...] = ()
-    """Bandwidths of groups of at most so many ranks, ascending; larger groups have `bandwidth_gbps`."""
+    """Pairs (number of ranks, bandwidth of groups up to that size), ascending; larger groups have `bandwidth_gbps`."""
 
     def gbps(self, num_ranks: int) -> float:
         """The bandwidth that a group of this size reaches."""

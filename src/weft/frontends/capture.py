@@ -192,7 +192,7 @@ def _check_accumulation(
     if step.accumulate == 1:
         return
     if part in ("forward", "backward"):
-        what = f"part {part!r} is that of one microbatch, but accumulate is {step.accumulate}"
+        what = f"part {part!r} covers one microbatch, but accumulate is {step.accumulate}"
         raise CaptureError(compose("capture", what, do="ask for part='joint' or part='step'"))
     rows = [value.shape[0] for value in example_inputs if isinstance(value, Tensor) and value.dim()]
     uneven = next((size for size in rows if size % step.accumulate), None)

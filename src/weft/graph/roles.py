@@ -114,7 +114,7 @@ class Roles:
 
 
 def _not_cheap(node: Node) -> Node | None:
-    """The first node on the way back that does more than prepare or pack graph inputs; None if there is none."""
+    """The first node on the way back that does more than prepare or pack graph inputs; None if all are cheap."""
     stack = [node]
     while stack:
         node = stack.pop()

@@ -35,7 +35,7 @@ class Runtime:
 
     title: str
     does: str
-    """What it does to the collectives of a captured step, in one sentence."""
+    """Its effect on the collectives of a captured step, in one sentence."""
     pipeline: str
 
 
@@ -100,7 +100,7 @@ def run_as(
 
 
 def notes_on(module: GraphModule, name: str) -> list[str]:
-    """What a reader of a prediction must know about how a captured step was turned into that of a runtime."""
+    """Notes for the reader of a prediction on how a captured step became the step of a runtime."""
     launches = [each.launch for each in collectives(module.graph)]
     if "units=" not in find_runtime(name).pipeline or not launches or any(map(module_paths, launches)):
         return []

@@ -28,11 +28,11 @@ OTHER_DEVICE_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class StepKind:
-    """What decides which residuals apply to a step."""
+    """The properties of a step that decide which residuals apply to it."""
 
     device: str
     parallel: str
-    """What the collectives carry: `fsdp`, `tp`, `fsdp-tp`, `ddp`, or `single` without collectives."""
+    """The parallelism that the collectives serve: `fsdp`, `tp`, `fsdp-tp`, `ddp`, or `single` without collectives."""
     execution: str
     """`compiled`, `blocks`, `eager` or `cuda-graphs`."""
 
@@ -55,11 +55,11 @@ class ErrorBar:
     share: float | None
     """None: nothing was validated."""
     basis: str
-    """The steps that it rests on, or why there is none."""
+    """The steps that it rests on, or why the bar is missing."""
 
     @property
     def text(self) -> str:
-        """`± 5.0 %`, or nothing if there is no bar."""
+        """`± 5.0 %`, or nothing without a bar."""
         return "" if self.share is None else f"± {self.share * 100:.1f} %"
 
 

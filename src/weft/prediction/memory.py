@@ -1,6 +1,6 @@
 """Memory of a step as torch's allocator counts it: peak allocated and reserved bytes, by part.
 
-The order of allocations, and what takes memory at all, is that of the simulated program. Allocated memory is counted
+The simulated program decides the order of allocations, and what takes memory at all. Allocated memory is counted
 in blocks (`caching_allocator.py`); reserved memory is the sum of the peaks of all streams. The workspace of cuBLAS is
 part of both. The CUDA context and the buffers of NCCL are outside of both, but they take memory of the device.
 """

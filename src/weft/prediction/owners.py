@@ -35,7 +35,7 @@ COPIES = frozenset(
 
 
 class MemoryPart(StrEnum):
-    """What memory is used for."""
+    """The purpose that memory serves."""
 
     PARAMETERS = "parameters"
     OPTIMIZER_STATE = "optimizer state"

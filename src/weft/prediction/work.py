@@ -40,7 +40,7 @@ class Flops:
 
 
 def flops_of_step(modules: Sequence[GraphModule]) -> Flops | None:
-    """The flops of graphs that run one after the other; None if a size is unknown or there is no product."""
+    """The flops of graphs that run one after the other; None if a size is unknown or the graphs have no product."""
     numbers = _Numbers()
     model = 0
     by_dtype: Counter[torch.dtype] = Counter()

@@ -1,9 +1,9 @@
 """Line up the collectives that a plan predicts with those that a step launched, and say where the two differ.
 
-Two collectives correspond if they have the same group, kind and size, and are the k-th of these on both sides. What a
-trace does not say, such as the size of a collective in a CUDA graph, is not compared. Pairs whose order differs are
-`moved`: the fewest that must be taken out to leave the rest in order. Collectives without a partner whose sizes add up
-to the same sum on both sides are `regrouped`: merged differently from the plan.
+Two collectives correspond if they have the same group, kind and size, and are the k-th of these on both sides. A
+property that the trace lacks, such as the size of a collective in a CUDA graph, is not compared. Pairs whose order
+differs are `moved`: the fewest that must be taken out to leave the rest in order. Collectives without a partner whose
+sizes add up to the same sum on both sides are `regrouped`: merged differently from the plan.
 
 Order is compared over all groups if the trace says when the host launched each collective, otherwise inside each group.
 """
@@ -63,7 +63,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class _Key:
-    """What identifies a collective. Empty, or None: unknown."""
+    """The properties that identify a collective. Empty, or None: unknown."""
 
     group: str
     kind: str

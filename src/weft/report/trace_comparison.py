@@ -95,7 +95,7 @@ class TraceComparison:
     is_as_planned: bool
     """Whether exactly the planned collectives ran, in the planned order."""
     first_difference: str
-    """Empty if there is none."""
+    """Empty if nothing differs."""
     moved: tuple[str, ...]
     """Collectives that ran earlier or later than planned."""
     regrouped: tuple[str, ...]
@@ -256,7 +256,7 @@ def _durations(found: Alignment, step: MeasuredStep) -> dict[int, int]:
 
 
 def _predicted_exposed(planned: Sequence[PredictedCollective]) -> list[int]:
-    """Predicted exposed times, attributed as those of a trace are: a trace does not show which wait blocks."""
+    """Predicted exposed times, attributed in the same way as in a trace, which does not show which wait blocks."""
     stalls = sorted((each.end_ns - each.exposed_ns, each.end_ns) for each in planned if each.exposed_ns)
     return attribute_stalls(stalls, [(each.start_ns, each.end_ns) for each in planned])
 

@@ -2,7 +2,7 @@
 
 An operation's allocations exist from the moment the stream reaches it; given storages from the beginning. A storage is
 freed after the last operation that needs it, unless it is kept. A launch needs its inputs and outputs until its first
-wait, or to the end if there is none.
+wait, or to the end without a wait.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def launches_of(module: GraphModule, groups: GroupTable) -> tuple[Launch, ...]:
 
 
 def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group]) -> PredictedStep:
-    """The prediction of a timeline. `launches` are those of its graphs, in the order in which it ran them."""
+    """The prediction of a timeline. `launches` belong to its graphs, in the order in which they ran."""
     return PredictedStep(
         timeline.step_ns,
         sum(span.end_ns - span.start_ns for span in timeline.compute),
@@ -87,7 +87,7 @@ def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Gro
 
 
 def one_after_the_other(predictions: Sequence[PredictedStep]) -> PredictedStep:
-    """The prediction of several graphs, such as forward and backward, each of which starts when the last one ends."""
+    """The prediction of several graphs, such as forward and backward, where each starts when the one before it ends."""
     step_ns, found = 0, list[PredictedCollective]()
     for prediction in predictions:
         found += [_later(each, step_ns) for each in prediction.collectives]

@@ -75,7 +75,7 @@ class ChunkCosts:
         return max(traffic, (product or 0) + device.kernel_ns)
 
     def traffic_ns(self, moved: int) -> int:
-        """A kernel that moves bytes; nothing if there are none."""
+        """The time of a kernel that moves these bytes; 0 without any."""
         device = self.cluster.device
         return (device.traffic_ns(moved) or 0) + device.kernel_ns if moved else 0
 

@@ -149,7 +149,7 @@ def load(
 
 
 def _differences(config: Any, preset: Any) -> dict[str, Any]:
-    """The fields of a configuration that are not as in the preset; the number of layers is told in any case."""
+    """The fields of a configuration that are not as in the preset; the number of layers is not among them."""
     found = {field.name: getattr(config, field.name) for field in fields(config)}
     return {key: value for key, value in found.items() if value != getattr(preset, key) and key != "num_layers"}
 

@@ -35,7 +35,7 @@ ATTENTION = "aten::_scaled_dot_product_"
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What a block computes again in backward."""
+    """The part of a block that backward computes again."""
 
     selective: bool
     kept_groups: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class Recomputation:
 
 
 def recomputation_of(mode: str, block: int) -> Recomputation | None:
-    """What the block of this number computes again under a mode of checkpointing."""
+    """The part of the block of this number that backward computes again under a mode of checkpointing."""
     if mode == "none" or (mode == "layer" and block % 2 == 0):
         return None
     return Recomputation(selective=mode == "selective")
@@ -57,7 +57,7 @@ def keep_gathered(block: nn.Module, groups: frozenset[str]) -> None:
 
 
 def recomputation_in(block: nn.Module) -> Recomputation | None:
-    """What a module computes again in backward; None if it saves all that backward needs."""
+    """The part of a module that backward computes again; None if the module saves all that backward needs."""
     return getattr(block, "recomputation", None)
 
 

@@ -37,7 +37,7 @@ class LlamaConfig:
     tied: bool = False
     """Whether the output projection is the embedding's weight."""
     checkpoint: str = "none"
-    """What blocks compute again in backward: `none`, `full`, `selective` or `layer`; `checkpointing` defines them."""
+    """The part of a block that backward computes again: `none`, `full`, `selective` or `layer` (`checkpointing.py`)."""
     repeat_kv: bool = False
     """Whether keys and values are copied for all query heads before attention, not shared by it."""
     products: str = "compute"
@@ -172,7 +172,7 @@ class Block(nn.Module):
     """Attention and feed-forward, each with a norm before it and a residual around it."""
 
     recomputation: Recomputation | None = None
-    """What it computes again in backward."""
+    """The part that backward computes again."""
 
     def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
         super().__init__()

@@ -140,7 +140,7 @@ def fit(
 ) -> Fit:
     """Fit lines and links; without `ranks_per_node`, all groups are taken to be inside one node."""
     if not samples:
-        raise MeasurementError(["there are no samples"])
+        raise MeasurementError(["samples are missing"])
     num_ranks = max(max((sample.num_ranks, *(rank + 1 for rank in sample.ranks))) for sample in samples)
     per_node = ranks_per_node or num_ranks
     blank = _blank(name, -(-num_ranks // per_node), per_node)

@@ -107,7 +107,7 @@ class HostTrace:
         ]
         # Operators inside of a wait do not count as compute.
         waiting = sum(compute.length_to(end) - compute.length_to(start) for start, end in waits.parts)
-        notes = ("gloo's collectives cannot be told apart, so their times are unknown",) if wires is None else ()
+        notes = ("gloo's collectives cannot be distinguished, so their times are unknown",) if wires is None else ()
         return MeasuredStep("", None, None, end - begin, compute.length - waiting, 0, tuple(collectives), groups, notes)
 
     def _wires(self, launches: Sequence[_Operator], window: Interval) -> list[Interval] | None:

@@ -8,9 +8,9 @@
     #     size      count   type  redop  root   time  algbw  busbw #wrong  time  algbw  busbw #wrong
          1048576    131072  float   none    -1  41.20  25.45  12.73      0 40.93  25.62  12.81      0
 
-`size` is the size of the full tensor. Out-of-place times are used, because functional collectives run out of place; if
-there are none, in-place times. The kind comes from the last line above a table that names a test, else from the caller,
-else from the file name.
+`size` is the size of the full tensor. Out-of-place times are used, because functional collectives run out of place; a
+table without them gives in-place times. The kind comes from the last line above a table that names a test, else from
+the caller, else from the file name.
 
 Contract: nothing is executed. One error lists all faults with their lines. Other lines, such as logs, are skipped.
 """

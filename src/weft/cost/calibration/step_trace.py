@@ -43,7 +43,7 @@ EVERYTHING: Interval = (-(1 << 63), 1 << 63)
 
 
 class StepTrace:
-    """One rank's trace. Its steps are told apart by the marks `ProfilerStep#` that `torch.profiler.schedule` makes."""
+    """One rank's trace. The marks `ProfilerStep#` that `torch.profiler.schedule` makes separate its steps."""
 
     def __init__(self, path: str, reader: _StepReader, info: Mapping[str, Any]) -> None:
         self._path, self._reader, self._info = path, reader, info

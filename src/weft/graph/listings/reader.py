@@ -388,7 +388,7 @@ def _named_by_inputs(at: ast.FunctionDef) -> set[str]:
 
 
 def _fill(made: Tensor, value: Tensor) -> None:
-    """Copy values into a tensor whose elements may share memory, as those of an expanded tensor do."""
+    """Copy values into a tensor whose elements may share memory, such as an expanded one."""
     try:
         made.copy_(value)
     except RuntimeError:  # torch refuses to write two elements of one memory at once
