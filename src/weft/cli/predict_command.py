@@ -24,7 +24,7 @@ Sources = Annotated[
 ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="A preset or a TOML file.")]
 RuntimeOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="RUNTIME", help="The runtime of the step, such as fsdp2; default: the captured order."),
+    typer.Option("--as", metavar="RUNTIME", help="The runtime of the step, such as fsdp2; default: captured order."),
 ]
 AttentionOption = Annotated[
     str | None, typer.Option("--attention", metavar="KERNEL", help="A kernel of the device: flash2, flash3 or cudnn.")

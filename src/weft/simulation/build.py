@@ -4,10 +4,10 @@ Kinds: a launch of a known kind of collective is a launch, a wait is a wait. Inp
 and the output are nothing. Everything else is compute, including communication of unknown kinds: it holds the stream,
 which is safe. An operation that reads device data on the host drains the stream.
 
-Memory: storages come from the Dag, which follows them through views. A storage is as large as the span of the
-tensor that allocates it; aliased inputs count once, with the largest span. Sizes without a hint count as zero. Storages of inputs,
-constants and outputs are kept. With an execution, so are gradients that the optimizer reads: torch holds them until the
-next step clears them, and results inside fused kernels take no memory.
+Memory: storages come from the Dag, which follows them through views. A storage is as large as the span of the tensor
+that allocates it; aliased inputs count once, with the largest span. Sizes without a hint count as zero. Storages of
+inputs, constants and outputs are kept. With an execution, so are gradients that the optimizer reads: torch holds them
+until the next step clears them, and results inside fused kernels take no memory.
 
 Sequences: several graphs run one after the other. An input with the name, shape and dtype of an output or input of an
 earlier graph is the same value: it is counted once, and waiting for it completes the launch that made it. An output
