@@ -115,6 +115,30 @@ def optimize(
         strict=strict,
         withheld=withheld,
     )
+    return _checked(module, run, described, verify, groups, tokens_per_step)
+
+
+def carry_out(
+    module: GraphModule,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    *,
+    verify: Witness = "structure",
+    groups: Groups | None = None,
+) -> Result:
+    """Apply a plan to a copy of the module, with the checks and the report of `optimize`."""
+    return _checked(module, replay(module, plan, groups=groups), cluster, verify, groups, None)
+
+
+def _checked(
+    module: GraphModule,
+    run: Run,
+    cluster: Cluster | None,
+    verify: Witness,
+    groups: Groups | None,
+    tokens_per_step: int | None,
+) -> Result:
+    """The result of a run: checked by a witness, and reported."""
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
     if verify == "equivalence":
         witnesses.append(f"equivalence: {_proof(module, run, groups)}")
@@ -124,8 +148,8 @@ def optimize(
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
     report = _report(module, run, tuple(witnesses))
-    if described is not None:
-        report = with_simulations(report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step)
+    if cluster is not None:
+        report = with_simulations(report, module, run.module, cluster, groups=groups, tokens_per_step=tokens_per_step)
     return Result(run.module, report, run.log)
 
 

@@ -1,0 +1,116 @@
+"""Plans recorded in one run and applied in another, under torch.compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import weft
+import weft.frontends.options
+from tests.integration.functions import attend, attend_arguments
+from tests.integration.training import Trained, same, train
+from tests.integration.worlds import World
+from weft.errors import PlanError
+from weft.frontends.run_report import RunReport
+from weft.frontends.session import SESSION
+from weft.plan.folder import PlanFolder
+
+
+def compile_and_run(mesh: DeviceMesh, scale: float = 1.0, **options: Any) -> RunReport:
+    """Forward and backward of one function, as a new process would compile it."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    named = {f"weft.{name}": value for name, value in options.items()}
+    compiled = torch.compile(lambda *inputs: attend(*inputs) * scale, backend="weft_eager", options=named)
+    compiled(*attend_arguments(mesh.get_group().group_name)).backward()
+    return SESSION.report()
+
+
+def forbid_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_args: Any, **_keywords: Any) -> None:
+        raise AssertionError("planned anew")
+
+    monkeypatch.setattr(weft.Pipeline, "run", plan)
+
+
+def test_a_recorded_plan_is_applied_without_planning(
+    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recorded = compile_and_run(mesh, record=tmp_path, cluster="h100-8")
+    assert len([*tmp_path.glob("*.json")]) == 2
+    forbid_planning(monkeypatch)
+    applied = compile_and_run(mesh, plan=tmp_path, strict=True)
+    assert [entry.phase for entry in applied.entries] == ["forward", "backward"]
+    for first, second in zip(recorded.entries, applied.entries, strict=True):
+        assert second.report["applied"] == first.report["applied"] != []
+        assert second.report["after"] == first.report["after"]
+    assert applied.messages == ()
+
+
+def test_a_graph_without_a_plan_is_planned_anew_and_the_warning_names_the_nodes(mesh: DeviceMesh, tmp_path: Path):
+    compile_and_run(mesh, record=tmp_path)
+    report = compile_and_run(mesh, scale=2.0, plan=tmp_path)
+    assert all(entry.report["applied"] for entry in report.entries)
+    forward, backward = report.messages
+    assert "first different node here: mul" in forward
+    assert "mul(" in backward
+    with pytest.raises(Exception, match="no plan is for this graph"):
+        compile_and_run(mesh, scale=3.0, plan=tmp_path, strict=True)
+
+
+def test_a_folder_without_plans_is_named(mesh: DeviceMesh, tmp_path: Path):
+    (message,) = compile_and_run(mesh, plan=tmp_path).messages
+    assert f"the folder {tmp_path} has no plans" in message
+    with pytest.raises(PlanError, match="is missing"):
+        PlanFolder(tmp_path / "nowhere").find("")
+    (tmp_path / "file").touch()
+    with pytest.raises(PlanError, match="cannot be created"):
+        PlanFolder(tmp_path / "file").record(weft.Plan(()))
+
+
+def test_an_edited_plan_is_not_applied(mesh: DeviceMesh, tmp_path: Path):
+    compile_and_run(mesh, record=tmp_path)
+    for file in tmp_path.glob("*.json"):
+        file.write_text(file.read_text().replace("\"num_nodes\": ", "\"num_nodes\": 1"))
+    messages = compile_and_run(mesh, plan=tmp_path).messages
+    assert all("edited" in message or "not a valid plan" in message for message in messages)
+    assert messages
+
+
+def test_other_plans_in_the_folder_give_another_identity(tmp_path: Path):
+    first = weft.frontends.options.Options(plan=tmp_path).identity
+    PlanFolder(tmp_path).record(weft.Plan((), listing="x"))
+    assert weft.frontends.options.Options(plan=tmp_path).identity != first
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("parallel", "axis", "backend"),
+    [
+        ("ddp-reducer", "dp", "weft_eager"),
+        ("simple-fsdp", "dp", "weft_eager"),
+        ("tp", "tp", "weft_eager"),
+        pytest.param("simple-fsdp", "dp", "weft", marks=pytest.mark.needs_cpp),
+    ],
+)
+def test_ranks_train_alike_with_plans_of_other_processes(tmp_path: Path, parallel: str, axis: str, backend: str):
+    def trained(**options: Any) -> list[Trained]:
+        named = {f"weft.{name}": str(value) for name, value in options.items()}
+        folder = tmp_path / "-".join(options)
+        folder.mkdir()
+        with World(2, folder) as world:
+            return world.run(train, parallel=parallel, mesh={axis: 2}, backend=backend, options=named)
+
+    plans = tmp_path / "plans"
+    recorded, applied = trained(record=plans), trained(plan=plans)
+    assert [*plans.glob("*.json")] != []
+    for first, second in zip(recorded, applied, strict=True):
+        assert same(first, second)
+        assert [graph["after"] for graph in second.graphs] == [graph["after"] for graph in first.graphs]
+        assert second.messages == ()
