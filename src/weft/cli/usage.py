@@ -65,7 +65,9 @@ OutputOption = Annotated[
 ]
 PlanOption = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="PATH", help="Save the plan in this file, or in this folder under its graph's name."),
+    typer.Option(
+        "--plan", metavar="PATH", help="Save the plan in this file, or in this folder, by its graph."
+    ),
 ]
 TokensOption = Annotated[
     int | None,

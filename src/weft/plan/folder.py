@@ -36,7 +36,7 @@ class PlanFolder:
     def find(self, listing: str) -> Plan:
         """The plan for a graph; without one, the error names the nodes in which the nearest planned graph differs."""
         if not self.path.is_dir():
-            what = f"there is a file instead of the folder {self.path}" if self.path.exists() else f"{self.path} is missing"
+            what = f"{self.path} is not a folder" if self.path.exists() else f"the folder {self.path} is missing"
             raise PlanError(compose("plans", what, do="give the folder that plans were recorded in"))
         file = self._file(listing)
         if file.exists():
@@ -45,7 +45,7 @@ class PlanFolder:
         do = "record a plan for this graph: run once with the option weft.record"
         if nearest is None:
             raise PlanError(compose("plans", f"the folder {self.path} has no plans", do=do))
-        where = nodes_that_differ(nearest.listing, listing)
+        where = nodes_that_differ(nearest.listing, listing) or _headers(nearest.listing, listing)
         file = self._file(nearest.listing)
         raise PlanError(compose("plans", f"no plan is for this graph; the nearest is {file.name}", where=where, do=do))
 
@@ -65,6 +65,14 @@ class PlanFolder:
 
     def _file(self, listing: str) -> Path:
         return self.path / f"{digest(listing)}.json"
+
+
+def _headers(expected: str, found: str) -> list[str]:
+    """The declarations of two listings with the same nodes: groups, constants, inputs."""
+    there, here = ([line for line in text.splitlines() if line and line[0] != " "] for text in (expected, found))
+    return [f"{line} here" for line in here if line not in there] + [
+        f"{line} in the plan" for line in there if line not in here
+    ]
 
 
 def _shared(first: str, second: str) -> int:
