@@ -33,7 +33,9 @@ def compile_and_run(mesh: DeviceMesh, scale: float = 1.0, **options: Any) -> Run
     torch._dynamo.reset()
     SESSION.reset()
     named = {f"weft.{name}": value for name, value in options.items()}
-    compiled = torch.compile(lambda *inputs: attend(*inputs) * scale, backend="weft_eager", options=named)
+    compiled = torch.compile(
+        lambda x, shards, group: attend(x, shards, group) * scale, backend="weft_eager", options=named
+    )
     compiled(*attend_arguments(mesh.get_group().group_name)).backward()
     return SESSION.report()
 
