@@ -31,6 +31,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
+from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
@@ -106,26 +107,29 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
-    run = chosen.run(
-        module,
-        cluster=described,
-        groups=groups,
-        memory_limit_bytes=memory_limit_bytes,
-        effort=effort,
-        strict=strict,
-        withheld=withheld,
-    )
-    witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
-    if verify == "equivalence":
-        witnesses.append(f"equivalence: {_proof(module, run, groups)}")
-    if verify == "values":
-        verdict = _verify_modules(module, run.module, groups=groups)
-        if not verdict.equal:
-            raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
-        witnesses.append(f"values: {verdict}")
-    report = _report(module, run, tuple(witnesses))
-    if described is not None:
-        report = with_simulations(report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step)
+    with analyses_kept():
+        run = chosen.run(
+            module,
+            cluster=described,
+            groups=groups,
+            memory_limit_bytes=memory_limit_bytes,
+            effort=effort,
+            strict=strict,
+            withheld=withheld,
+        )
+        witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
+        if verify == "equivalence":
+            witnesses.append(f"equivalence: {_proof(module, run, groups)}")
+        if verify == "values":
+            verdict = _verify_modules(module, run.module, groups=groups)
+            if not verdict.equal:
+                raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
+            witnesses.append(f"values: {verdict}")
+        report = _report(module, run, tuple(witnesses))
+        if described is not None:
+            report = with_simulations(
+                report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step
+            )
     return Result(run.module, report, run.log)
 
 

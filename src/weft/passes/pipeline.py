@@ -24,10 +24,11 @@ from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
-from weft.graph.dag import Dag, collector_paused
+from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
+from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
@@ -105,7 +106,7 @@ class Pipeline:
         """This pipeline with `auto` expanded to the preset that fits the graph."""
         if self.auto_at is None:
             return self
-        at, preset = self.auto_at, self.parse(recognise(Dag(graph), groups)).passes
+        at, preset = self.auto_at, self.parse(recognise(dag_of(graph), groups)).passes
         from_presets = {k if k < at else k + len(preset) for k in self.from_presets} | set(range(at, at + len(preset)))
         return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(from_presets))
 
@@ -184,7 +185,7 @@ def _run(
     plan: Plan | None = None,
     from_presets: Container[int] = (),
 ) -> Run:
-    with collector_paused():
+    with collector_paused(), analyses_kept():
         return _run_passes(module, context, work, plan, from_presets)
 
 
@@ -196,7 +197,7 @@ def _run_passes(
     from_presets: Container[int],
 ) -> Run:
     expected = plan.facts if plan is not None else {}
-    check.validate(Dag(module.graph))
+    check.validate(dag_of(module.graph))
     made = copy_module(module)
     listing = render(made, context.groups)
     facts = facts_of(made, context.groups, listing)

@@ -37,6 +37,7 @@ from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
+from weft.graph.versions import dag_of
 from weft.simulation.program import OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag
@@ -57,7 +58,7 @@ def sequence_of(
     with collector_paused():
         for k, (source, groups) in enumerate(sources, 1):
             graph = source.graph if isinstance(source, GraphModule) else source
-            dag = graph if isinstance(graph, Dag) else Dag(graph)
+            dag = graph if isinstance(graph, Dag) else dag_of(graph)
             names = {node.name for node in dag.nodes} if left else set[str]()
             is_last = k == len(sources)  # the last graph gets all remaining names, so that `price` rejects unknown ones
             here = {name: us for name, us in left.items() if name in names or is_last}
