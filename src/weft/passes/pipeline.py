@@ -27,7 +27,7 @@ from weft.graph import check
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.listings.text import digest, render
+from weft.graph.listings.text import KnownLines, digest, render
 from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
@@ -199,7 +199,8 @@ def _run_passes(
     expected = plan.facts if plan is not None else {}
     check.validate(dag_of(module.graph))
     made = copy_module(module)
-    listing = render(made, context.groups)
+    lines = KnownLines()
+    listing = render(made, context.groups, lines)
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
@@ -209,7 +210,7 @@ def _run_passes(
         mine = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
         seconds = time.perf_counter() - start
-        after = render(made, context.groups) if changed else listing
+        after = render(made, context.groups, lines) if changed else listing
         log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
         listing = after
     _check_result(plan, listing, facts)

@@ -105,6 +105,8 @@ class _ProgramBuilder:
         self.untaken: dict[str, tuple[int, ...]] = {}
         """Storages of outputs that no later graph has taken so far."""
         self.num_storages = 0
+        self.least_ns: dict[tuple[Kind, str, int], int] = {}
+        """The least time of the bytes of a collective, by kind, group and bytes."""
 
     def program(self) -> Program:
         """The program of all graphs added so far."""
@@ -174,8 +176,11 @@ class _ProgramBuilder:
         num_bytes = full_bytes(Collective(node)) if kind is not Kind.BARRIER else None
         if num_bytes is None:
             return duration_ns
-        least_us = self.cluster.least_us(kind, groups.group(group_argument(node)), num_bytes)
-        return min(max(duration_ns - floor(least_us * 1000), 0), duration_ns)
+        group = groups.group(group_argument(node))
+        key = (kind, group.name, num_bytes)
+        if key not in self.least_ns:
+            self.least_ns[key] = floor(self.cluster.least_us(kind, group, num_bytes) * 1000)
+        return min(max(duration_ns - self.least_ns[key], 0), duration_ns)
 
     def _add_memory(self, dag: Dag, base: int, inner: Container[int]) -> list[tuple[int, ...]]:
         """Add allocations and uses; return the storages of each node, as the program numbers them."""
