@@ -167,7 +167,7 @@ class _SortedDrags:
     def __init__(self, end: CutEnd, work: Integers) -> None:
         self.reach = end.reach
         self.own = int(work[end.ancestors].sum()) if end.ancestors.any() else None
-        """Work of the ancestors, which every value chooses; None if there are none."""
+        """Work of the ancestors, which every value chooses; None without ancestors."""
         rest = np.flatnonzero(~end.ancestors & (end.drag != NO_DRAG))
         rest = rest[np.argsort(end.drag[rest], kind="stable")]
         self.drags: list[int] = end.drag[rest].tolist()

@@ -204,20 +204,21 @@ def _run_passes(
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
+    current = digest(listing)
     for place, (rewrite, step) in enumerate(work):
-        _check_digest(step, listing, expected, facts)
+        _check_digest(step, current, expected, facts)
         start = time.perf_counter()
         mine = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
         seconds = time.perf_counter() - start
         after = render(made, context.groups, lines) if changed else listing
-        log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
-        listing = after
-    _check_result(plan, listing, facts)
+        log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
+        listing, current = after, digest(after) if changed else current
+    _check_result(plan, current, facts)
     recompile(made)
     before = log[0].before if log else listing
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=digest(listing)), tuple(log), before, listing)
+    return Run(made, Plan(steps, facts, result=current), tuple(log), before, listing)
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
@@ -247,8 +248,8 @@ def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Non
         raise PlanError(compose("plan", "it was made with another version of torch", where=differences, do=do))
 
 
-def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    if step is None or step.digest == digest(listing):
+def _check_digest(step: Step | None, current: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    if step is None or step.digest == current:
         return
     differences = what_differs(expected, found) or ["the graphs differ in their nodes, not in their inputs or groups"]
     raise PlanError(
@@ -261,9 +262,9 @@ def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], 
     )
 
 
-def _check_result(plan: Plan | None, listing: str, found: Mapping[str, Any]) -> None:
+def _check_result(plan: Plan | None, current: str, found: Mapping[str, Any]) -> None:
     """Refuse a plan whose steps no longer lead to the graph that they led to when it was made."""
-    if plan is None or plan.result == digest(listing):
+    if plan is None or plan.result == current:
         return
     if plan.steps:
         what = f"its last step, {plan.steps[-1].spec!r}, leads to another graph than it did when the plan was made"
