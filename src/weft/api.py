@@ -31,6 +31,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
+from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
@@ -106,16 +107,17 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
-    run = chosen.run(
-        module,
-        cluster=described,
-        groups=groups,
-        memory_limit_bytes=memory_limit_bytes,
-        effort=effort,
-        strict=strict,
-        withheld=withheld,
-    )
-    return _checked(module, run, described, verify, groups, tokens_per_step)
+    with analyses_kept():
+        run = chosen.run(
+            module,
+            cluster=described,
+            groups=groups,
+            memory_limit_bytes=memory_limit_bytes,
+            effort=effort,
+            strict=strict,
+            withheld=withheld,
+        )
+        return _checked(module, run, described, verify, groups, tokens_per_step)
 
 
 def carry_out(
@@ -127,7 +129,8 @@ def carry_out(
     groups: Groups | None = None,
 ) -> Result:
     """Apply a plan to a copy of the module, with the checks and the report of `optimize`."""
-    return _checked(module, replay(module, plan, groups=groups), cluster, verify, groups, None)
+    with analyses_kept():
+        return _checked(module, replay(module, plan, groups=groups), cluster, verify, groups, None)
 
 
 def _checked(

@@ -65,9 +65,7 @@ OutputOption = Annotated[
 ]
 PlanOption = Annotated[
     Path | None,
-    typer.Option(
-        "--plan", metavar="PATH", help="Save the plan in this file, or in this folder, by its graph."
-    ),
+    typer.Option("--plan", metavar="PATH", help="Save the plan in this file, or in this folder, by its graph."),
 ]
 TokensOption = Annotated[
     int | None,

@@ -19,6 +19,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.about import tokens_per_step
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, read_groups
+from weft.graph.versions import dag_of
 from weft.passes.runtimes import notes_on, run_as
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import StepMemory, memory_of
@@ -94,13 +95,13 @@ def predict_modules(
         for module in modules
     ]
     tables = [read_groups(module, groups) for module in ran]
-    dags = [Dag(module.graph) for module in ran]
+    dags = [dag_of(module.graph) for module in ran]
     program = sequence_of(list(zip(dags, tables, strict=True)), described)
     timeline = simulate(program)
     num_ranks = _num_ranks(tables)
     waiting = waiting_share(num_ranks, straggler_sigma)
     step_us = timeline.step_us * (1 + waiting)
-    kind = step_kind(dags if runtime is None else [Dag(module.graph) for module in modules], described)
+    kind = step_kind(dags if runtime is None else [dag_of(module.graph) for module in modules], described)
     step_error, peak_error = error_bars(kind)
     num_tokens = tokens if tokens is not None else _tokens(modules)
     flops = flops_of_step(modules)
