@@ -19,6 +19,7 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
+from weft.graph.products import left_operand
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import (
     ChunkDim,
@@ -32,7 +33,7 @@ from weft.streaming.chunking import (
     stride_of,
 )
 from weft.streaming.layouts import Layout, Unfollowed, identity
-from weft.streaming.rowwise import Rowwise, left_operand, read_rowwise
+from weft.streaming.rowwise import Rowwise, read_rowwise
 from weft.streaming.view_layouts import Laid, is_view, sizes_of, view_of
 
 

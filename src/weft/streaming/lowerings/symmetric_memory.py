@@ -27,12 +27,12 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
+from weft.graph.products import OPERANDS
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
 from weft.streaming.layouts import Digit, Layout, Unfollowed, identity
 from weft.streaming.lowerings.portable import ChunkBuilder
 from weft.streaming.lowerings.protocol import Name
-from weft.streaming.rowwise import OPERANDS
 from weft.streaming.view_layouts import qualified, sizes_of
 
 aten = torch.ops.aten
