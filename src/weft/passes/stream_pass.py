@@ -26,6 +26,7 @@ from weft.streaming.lowerings.low_contention import LowContention
 from weft.streaming.lowerings.portable import Portable
 from weft.streaming.lowerings.protocol import Lowering, Name
 from weft.streaming.lowerings.ring import Ring
+from weft.streaming.lowerings.sharing import why_not_shared
 from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
 from weft.streaming.profit import choose
 from weft.streaming.scatter_sites import ScatterSite
@@ -103,10 +104,11 @@ class StreamPass(Pass):
             if isinstance(cut, Refusal):
                 decisions.append(self._declined(site.collective, cut))
                 continue
-            lowering = self._lowering(cut)
-            if isinstance(lowering, Refusal):
-                decisions.append(self._declined(site.collective, lowering))
+            found = self._lowering(cut, context)
+            if isinstance(found, Refusal):
+                decisions.append(self._declined(site.collective, found))
                 continue
+            lowering, cut = found
             decisions += [self._declined(site.collective, refusal) for refusal in cut.dropped]
             products = tuple(node.name for node in cut.products)
             actions.append(Stream(name, products, cut.chunks, lowering.name, cut.ring_rank, cut.decomposed_over))
@@ -128,12 +130,19 @@ class StreamPass(Pass):
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
         return choose(sites, dag, context.groups, context.target_cluster, context.effort)
 
-    def _lowering(self, cut: Chunking) -> Lowering | Refusal:
-        """The first of the requested lowerings that can run a site, or why none can."""
+    def _lowering(self, cut: Chunking, context: Context) -> tuple[Lowering, Chunking] | Refusal:
+        """The first of the requested lowerings that can run a site, with the part that it runs, or why none can."""
         asked_for = self.kernel != "auto"
         wanted = [lowering for lowering in LOWERINGS if lowering.name in (AUTO if not asked_for else (self.kernel,))]
-        reasons = [(lowering, lowering.why_not(cut, asked_for=asked_for)) for lowering in wanted]
-        return next((lowering for lowering, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
+        unshared = why_not_shared(cut.launch, context, asked_for=asked_for)
+        refusals: list[Refusal] = []
+        for lowering in wanted:
+            part = lowering.fit(cut)
+            refusal = lowering.why_not(part, unshared)
+            if refusal is None:
+                return lowering, part
+            refusals.append(refusal)
+        return refusals[-1]
 
     def _site(self, collective: Collective, dag: Dag, taken: set[Node], context: Context) -> Site | Refusal:
         site = self.read(collective, dag)

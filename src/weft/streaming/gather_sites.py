@@ -228,11 +228,9 @@ def _cut(site: GatherSite, chunks: int, dim: int, chunk_dim: ChunkDim) -> Chunki
     products = tuple(node for node in site.products if node in calls)
     if not products:
         return dropped[site.products[0]]
-    needed = _needed(products, calls)
-    kept = {node: operands for node, operands in calls.items() if node in needed}
-    where = {node: chunk_dim for node, chunk_dim in chunk_dims.items() if node in needed or node is launch}
     whole = tuple(dropped[node] for node in site.products if node in dropped)
-    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole, ring_rank=site.ring_rank)
+    found = Chunking(launch, site.num_ranks, chunks, dim, products, chunk_dims, calls, whole, ring_rank=site.ring_rank)
+    return found.with_products(products)
 
 
 def _cut_call(
@@ -273,18 +271,6 @@ def _cut_call(
         dropped[node] = Refusal(Reason.NOT_BY_ROWS, sentence, node.name)
         return
     chunk_dims[node], calls[node] = chunk_dim, operands
-
-
-def _needed(products: Iterable[Node], calls: Mapping[Node, Mapping[str, Operand]]) -> set[Node]:
-    """The products and the calls whose chunks they need."""
-    needed: set[Node] = set()
-    stack = list(products)
-    while stack:
-        node = stack.pop()
-        if node not in needed and node in calls:
-            needed.add(node)
-            stack += [operand.base for operand in calls[node].values() if operand.base is not None]
-    return needed
 
 
 def is_chunk_of_gather(launch: Node) -> bool:

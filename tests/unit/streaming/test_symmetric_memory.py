@@ -28,7 +28,7 @@ from weft.plan.context import Context
 from weft.plan.decision import Refusal
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
-from weft.streaming.lowerings import symmetric_memory
+from weft.streaming.lowerings import sharing
 from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
 from weft.streaming.scatter_sites import read_scatter
 from weft.verification.comparison import example_inputs
@@ -138,11 +138,19 @@ def _gathered_scaled(edit: Edit, node: Node) -> dict[Node, Node]:
 
 def _scattered_scaled(edit: Edit, node: Node) -> dict[Node, Node]:
     left, right, scale_a, scale_b, reduce_op, dim, dim_of_rows, group, shape, *rest = node.args
-    assert dim == dim_of_rows == 0
+    assert dim == dim_of_rows
     ranks = read_groups(edit.graph.owning_module).group(group).size  # type: ignore[arg-type]
-    made = edit.call(aten._scaled_mm.default, (left, right, scale_a, scale_b, *rest), before=node)
-    assert list(made.meta["val"].shape) == shape
-    launch = edit.call(ops.op_names()["reduce_scatter"], (made, reduce_op, ranks, group), before=node)
+    flat = edit.call(aten.reshape.default, (left, [-1, left.meta["val"].shape[-1]]), before=node)  # type: ignore[union-attr]
+    if scale_a.meta["val"].numel() > 1:  # type: ignore[union-attr]
+        assert scale_a.meta["val"].shape[:-1] == left.meta["val"].shape[:-1]  # type: ignore[union-attr]
+        scale_a = edit.call(aten.reshape.default, (scale_a, [-1, 1]), before=node)
+    product = edit.call(aten._scaled_mm.default, (flat, right, scale_a, scale_b, *rest), before=node)
+    made = edit.call(aten.reshape.default, (product, shape), before=node)
+    parts = edit.call(aten.chunk.default, (made, ranks, dim), before=node)
+    rows = edit.call(
+        aten.cat.default, ([edit.call(getitem, (parts, k), before=node) for k in range(ranks)],), before=node
+    )
+    launch = edit.call(ops.op_names()["reduce_scatter"], (rows, reduce_op, ranks, group), before=node)
     return {node: edit.call(ops.op_names()["wait"], (launch,), before=node)}
 
 
@@ -177,14 +185,14 @@ def test_a_gather_and_its_product_of_fp8_mean_what_the_fused_operator_means(case
     check(gather(case), case.num_ranks)
 
 
-@pytest.mark.parametrize("case", [case for case in SCALED if not case.used and case.dim == 0], ids=str)
+@pytest.mark.parametrize("case", [case for case in SCALED if not case.used], ids=str)
 def test_a_product_of_fp8_and_its_scatter_mean_what_the_fused_operator_means(case: Case):
     check(scatter(case), case.num_ranks)
 
 
 @pytest.mark.parametrize("case", [*PLAIN, *SCALED], ids=str)
 def test_torch_takes_what_is_given_to_it_and_gives_what_is_expected(case: Case):
-    listings = [gather(case)] + ([scatter(case)] if not case.used and (case.dim == 0 or case in PLAIN) else [])
+    listings = [gather(case)] + ([scatter(case)] if not case.used else [])
     for listing in listings:
         module = weft.parse(listing.replace("out_dtype=f32", "out_dtype=bf16"))
         node = next(n for n in fused(module).graph.nodes if "symm_mem" in str(n.target))
@@ -229,7 +237,7 @@ def test_without_a_live_group_it_is_declined():
 
 def test_a_call_between_is_declined():
     found = declined(GATHER, "cuda", "    h = relu(w)\n", "h")
-    assert found == "no-kernel: the fused operators take plain products of one tensor, unlike those of ag"
+    assert found == "no-kernel: torch has no fused operator for ag: h stands between it and y"
 
 
 def test_auto_takes_plain_nodes_where_the_fused_operators_cannot_run():
@@ -237,7 +245,7 @@ def test_auto_takes_plain_nodes_where_the_fused_operators_cannot_run():
 
 
 def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(symmetric_memory, "has_symmetric_memory", lambda name, enabled: True)
+    monkeypatch.setattr(sharing, "has_symmetric_memory", lambda name, enabled: True)
     before = weft.parse(LISTING.format(device="cuda", between="", operand="w"))
     for spec in (GATHER, GATHER.replace("symmetric-memory", "auto")):
         run = Pipeline.parse(spec).run(before)
@@ -249,7 +257,10 @@ def test_where_the_group_has_symmetric_memory_one_operator_is_left(monkeypatch: 
         assert weft.listing(weft.apply(before, weft.Plan.from_json(run.plan.to_json()))) == run.after
 
 
-def test_maxima_and_sums_of_products_are_not_for_the_fused_scatter():
+WHY = "torch has no fused operator for {launch}: "
+
+
+def test_maxima_are_not_for_the_fused_scatter():
     listing = """group('tp', size=2)
 
 def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
@@ -261,7 +272,7 @@ def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
     module = weft.parse(listing)
     rewrite: Any = FuseMatmulReduceScatters(chunks=2, kernel="symmetric-memory")
     (decision,) = rewrite.plan(module.graph, Context(read_groups(module))).decisions
-    assert decision.sentence == "the fused operator takes one product and sums or averages it, unlike rs"
+    assert decision.sentence == WHY.format(launch="rs") + "the operator sums or averages, but rs reduces by max"
 
 
 FP8 = """group('tp', size=2)
@@ -282,21 +293,24 @@ def has_symmetric_memory(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
 
 
 def test_two_products_of_fp8_with_one_scale_are_one_operator(monkeypatch: pytest.MonkeyPatch):
-    has_symmetric_memory(monkeypatch, symmetric_memory)
+    has_symmetric_memory(monkeypatch, sharing)
     run = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="s")))
     line = "(x, [t0, t0], s, [s, s], 0, 'tp', [None, None], [None, None], [bf16, bf16], [False, False])"
     assert f"symm_mem.fused_all_gather_scaled_matmul.default{line}" in run.after
 
 
-def test_two_products_of_fp8_with_two_scales_are_declined(monkeypatch: pytest.MonkeyPatch):
-    has_symmetric_memory(monkeypatch, symmetric_memory)
-    (decision,) = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="u"))).plan.steps[0].decisions
-    what = "the fused fp8 operator takes one scale of the left operand, but the products of ag have several"
-    assert f"{decision.reason.value}: {decision.sentence}" == f"no-kernel: {what}"
+def test_of_two_products_of_fp8_with_two_scales_one_waits_for_the_gathered_tensor(monkeypatch: pytest.MonkeyPatch):
+    has_symmetric_memory(monkeypatch, sharing)
+    run = Pipeline.parse(GATHER).run(weft.parse(FP8.format(scale="u")))
+    declined, applied = run.plan.steps[0].decisions
+    assert declined.sentence == "z waits for all of ag: another product has another form"
+    assert applied.nodes == ("ag", "y")
+    assert "(x, [t0], s, [s], 0, 'tp', [None], [None], [bf16], [False])" in run.after
+    assert "_scaled_mm(ag_gathered, t0, u, s, out_dtype=bf16)" in run.after
 
 
 def test_fp8_along_the_last_dim_is_declined(monkeypatch: pytest.MonkeyPatch):
-    has_symmetric_memory(monkeypatch, symmetric_memory)
+    has_symmetric_memory(monkeypatch, sharing)
     for make, name in ((gather, "all-gather-matmul"), (scatter, "matmul-reduce-scatter")):
         listing = make(Case(2, (4, 16), 1, "fp8", used=False))
         head, _, body = listing.partition("\n")
@@ -304,4 +318,4 @@ def test_fp8_along_the_last_dim_is_declined(monkeypatch: pytest.MonkeyPatch):
         (decision,) = (
             Pipeline.parse(f"fuse-{name}s{{chunks=2 kernel=symmetric-memory}}").run(module).plan.steps[0].decisions
         )
-        assert decision.sentence.startswith("the fused fp8 operators split rows, ")
+        assert decision.sentence.endswith(": the fp8 operator splits rows, not the last dim")

@@ -1,0 +1,40 @@
+"""Whether the ranks of a group share memory, so that kernels and copies can reach the memory of a peer.
+
+Contract: a live group on CUDA shares memory if torch does. A graph without a live group is only planned, so there the
+cluster decides: the level that holds the group has to list a transport through symmetric memory.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.fx import Node
+
+from weft.compat import has_symmetric_memory, resolve_group
+from weft.graph import ops
+from weft.graph.collective import Collective
+from weft.graph.groups import group_argument
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+
+ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group"
+
+
+def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusal | None:
+    """Why the ranks of a collective do not share memory; None if they do. `asked_for`: the user chose a kernel."""
+    name = launch.name
+    group = Collective(launch).group
+    if resolve_group(group) is None and asked_for and context.cluster is not None:
+        level = context.cluster.level_of(context.groups.group(group_argument(launch)))
+        if level.symmetric is not None:
+            return None
+        what = f"the cluster lists no symmetric memory for the level {level.name!r} of {name}"
+        return Refusal(Reason.NO_KERNEL, what, name)
+    value: Tensor = ops.value_of(launch)
+    if value.device.type != "cuda":
+        return Refusal(Reason.NO_KERNEL, f"{name} is on {value.device.type}, but symmetric memory needs cuda", name)
+    if has_symmetric_memory(group, enabled=not asked_for):
+        return None
+    what = f"symmetric memory is not available for the group of {name}"
+    if has_symmetric_memory(group, enabled=False):
+        what = f"symmetric memory is available for the group of {name}, but not enabled: call {ENABLE}"
+    return Refusal(Reason.NO_KERNEL, what, name)
