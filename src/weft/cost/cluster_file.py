@@ -133,7 +133,7 @@ class OverrideTable(_Table):
 
 
 class SymmetricTable(OverrideTable):
-    """Copies through symmetric memory; missing values are those of the level."""
+    """Copies through symmetric memory; the level gives the missing values."""
 
     sm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -266,7 +266,7 @@ class ClusterTable(_Table):
 
 _TABLES: Mapping[tuple[str, int], type[_Table]] = {
     ("levels", 3): LevelTable,
-    ("levels", 4): SymmetricTable,
+    ("levels", 4): OverrideTable,
     ("device", 2): DeviceTable,
     ("device", 3): PeakTable,
     ("device", 4): AttentionTable,
@@ -513,7 +513,8 @@ def _fault(error: Any) -> str:
     if kind == "missing":
         return f"{path}: it is missing"
     if kind == "extra_forbidden":
-        known = _TABLES.get((str(place[0]), len(place)), ClusterTable).model_fields
+        table = _TABLES.get((str(place[0]), len(place)), ClusterTable)
+        known = (SymmetricTable if "symmetric" in place[:-1] else table).model_fields
         return f"{path}: no key is called {name!r}; {nearest(name, known) or 'use one of ' + ', '.join(known)}"
     what = EXPECTED.get(name, str(error["msg"]).replace("Input should be", "expected"))
     found = repr(error["input"])

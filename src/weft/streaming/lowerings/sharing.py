@@ -9,14 +9,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import has_symmetric_memory, resolve_group
+from weft.compat import ENABLE_SYMMETRIC_MEMORY, has_symmetric_memory, resolve_group
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.groups import group_argument
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
-
-ENABLE = "torch.distributed._symmetric_memory.enable_symm_mem_for_group"
 
 
 def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusal | None:
@@ -36,5 +34,5 @@ def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusa
         return None
     what = f"symmetric memory is not available for the group of {name}"
     if has_symmetric_memory(group, enabled=False):
-        what = f"symmetric memory is available for the group of {name}, but not enabled: call {ENABLE}"
+        what = f"symmetric memory is available for the group of {name}, but not enabled: call {ENABLE_SYMMETRIC_MEMORY}"
     return Refusal(Reason.NO_KERNEL, what, name)

@@ -194,7 +194,7 @@ def _terms(cut: Chunking) -> list[Node] | str:
             return f"{node.name} stands between it and the product"
         else:
             terms = [cut.calls[node].get(name) for name in ("self", "other")]
-            if any(term is None or not _keeps_order(term) for term in terms):
+            if any(term is None or term.base not in cut.calls or not _keeps_order(term) for term in terms):
                 return f"{node.name} adds another tensor"
             stack += reversed(terms)
     return found
