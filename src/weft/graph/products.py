@@ -58,6 +58,8 @@ def is_product(target: Any) -> bool:
     return name in PRODUCTS or name.startswith(PRODUCT_PREFIXES)
 
 
-def left_operand(node: Node) -> Node:
-    """The left operand of a product."""
-    return ops.bind(node)[OPERANDS[ops.qualified_name(node.target)][0]]
+def operands_of(node: Node) -> tuple[Node, Node]:
+    """The left and the right operand of a product of matrices."""
+    left, right, _ = OPERANDS[ops.qualified_name(node.target)]
+    bound = ops.bind(node)
+    return bound[left], bound[right]

@@ -63,6 +63,8 @@ class Chunking:
     """For a ring, whose chunks are the shards of the ranks: this rank's index in the group."""
     decomposed_over: int = 0
     """Size of the group, for an all-reduce whose chunks run as reduce-scatter and all-gather; otherwise 0."""
+    fused: bool = False
+    """Whether one operator through symmetric memory runs all chunks."""
 
     @property
     def shape(self) -> tuple[int, ...]:

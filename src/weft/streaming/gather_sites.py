@@ -19,7 +19,7 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.products import left_operand
+from weft.graph.products import operands_of
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import (
     ChunkDim,
@@ -194,7 +194,7 @@ class _GatherReader:
             elif not isinstance(laid, Layout) or prod(laid.shape) != prod(sizes_of(self.origin[source]) or ()):
                 what = f"{name} stays whole: {node.name} uses only a part of the gathered tensor"
                 return Refusal(Reason.OTHER_ORDER, what, source.name)
-        if call.product and left_operand(node) not in self.known:
+        if call.product and operands_of(node)[0] not in self.known:
             return self._why_not_right(call)
         return None
 

@@ -284,3 +284,56 @@ def test_fp8_along_the_last_dim_is_declined(monkeypatch: pytest.MonkeyPatch):
             Pipeline.parse(f"fuse-{name}s{{chunks=2 kernel=symmetric-memory}}").run(module).plan.steps[0].decisions
         )
         assert decision.sentence.endswith(": the fp8 operator splits rows, not the last dim")
+
+
+STEP = """group('tp', size=8)
+device('cuda')
+
+def graph(x: bf16[{rows}, 4096], b: bf16[4096, {columns}], c: bf16[{columns}, 4096]):
+    ag = all_gather(x, 8, 'tp')
+    w = wait(ag)
+    y = mm(w, b)
+    r = relu(y)
+    z = mm(r, c)
+    rs = reduce_scatter(z, 'sum', 8, 'tp')
+    o = wait(rs)
+    return [o]
+"""
+STREAM = "fuse-all-gather-matmuls{kernel=%s},fuse-matmul-reduce-scatters{kernel=%s}"
+
+
+def steps_us(listing: str) -> dict[str, float]:
+    """The planned step with each kernel, and without streaming."""
+    specs = {kernel: STREAM % (kernel, kernel) for kernel in ("auto", "portable", "symmetric-memory")}
+    made = {
+        kernel: weft.optimize(weft.parse(listing), cluster="h100-8", pipeline=f"{spec},schedule-overlap")
+        for kernel, spec in {**specs, "whole": "remove-noops"}.items()
+    }
+    return {kernel: result.plan.evidence.step_ns / 1000 for kernel, result in made.items() if result.plan.evidence}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(512, 2048), (2048, 2048), (2048, 14336)])
+def test_auto_is_as_short_as_the_best_kernel(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int):
+    has_symmetric_memory(monkeypatch, sharing)
+    found = steps_us(STEP.format(rows=rows, columns=columns))
+    assert found["auto"] <= min(found.values()) * 1.001
+    assert found["symmetric-memory"] < found["whole"]
+
+
+def test_a_plan_for_a_cluster_needs_no_device():
+    listing = STEP.format(rows=2048, columns=2048).replace("device('cuda')\n", "")
+    spec = STREAM % ("symmetric-memory", "symmetric-memory")
+    result = weft.optimize(weft.parse(listing), cluster="h100-8", pipeline=spec)
+    assert [decision.reason.value for decision in result.report.applied] == ["applied", "applied"]
+    other = weft.optimize(weft.parse(listing), cluster="a100-8", pipeline=spec)
+    (first, _) = other.report.declined
+    assert first.sentence == "the cluster lists no symmetric memory for the level 'nvlink' of ag"
+
+
+def test_a_note_says_how_to_enable_symmetric_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sharing, "has_symmetric_memory", lambda name, enabled: not enabled)
+    run = Pipeline.parse("fuse-all-gather-matmuls").run(weft.parse(STEP.format(rows=2048, columns=2048)))
+    note, _ = run.plan.steps[0].decisions
+    assert note.sentence.startswith(
+        "the group of ag does not use symmetric memory: to enable it, call torch.distributed"
+    )

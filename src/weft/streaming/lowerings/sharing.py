@@ -33,6 +33,15 @@ def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusa
     if has_symmetric_memory(group, enabled=not asked_for):
         return None
     what = f"symmetric memory is not available for the group of {name}"
-    if has_symmetric_memory(group, enabled=False):
-        what = f"symmetric memory is available for the group of {name}, but not enabled: call {ENABLE_SYMMETRIC_MEMORY}"
+    return how_to_share(launch) or Refusal(Reason.NO_KERNEL, what, name)
+
+
+def how_to_share(launch: Node) -> Refusal | None:
+    """How to enable symmetric memory for the group of a collective; None if it is enabled or cannot be."""
+    name, group = launch.name, Collective(launch).group
+    value: Tensor = ops.value_of(launch)
+    can_share = value.device.type == "cuda" and has_symmetric_memory(group, enabled=False)
+    if not can_share or has_symmetric_memory(group, enabled=True):
+        return None
+    what = f"the group of {name} does not use symmetric memory: to enable it, call {ENABLE_SYMMETRIC_MEMORY}"
     return Refusal(Reason.NO_KERNEL, what, name)
