@@ -23,7 +23,7 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import is_cheap, profile
 from weft.graph.ops import Kind
-from weft.graph.roles import is_product
+from weft.graph.products import is_product
 
 DEFAULT_STREAM = "default"
 OWN_STREAMS = frozenset({"fsdp2", "hsdp", "async-tp"})
