@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,6 +28,10 @@ from weft.passes.pipeline import Pipeline
 from weft.plan.folder import PlanFolder
 
 PREFIX = "weft."
+DISABLE = "WEFT_DISABLE"
+"""Environment variable: `1` leaves all graphs of `torch.compile` unchanged."""
+DISABLE_PASSES = "WEFT_DISABLE_PASSES"
+"""Environment variable: names of passes that are not run, separated by commas."""
 Effort = Literal["fast", "default", "best"]
 
 
@@ -59,8 +64,9 @@ class Options:
 
     @functools.cached_property
     def passes(self) -> Pipeline:
-        """The pipeline as a value."""
-        return Pipeline.parse(self.pipeline) if isinstance(self.pipeline, str) else self.pipeline
+        """The pipeline as a value, without the passes that the environment switches off."""
+        pipeline = Pipeline.parse(self.pipeline) if isinstance(self.pipeline, str) else self.pipeline
+        return pipeline.without(filter(None, os.environ.get(DISABLE_PASSES, "").replace(" ", "").split(",")))
 
     @functools.cached_property
     def description(self) -> Cluster | None:
@@ -73,6 +79,7 @@ class Options:
         known = asdict(self) | {"pipeline": str(self.passes), "cluster": None}
         known |= {"report": None, "agreement": None, "plan": PlanFolder(self.plan).digest if self.plan else None}
         known |= {"cluster": self.description.digest} if self.description is not None else {}
+        known |= {"disabled": is_disabled(), "left_out": sorted(self.passes.left_out)}
         known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -90,6 +97,11 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "plan": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "record": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
 }
+
+
+def is_disabled() -> bool:
+    """Whether the environment switches Weft off."""
+    return os.environ.get(DISABLE, "") not in ("", "0")
 
 
 def split_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str, Any]]:

@@ -31,7 +31,8 @@ from torch.fx import GraphModule
 from weft.api import Result, carry_out, listing, optimize
 from weft.compat import compilers as compat
 from weft.errors import PlanError, VerificationError, WeftError, compose
-from weft.frontends.options import PREFIX, Options
+from weft.frontends.fault_file import write_fault
+from weft.frontends.options import DISABLE, PREFIX, Options, is_disabled
 from weft.frontends.run_report import GraphEntry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
@@ -143,6 +144,11 @@ class Session:
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity)
+        if is_disabled():
+            self.say(f"{DISABLE} is set, so no graph is changed")
+            num_left = sum(1 for _ in collectives(module.graph))
+            self._add(replace(entry, skipped=f"{DISABLE} is set", num_left=num_left), None)
+            return False
         try:
             with compat.timed("weft"):
                 result = self._result(module, options, fuses)
@@ -204,10 +210,13 @@ class Session:
         """Record that a graph stays unchanged, and why."""
         told = _told(error)
         is_fault = not isinstance(error, WeftError)
+        file: Path | None = None
         entry = replace(entry, report={}, skipped=told.splitlines()[0])
         if is_fault:
             log.info("weft: a graph is left as it was", exc_info=error)
             entry = replace(entry, fault="".join(traceback.format_exception(error)))
+            with self.contained("a file to report", strict=False):
+                file = write_fault(lambda: listing(module), options, entry.fault, folder)
         with self.contained("a statement for other ranks", strict=False):
             num_left = sum(1 for _ in collectives(module.graph))
             entry = replace(entry, num_left=num_left, statement=_state(module, options))
@@ -219,6 +228,7 @@ class Session:
             self._look_for_collectives(entry)
         lines = [f"a graph is left as it was: {told}"]
         lines += [REPORT_IT] if is_fault else []
+        lines += [f"attach {file}: it has the graph, the options and the versions, but no data"] if file else []
         lines += [OTHER_RANKS] if _num_ranks() > 1 and entry.num_left else []
         self.say("\n".join(lines))
 

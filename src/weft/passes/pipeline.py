@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
@@ -29,7 +29,7 @@ from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import KnownLines, digest, render
 from weft.graph.versions import analyses_kept, dag_of
-from weft.passes.base import Pass, parse_pass
+from weft.passes.base import Pass, find_pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
 from weft.plan.plan import Plan, Step, nodes_that_differ, what_differs
@@ -75,6 +75,8 @@ class Pipeline:
     from_presets: frozenset[int] = field(default=frozenset(), compare=False)
     """Indices of the passes that a stage or a preset expanded to. `strict` applies only to the passes named one by one.
     """
+    left_out: frozenset[str] = frozenset()
+    """Names of passes that are not run."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -108,7 +110,13 @@ class Pipeline:
             return self
         at, preset = self.auto_at, self.parse(recognise(dag_of(graph), groups)).passes
         from_presets = {k if k < at else k + len(preset) for k in self.from_presets} | set(range(at, at + len(preset)))
-        return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(from_presets))
+        passes = (*self.passes[:at], *preset, *self.passes[at:])
+        return type(self)(passes, None, frozenset(from_presets), self.left_out)
+
+    def without(self, names: Iterable[str]) -> Self:
+        """This pipeline without the passes of these names, also where a stage or a preset has them."""
+        left_out = {find_pass(name, "pipeline").name() for name in names}  # an unknown name is an error
+        return replace(self, left_out=self.left_out | left_out)
 
     def run(
         self,
@@ -131,7 +139,9 @@ class Pipeline:
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
             what = f"no pass of {str(self)!r} keeps a memory limit"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
-        run = _run(module, context, [(p, None) for p in chosen.passes], from_presets=chosen.from_presets)
+        places = [k for k, p in enumerate(chosen.passes) if p.name() not in self.left_out]
+        from_presets = {new for new, old in enumerate(places) if old in chosen.from_presets}
+        run = _run(module, context, [(chosen.passes[k], None) for k in places], from_presets=from_presets)
         if memory_limit_bytes is not None:
             _check_memory(run, context, memory_limit_bytes)
         return run
