@@ -8,18 +8,13 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import weft
 
 
 def train(backend: str, steps: int) -> list[float]:
-    # By default DDP communicates outside of the graphs. This must be set before the model is wrapped.
-    torch._dynamo.config.optimize_ddp = "python_reducer"
-    torch._dynamo.config.compiled_autograd = True
-
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Linear(64, 8)))
+    model = weft.ddp(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Linear(64, 8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     inputs, targets = torch.randn(16, 32, generator=generator), torch.randint(0, 8, (16,), generator=generator)

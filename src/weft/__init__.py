@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
+    from weft.frontends.ddp import ddp
     from weft.frontends.inductor import inductor_pass
     from weft.frontends.session import check_agreement, run_report
     from weft.passes.base import Numerics, Pass
@@ -53,6 +54,7 @@ __all__ = [
     "bisect",
     "capture",
     "check_agreement",
+    "ddp",
     "inductor_pass",
     "listing",
     "optimize",
@@ -69,6 +71,7 @@ _HOMES = {
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
+    "weft.frontends.ddp": ("ddp",),
     "weft.frontends.inductor": ("inductor_pass",),
     "weft.frontends.session": ("check_agreement", "run_report"),
     "weft.passes.base": ("Context", "Numerics", "Pass"),

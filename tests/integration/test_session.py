@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+import weft
 from tests.integration import functions
 from tests.integration.worlds import PYTHONPATH, REPOSITORY
 from weft.frontends.run_report import GraphEntry, read_entries, write_entry
@@ -199,3 +200,16 @@ def test_a_graph_that_was_left_as_it_was_has_its_collectives(mesh: DeviceMesh, m
     (message,) = messages()
     assert message.startswith("a graph is left as it was: KeyError: 'injected'")
     assert SESSION.report().entries[0].num_collectives == 1
+
+
+def test_ddp_puts_its_all_reduces_into_the_graphs(mesh: DeviceMesh):
+    del mesh
+    with torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False):
+        model = weft.ddp(torch.nn.Linear(4, 4))
+
+        @torch.compile(backend="weft_eager")
+        def compute_gradients(x: Tensor) -> None:
+            model(x).sum().backward()
+
+        compute_gradients(torch.ones(2, 4))
+    assert sum(entry.num_collectives for entry in SESSION.report().entries) == 2

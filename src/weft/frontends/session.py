@@ -49,8 +49,7 @@ log = logging.getLogger("weft")
 NO_COLLECTIVES = (
     "no graph so far holds collectives although torch.distributed runs {ranks} ranks, so Weft has nothing to do. "
     "FSDP2 (fully_shard) and default DDP communicate outside of compiled graphs. Use DTensor parametrisation "
-    "(SimpleFSDP), tensor parallelism or functional collectives; for DDP set torch._dynamo.config.optimize_ddp = "
-    "'python_reducer' and torch._dynamo.config.compiled_autograd = True before the model is wrapped, and compile a "
+    "(SimpleFSDP), tensor parallelism or functional collectives; for DDP wrap the model with weft.ddp, and compile a "
     "function that calls backward()"
 )
 REPORT_IT = (
