@@ -49,6 +49,7 @@ from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
 from weft.verification.symbolic.equivalence import Proof, prove
 from weft.verification.virtual.cluster import VirtualCluster
+from weft.verification.written_out import written_out
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -118,19 +119,42 @@ def optimize(
             strict=strict,
             withheld=withheld,
         )
-        witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
-        if verify == "equivalence":
-            witnesses.append(f"equivalence: {_proof(module, run, groups)}")
-        if verify == "values":
-            verdict = _verify_modules(module, run.module, groups=groups)
-            if not verdict.equal:
-                raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
-            witnesses.append(f"values: {verdict}")
-        report = _report(module, run, tuple(witnesses))
-        if described is not None:
-            report = with_simulations(
-                report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step
-            )
+        return _checked(module, run, described, verify, groups, tokens_per_step)
+
+
+def carry_out(
+    module: GraphModule,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    *,
+    verify: Witness = "structure",
+    groups: Groups | None = None,
+) -> Result:
+    """Apply a plan to a copy of the module, with the checks and the report of `optimize`."""
+    with analyses_kept():
+        return _checked(module, replay(module, plan, groups=groups), cluster, verify, groups, None)
+
+
+def _checked(
+    module: GraphModule,
+    run: Run,
+    cluster: Cluster | None,
+    verify: Witness,
+    groups: Groups | None,
+    tokens_per_step: int | None,
+) -> Result:
+    """The result of a run: checked by a witness, and reported."""
+    witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
+    if verify == "equivalence":
+        witnesses.append(f"equivalence: {_proof(module, run, groups)}")
+    if verify == "values":
+        verdict = _verify_modules(module, run.module, groups=groups)
+        if not verdict.equal:
+            raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
+        witnesses.append(f"values: {verdict}")
+    report = _report(module, run, tuple(witnesses))
+    if cluster is not None:
+        report = with_simulations(report, module, run.module, cluster, groups=groups, tokens_per_step=tokens_per_step)
     return Result(run.module, report, run.log)
 
 
@@ -222,6 +246,7 @@ def _verify(
     seed: int,
     groups: Groups | None,
 ) -> Verdict:
+    before, after = (_runnable(side, groups) for side in (before, after))
     first = before if isinstance(before, GraphModule) else before[0]
     table = read_groups(first, groups)
     num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(group.span for group in table)))
@@ -243,6 +268,11 @@ def _verify(
     if not verdict:
         verdict = judge_rounding(verdict, Sides((before, after), sides, given, seed), results)
     return replace(verdict, backend=backend)
+
+
+def _runnable(side: GraphModule | Sequence[GraphModule], groups: Groups | None) -> GraphModule | list[GraphModule]:
+    """A side as ranks without CUDA can run it: symmetric-memory operators written out."""
+    return written_out(side, groups) if isinstance(side, GraphModule) else [written_out(one, groups) for one in side]
 
 
 _verify_modules = verify

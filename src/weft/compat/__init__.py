@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "CONTROL_DEPS",
+    "ENABLE_SYMMETRIC_MEMORY",
     "FUNCTIONAL",
     "FakeTensor",
     "FakeTensorMode",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 FUNCTIONAL = "_c10d_functional"
+ENABLE_SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory.enable_symm_mem_for_group"
+"""The function that shares the memory of a group."""
 
 
 def schema_of(op: OpOverload) -> Any:

@@ -26,7 +26,7 @@ from weft.cost.cluster_file import larger, load, read
 from weft.cost.communication import KINDS, NETWORK, Crossing, Nccl, nccl_us
 from weft.cost.device import UNDESCRIBED, Device
 from weft.cost.execution import check_execution
-from weft.cost.levels import Level
+from weft.cost.levels import Level, Transport
 from weft.cost.measured_table import Estimate, Table, find_table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.groups import Group
@@ -107,7 +107,7 @@ class Cluster:
 
     def estimate(self, kind: Kind, group: Group, num_bytes: int) -> Estimate:
         """The same time, with its source: a measured table, NCCL's model, or the links alone."""
-        size = self._size(group)
+        size = self.num_ranks_of(group)
         if size == 1:
             return Estimate(0.0, "links")
         level = self.level_of(group)
@@ -124,7 +124,7 @@ class Cluster:
 
     def least_us(self, kind: Kind, group: Group, num_bytes: int) -> float:
         """The least time that these bytes add to a collective of any size: their time at the highest bandwidth."""
-        size = self._size(group)
+        size = self.num_ranks_of(group)
         table = find_table(self.tables, kind, size, self.level_of(group).name) if size > 1 else None
         if table is not None:
             return table.least_us_per_byte * num_bytes
@@ -137,7 +137,7 @@ class Cluster:
 
     def _links_us(self, kind: Kind, group: Group) -> float:
         """The time of an empty collective by the links alone."""
-        size = self._size(group)
+        size = self.num_ranks_of(group)
         if size == 1:
             return 0.0
         link = self.level_of(group).link_of(kind)
@@ -153,7 +153,7 @@ class Cluster:
     def _crossings(self, kind: Kind, group: Group) -> tuple[Crossing, ...]:
         """The levels that a group crosses, innermost first."""
         found: list[Crossing] = []
-        num_ranks = inside = self._size(group)
+        num_ranks = inside = self.num_ranks_of(group)
         for level in self.levels:
             outside = self._num_blocks(group, level)
             if outside < inside:
@@ -179,7 +179,12 @@ class Cluster:
         on_wire = self._links_us(kind, group) * level.link_of(kind).bandwidth_gbps * 1e3 * share / (1 - share)
         return max(round(on_wire / wire_share), level.min_saturating_bytes)
 
-    def _size(self, group: Group) -> int:
+    def symmetric(self, group: Group) -> Transport:
+        """How a group copies through symmetric memory: as its level says, otherwise at the speed of its links."""
+        level = self.level_of(group)
+        return level.symmetric or Transport(level.link)
+
+    def num_ranks_of(self, group: Group) -> int:
         """Size of the largest of the groups; all ranks if it is unknown."""
         if group.ranks is not None:
             return max(map(len, group.ranks), default=1)
@@ -187,7 +192,7 @@ class Cluster:
 
     def _wire_share(self, kind: Kind, group: Group) -> float:
         """The share of the full tensor that a rank sends."""
-        size = self._size(group)
+        size = self.num_ranks_of(group)
         if size == 1 or kind is Kind.BARRIER:
             return 0.0
         if kind is Kind.ALL_REDUCE:

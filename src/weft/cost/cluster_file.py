@@ -17,6 +17,12 @@
     [levels.all_reduce]         # for kinds of collectives that differ; missing values are as above
     bandwidth_gbps = 480.0
 
+    [levels.symmetric]          # copies through symmetric memory; leave it out if the ranks cannot share memory
+    latency_us = 5.0            # a barrier between the ranks
+    hop_us = 7.0                # one copy
+    bandwidth_gbps = 332.0
+    sm_share = 0.0              # share of the multiprocessors that the copies occupy; 0: copy engines make them
+
     [device]                    # the device of every rank; everything is optional
     name = "H100 SXM"
     peak_tflops = { bf16 = 989.0, f32 = 67.0 }
@@ -72,7 +78,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from weft.cost.communication import Nccl
 from weft.cost.device import MATMUL_EFFICIENCY, Device
 from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
-from weft.cost.levels import Level, Link
+from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
@@ -127,6 +133,12 @@ class OverrideTable(_Table):
     by_ranks: ByRanks | None = None
 
 
+class SymmetricTable(OverrideTable):
+    """Copies through symmetric memory; the level gives the missing values."""
+
+    sm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class LevelTable(_Table):
     """One level."""
 
@@ -148,6 +160,7 @@ class LevelTable(_Table):
     recv: OverrideTable | None = None
     batch_p2p: OverrideTable | None = None
     barrier: OverrideTable | None = None
+    symmetric: SymmetricTable | None = None
 
 
 class PeakTable(_Table):
@@ -455,7 +468,10 @@ def _level(table: LevelTable, num_ranks: int) -> Level:
     link = Link(table.latency_us, table.hop_us, table.bandwidth_gbps, _by_ranks(table.by_ranks))
     tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
     overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
-    return Level(table.name, num_ranks, link, overrides, table.wire or "", table.rails, table.min_saturating_bytes)
+    shared = table.symmetric
+    symmetric = Transport(_override(link, shared), shared.sm_share) if shared is not None else None
+    wire, least = table.wire or "", table.min_saturating_bytes
+    return Level(table.name, num_ranks, link, overrides, wire, table.rails, least, symmetric)
 
 
 def _override(link: Link, table: OverrideTable) -> Link:
@@ -499,7 +515,8 @@ def _fault(error: Any) -> str:
     if kind == "missing":
         return f"{path}: it is missing"
     if kind == "extra_forbidden":
-        known = _TABLES.get((str(place[0]), len(place)), ClusterTable).model_fields
+        table = _TABLES.get((str(place[0]), len(place)), ClusterTable)
+        known = (SymmetricTable if "symmetric" in place[:-1] else table).model_fields
         return f"{path}: no key is called {name!r}; {nearest(name, known) or 'use one of ' + ', '.join(known)}"
     what = EXPECTED.get(name, str(error["msg"]).replace("Input should be", "expected"))
     found = repr(error["input"])

@@ -24,6 +24,20 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Transport:
+    """Copies between the memories of peers, which a kernel or a copy engine makes without NCCL."""
+
+    link: Link
+    """The latency is that of a barrier between all ranks, and a hop that of one copy."""
+    sm_share: float = 0.0
+    """Share of the multiprocessors that the copies occupy; 0 for copy engines."""
+
+    def copy_us(self, num_bytes: int, num_ranks: int) -> float:
+        """The time of one copy to or from a peer."""
+        return self.link.hop_us + num_bytes / (self.link.gbps(num_ranks) * 1e3)
+
+
+@dataclass(frozen=True)
 class Level:
     """Blocks of consecutive ranks joined by one kind of link."""
 
@@ -39,6 +53,8 @@ class Level:
     """Whether a ring that joins blocks of several ranks uses the links of all those ranks at once."""
     min_saturating_bytes: int = 0
     """Messages below this size never saturate the level, however small the group."""
+    symmetric: Transport | None = None
+    """Copies through symmetric memory; None: the ranks of the level cannot share memory."""
 
     def link_of(self, kind: Kind) -> Link:
         """The link that collectives of this kind use."""

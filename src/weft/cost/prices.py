@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
+from torch.fx import Node
+
 from weft.cost.cluster import Cluster
 from weft.cost.compute import compute
+from weft.cost.fused import fused_shape
 from weft.cost.measured_table import Estimate
 from weft.errors import ClusterError, compose, nearest
 from weft.graph import ops
@@ -39,7 +42,7 @@ class Prices:
     unknown: frozenset[int] = frozenset()
     """Nodes priced too low: only the latency of a launch, only the traffic of a product, or 0 is known."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
-    """The source of a launch's price: `links`, `nccl`, `table` or `override`."""
+    """The source of a launch's price: `links`, `nccl`, `table`, `symmetric` or `override`."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each node; empty: none."""
     inner: frozenset[int] = frozenset()
@@ -92,6 +95,8 @@ class _LaunchPrices:
         node = dag.nodes[i]
         argument = group_argument(node)
         group = self.groups.group(argument) if argument is not None else Group("", 0)
+        if ops.is_fused(node.target) and self._add_fused(node, i, group):
+            return
         kind, num_bytes = ops.kind_of(node.target) or Kind.BARRIER, None
         if ops.launch_form(node.target) is not None:
             num_bytes = full_bytes(Collective(node))
@@ -104,6 +109,16 @@ class _LaunchPrices:
         self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
         if estimate.extrapolated:
             self.extrapolated.add(i)
+
+    def _add_fused(self, node: Node, i: int, group: Group) -> bool:
+        """Price an operator that multiplies while it communicates. Returns whether its sizes are known."""
+        num_ranks = self.cluster.num_ranks_of(group)
+        shape = fused_shape(node, num_ranks)
+        if shape is None:
+            return False
+        self.levels[i], self.sources[i] = self.cluster.level_of(group).name, "symmetric"
+        self.ns[i] = shape.ns(num_ranks, self.cluster.symmetric(group), self.cluster.device)
+        return True
 
 
 def full_bytes(collective: Collective) -> int | None:

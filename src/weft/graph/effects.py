@@ -49,6 +49,7 @@ from weft.graph.operator_effects import (
 
 # Pseudo-storages: they order nodes for reasons other than memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
+FIRST_WORKSPACE = -4
 
 Storage = int | tuple[int, ...]
 
@@ -533,6 +534,7 @@ class Effects:
                         yield user, s, False
 
     def _order_outside(self) -> Iterable[tuple[int, int, bool]]:
+        workspaces: dict[str, int] = {}
         for i, p in self.special:
             if p.random or p.opaque:
                 yield i, GENERATOR, True
@@ -540,11 +542,17 @@ class Effects:
                 yield i, OUTSIDE, True
             if p.opaque or p.launch or p.wait:
                 yield i, COMMUNICATION, self.is_barrier(i, p)
+            if p.launch and ops.is_fused(self.nodes[i].target):
+                group = runtime_name(group_argument(self.nodes[i]))
+                workspaces.setdefault(group, FIRST_WORKSPACE - len(workspaces))
+                yield i, workspaces[group], True
 
     def is_barrier(self, i: int, p: Profile) -> bool:
         """Whether the node is a barrier for all communication."""
         if p.wait:
             kinds = [ops.kind_of(self.nodes[self.flights[f].launch].target) for f in self._waits.get(i, [])]
+        elif ops.is_fused(self.nodes[i].target):
+            return False
         else:
             kinds = [ops.kind_of(self.nodes[i].target)] if p.launch else [ops.Kind.BARRIER]
         return any(kind is ops.Kind.BARRIER or kind in ops.POINT_TO_POINT for kind in kinds)

@@ -133,6 +133,24 @@ def kind_of(target: Any) -> Kind | None:
     return Kind.BARRIER if is_communication(target) else None
 
 
+FUSED = frozenset(
+    f"symm_mem::{name}"
+    for name in (
+        "fused_all_gather_matmul",
+        "fused_all_gather_scaled_matmul",
+        "fused_matmul_reduce_scatter",
+        "fused_scaled_matmul_reduce_scatter",
+    )
+)
+"""Operators that multiply while they gather or scatter. They are complete when the compute stream has run them."""
+
+
+@functools.cache
+def is_fused(target: Any) -> bool:
+    """Whether the operator multiplies while it communicates through symmetric memory."""
+    return isinstance(target, OpOverload) and target.name() in FUSED
+
+
 def bind(node: Node) -> dict[str, Any]:
     """The arguments of a call by the names of its schema, defaults filled in."""
     return bind_arguments(node.target, node.args, node.kwargs)

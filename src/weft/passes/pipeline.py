@@ -32,7 +32,7 @@ from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
-from weft.plan.plan import Plan, Step, what_differs
+from weft.plan.plan import Plan, Step, nodes_that_differ, what_differs
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
@@ -158,6 +158,11 @@ def replay(
     return _run(module, context, steps, plan)
 
 
+def listing_of(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> str:
+    """The listing that identifies a graph to a plan."""
+    return render(copy_module(module), read_groups(module, groups))
+
+
 def replay_in_place(
     module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> None:
@@ -206,7 +211,7 @@ def _run_passes(
     log: list[LogEntry] = []
     current = digest(listing)
     for place, (rewrite, step) in enumerate(work):
-        _check_digest(step, current, expected, facts)
+        _check_digest(step, current, listing, plan if place == 0 else None, facts)
         start = time.perf_counter()
         mine = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
@@ -214,11 +219,11 @@ def _run_passes(
         after = render(made, context.groups, lines) if changed else listing
         log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current
-    _check_result(plan, current, facts)
+    _check_result(plan, current, listing, facts)
     recompile(made)
     before = log[0].before if log else listing
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=current), tuple(log), before, listing)
+    return Run(made, Plan(steps, facts, result=current, listing=before), tuple(log), before, listing)
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
@@ -248,10 +253,11 @@ def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Non
         raise PlanError(compose("plan", "it was made with another version of torch", where=differences, do=do))
 
 
-def _check_digest(step: Step | None, current: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _check_digest(step: Step | None, current: str, listing: str, plan: Plan | None, found: Mapping[str, Any]) -> None:
+    """Refuse a step that was made for another graph. `plan` is given for its first step, whose graph it holds."""
     if step is None or step.digest == current:
         return
-    differences = what_differs(expected, found) or ["the graphs differ in their nodes, not in their inputs or groups"]
+    differences = [] if plan is None else [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
     raise PlanError(
         compose(
             "plan",
@@ -262,7 +268,7 @@ def _check_digest(step: Step | None, current: str, expected: Mapping[str, Any], 
     )
 
 
-def _check_result(plan: Plan | None, current: str, found: Mapping[str, Any]) -> None:
+def _check_result(plan: Plan | None, current: str, listing: str, found: Mapping[str, Any]) -> None:
     """Refuse a plan whose steps no longer lead to the graph that they led to when it was made."""
     if plan is None or plan.result == current:
         return
@@ -271,7 +277,7 @@ def _check_result(plan: Plan | None, current: str, found: Mapping[str, Any]) -> 
         differences: list[str] = []
     else:
         what = "it was made for another graph"
-        differences = what_differs(plan.facts, found)
+        differences = [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
     do = "make the plan again for this graph with weft.optimize"
     raise PlanError(compose("plan", what, where=differences, do=do))
 

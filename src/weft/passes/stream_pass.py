@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
@@ -27,16 +29,18 @@ from weft.streaming.lowerings.low_contention import LowContention
 from weft.streaming.lowerings.portable import Portable
 from weft.streaming.lowerings.protocol import Lowering, Name
 from weft.streaming.lowerings.ring import Ring
+from weft.streaming.lowerings.sharing import how_to_share, why_not_shared
 from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
-from weft.streaming.profit import choose
+from weft.streaming.profit import StreamSite, Ways, choose
 from weft.streaming.scatter_sites import ScatterSite
 from weft.streaming.trial_program import ChunkCosts
 from weft.streaming.write_conflicts import WriteConflicts
 
 Site = GatherSite | ScatterSite
-LOWERINGS: tuple[Lowering, ...] = (SymmetricMemory(), Portable(), LowContention(), Ring())
-AUTO = ("symmetric-memory", "portable")
-"""The lowerings that `auto` tries, in this order."""
+SYMMETRIC = SymmetricMemory()
+LOWERINGS: tuple[Lowering, ...] = (SYMMETRIC, Portable(), LowContention(), Ring())
+AUTO: tuple[Name, ...] = ("symmetric-memory", "portable")
+"""The lowerings that `auto` tries for a given number of chunks, in this order."""
 APPLIED: dict[Name, str] = {
     "portable": "streamed {launch} with {products} in {chunks} chunks",
     "symmetric-memory": "fused {launch} and {products} into one symmetric-memory operator",
@@ -57,9 +61,10 @@ class StreamPass(Pass):
     """Number of chunks of every collective that can be split, whether or not that saves time. None: the number with the
     shortest simulated step on the cluster (nodes of eight H100 if none is given), or no split if none is shorter."""
     kernel: Literal["auto", "portable", "symmetric-memory", "low-contention", "ring"] = "auto"
-    """`portable`: plain nodes that every backend runs. `symmetric-memory`: torch's fused CUDA operators. `auto`: the
-    fused operators where they can run, plain nodes elsewhere. `low-contention`: not split, but copied through symmetric
-    memory. `ring`: plain nodes that send from rank to rank, one chunk per rank; needs `rank`, and torch 2.12."""
+    """`portable`: plain nodes that every backend runs. `symmetric-memory`: torch's fused CUDA operators. `auto`: for
+    each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run.
+    `low-contention`: not split, but copied through symmetric memory. `ring`: plain nodes that send from rank to rank,
+    one chunk per rank; needs `rank`, and torch 2.12."""
 
     rank: int | None = None
     """The rank that runs this graph, for `ring`. Give each rank its own."""
@@ -98,22 +103,32 @@ class StreamPass(Pass):
             taken.update(site.products)
             sites.append(site)
         actions: list[Stream] = []
+        decisions += self._notes(sites)
         for site, cut in zip(sites, self._cuts(sites, dag, context), strict=True):
             name = site.collective.launch.name
             cut = writes.why_not(cut) or cut if isinstance(cut, Chunking) else cut
             if isinstance(cut, Refusal):
                 decisions.append(self._declined(site.collective, cut))
                 continue
-            lowering = self._lowering(cut)
-            if isinstance(lowering, Refusal):
-                decisions.append(self._declined(site.collective, lowering))
+            found = self._lowering(cut, context)
+            if isinstance(found, Refusal):
+                decisions.append(self._declined(site.collective, found))
                 continue
+            lowering, cut = found
             decisions += [self._declined(site.collective, refusal) for refusal in cut.dropped]
             products = tuple(node.name for node in cut.products)
             actions.append(Stream(name, products, cut.chunks, lowering.name, cut.ring_rank, cut.decomposed_over))
             sentence = APPLIED[lowering.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step(actions, decisions)
+
+    def _notes(self, sites: Sequence[Site]) -> list[Decision]:
+        """For each group that could share memory but does not, how to enable that."""
+        if self.kernel != "auto":
+            return []
+        first = {site.collective.group: site.collective for site in reversed(sites)}
+        found = [(collective, how_to_share(collective.launch)) for collective in first.values()]
+        return [self._declined(collective, refusal) for collective, refusal in found if refusal is not None]
 
     def _is_only_for_activations(self, collective: Collective) -> bool:
         """Whether to skip collectives of other roles: bucketing serves all-reduces of gradients better."""
@@ -127,14 +142,36 @@ class StreamPass(Pass):
             cuts = [site.cut(self.chunks) for site in sites]
             costs = ChunkCosts(context.cluster, context.groups) if context.cluster is not None else None
             return [costs.cheaper(cut) if costs and isinstance(cut, Chunking) else cut for cut in cuts]
-        return choose(sites, dag, context.groups, context.target_cluster, context.effort)
+        ways = Ways(
+            in_chunks=self.kernel != "symmetric-memory",
+            fused=partial(self._fused, context=context) if self.kernel in ("auto", "symmetric-memory") else None,
+        )
+        return choose(sites, dag, context.groups, context.target_cluster, context.effort, ways)
 
-    def _lowering(self, cut: Chunking) -> Lowering | Refusal:
-        """The first of the requested lowerings that can run a site, or why none can."""
+    def _fused(self, site: StreamSite, context: Context) -> Chunking | Refusal:
+        """A site as one operator through symmetric memory, or why it cannot be one."""
+        cut = site.cut(2)
+        if isinstance(cut, Refusal):
+            return cut
+        part = SYMMETRIC.fit(cut)
+        unshared = why_not_shared(cut.launch, context, asked_for=self.kernel != "auto")
+        return SYMMETRIC.why_not(part, unshared) or replace(part, fused=True)
+
+    def _lowering(self, cut: Chunking, context: Context) -> tuple[Lowering, Chunking] | Refusal:
+        """The first of the requested lowerings that can run a site, with the part that it runs, or why none can."""
+        if cut.fused:
+            return SYMMETRIC, cut
         asked_for = self.kernel != "auto"
-        wanted = [lowering for lowering in LOWERINGS if lowering.name in (AUTO if not asked_for else (self.kernel,))]
-        reasons = [(lowering, lowering.why_not(cut, asked_for=asked_for)) for lowering in wanted]
-        return next((lowering for lowering, reason in reasons if reason is None), reasons[-1][1] or wanted[-1])
+        names: tuple[Name, ...] = (self.kernel,) if self.kernel != "auto" else AUTO if self.chunks else ("portable",)
+        unshared = why_not_shared(cut.launch, context, asked_for=asked_for)
+        refusals: list[Refusal] = []
+        for lowering in (lowering for lowering in LOWERINGS if lowering.name in names):
+            part = lowering.fit(cut)
+            refusal = lowering.why_not(part, unshared)
+            if refusal is None:
+                return lowering, part
+            refusals.append(refusal)
+        return refusals[-1]
 
     def _site(self, collective: Collective, dag: Dag, taken: set[Node], context: Context) -> Site | Refusal:
         site = self.read(collective, dag)

@@ -7,8 +7,8 @@ the arguments that have this dim, and from all of the other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
@@ -63,12 +63,33 @@ class Chunking:
     """For a ring, whose chunks are the shards of the ranks: this rank's index in the group."""
     decomposed_over: int = 0
     """Size of the group, for an all-reduce whose chunks run as reduce-scatter and all-gather; otherwise 0."""
+    fused: bool = False
+    """Whether one operator through symmetric memory runs all chunks."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the shard."""
         node = self.launch if self.result is not None else self.launch.all_input_nodes[0]
         return sizes_of(node) or ()
+
+    def with_products(self, products: tuple[Node, ...]) -> Chunking:
+        """The same chunks of fewer products of a gather, with only the calls that these need."""
+        needed = needed_calls(products, self.calls)
+        calls = {node: operands for node, operands in self.calls.items() if node in needed}
+        dims = {node: dim for node, dim in self.chunk_dims.items() if node in needed or node is self.launch}
+        return replace(self, products=products, chunk_dims=dims, calls=calls)
+
+
+def needed_calls(products: Iterable[Node], calls: Mapping[Node, Mapping[str, Operand]]) -> set[Node]:
+    """The products and the calls whose chunks they need."""
+    needed: set[Node] = set()
+    stack = list(products)
+    while stack:
+        node = stack.pop()
+        if node not in needed and node in calls:
+            needed.add(node)
+            stack += [operand.base for operand in calls[node].values() if operand.base is not None]
+    return needed
 
 
 def stride_of(chunk_dim: ChunkDim, shape: Sequence[int]) -> int:

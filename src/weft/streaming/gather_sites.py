@@ -19,6 +19,7 @@ from torch.fx import Node
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
+from weft.graph.products import operands_of
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import (
     ChunkDim,
@@ -32,7 +33,7 @@ from weft.streaming.chunking import (
     stride_of,
 )
 from weft.streaming.layouts import Layout, Unfollowed, identity
-from weft.streaming.rowwise import Rowwise, left_operand, read_rowwise
+from weft.streaming.rowwise import Rowwise, read_rowwise
 from weft.streaming.view_layouts import Laid, is_view, sizes_of, view_of
 
 
@@ -193,7 +194,7 @@ class _GatherReader:
             elif not isinstance(laid, Layout) or prod(laid.shape) != prod(sizes_of(self.origin[source]) or ()):
                 what = f"{name} stays whole: {node.name} uses only a part of the gathered tensor"
                 return Refusal(Reason.OTHER_ORDER, what, source.name)
-        if call.product and left_operand(node) not in self.known:
+        if call.product and operands_of(node)[0] not in self.known:
             return self._why_not_right(call)
         return None
 
@@ -227,11 +228,9 @@ def _cut(site: GatherSite, chunks: int, dim: int, chunk_dim: ChunkDim) -> Chunki
     products = tuple(node for node in site.products if node in calls)
     if not products:
         return dropped[site.products[0]]
-    needed = _needed(products, calls)
-    kept = {node: operands for node, operands in calls.items() if node in needed}
-    where = {node: chunk_dim for node, chunk_dim in chunk_dims.items() if node in needed or node is launch}
     whole = tuple(dropped[node] for node in site.products if node in dropped)
-    return Chunking(launch, site.num_ranks, chunks, dim, products, where, kept, whole, ring_rank=site.ring_rank)
+    found = Chunking(launch, site.num_ranks, chunks, dim, products, chunk_dims, calls, whole, ring_rank=site.ring_rank)
+    return found.with_products(products)
 
 
 def _cut_call(
@@ -272,18 +271,6 @@ def _cut_call(
         dropped[node] = Refusal(Reason.NOT_BY_ROWS, sentence, node.name)
         return
     chunk_dims[node], calls[node] = chunk_dim, operands
-
-
-def _needed(products: Iterable[Node], calls: Mapping[Node, Mapping[str, Operand]]) -> set[Node]:
-    """The products and the calls whose chunks they need."""
-    needed: set[Node] = set()
-    stack = list(products)
-    while stack:
-        node = stack.pop()
-        if node not in needed and node in calls:
-            needed.add(node)
-            stack += [operand.base for operand in calls[node].values() if operand.base is not None]
-    return needed
 
 
 def is_chunk_of_gather(launch: Node) -> bool:

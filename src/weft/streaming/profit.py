@@ -2,7 +2,8 @@
 
 Contract: similar sites (same collective, sizes and products) are decided together. A collective that other work can
 hide gains nothing from chunks, so it stays whole. Otherwise the number of chunks that is fastest for the site alone is
-tried, and accepted only if the whole step, rescheduled, gets shorter. The same graph and cluster give the same answer
+tried, and one fused operator if the ranks share memory. The better of them is accepted only if the whole step,
+rescheduled, gets shorter. The same graph and cluster give the same answer
 on every rank.
 
 Each trial of a small program runs the full search for an order. A large program gets one run of the scheduler, with
@@ -12,7 +13,7 @@ the settings that were best for the program without chunks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,9 @@ SLACK = 1.1
 """A site is tried even if it takes up to this many times as long in chunks: other work can fill its gaps."""
 LEAST_GAIN = 2000
 """Least gain worth taking, as 1/2000 of the step: smaller differences are noise of the search for an order."""
+
+FUSED = 0
+"""Stands for one fused operator where other keys are numbers of chunks."""
 
 SETTINGS = (
     Knobs(window=40, hold=30, lookahead=30),
@@ -87,25 +91,48 @@ class SimilarSites:
     alone_us: dict[int, float]
     """Time of one site with nothing else running, by number of chunks; 1 is the whole site."""
 
-    @property
-    def shorter(self) -> list[int]:
-        """The numbers of chunks that may make the step shorter, the fastest for one site first."""
-        found = [chunks for chunks, us in self.alone_us.items() if chunks > 1 and us < self.alone_us[1] * SLACK]
-        return sorted(found, key=lambda chunks: (self.alone_us[chunks], chunks))
+    def tried(self, trials: int) -> list[int]:
+        """The numbers of chunks to try in the whole step, the fastest for one site first, and one fused operator."""
+        found = [chunks for chunks, us in self.alone_us.items() if chunks != 1 and us < self.alone_us[1] * SLACK]
+        shorter = sorted(found, key=lambda chunks: (self.alone_us[chunks], chunks))
+        return [*[chunks for chunks in shorter if chunks != FUSED][:trials], *([FUSED] if FUSED in shorter else [])]
 
 
 def choose(
-    sites: Sequence[StreamSite], dag: Dag, groups: GroupTable, cluster: Cluster, effort: Effort
+    sites: Sequence[StreamSite],
+    dag: Dag,
+    groups: GroupTable,
+    cluster: Cluster,
+    effort: Effort,
+    ways: Ways | None = None,
 ) -> list[Chunking | Refusal]:
     """The chunking of each site, or why it stays whole."""
-    return _Choice(sites, dag, groups, cluster, effort).made() if sites else []
+    return _Choice(sites, dag, groups, cluster, effort, ways or Ways()).made() if sites else []
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The ways to run a site that are open to choice."""
+
+    in_chunks: bool = True
+    fused: Callable[[StreamSite], Chunking | Refusal] | None = None
+    """The site as one fused operator, or why it cannot be one; None: never."""
+
+    def cuts(self, sites: Sequence[StreamSite]) -> dict[int, list[Chunking | Refusal]]:
+        """The chunking of each of some similar sites, or why it cannot be split, by number of chunks."""
+        found: dict[int, list[Chunking | Refusal]] = {}
+        if self.in_chunks:
+            found |= {chunks: [site.cut(chunks) for site in sites] for chunks in CHUNKS}
+        if self.fused is not None:
+            found[FUSED] = [self.fused(site) for site in sites]
+        return found
 
 
 class _Choice:
     def __init__(
-        self, sites: Sequence[StreamSite], dag: Dag, groups: GroupTable, cluster: Cluster, effort: Effort
+        self, sites: Sequence[StreamSite], dag: Dag, groups: GroupTable, cluster: Cluster, effort: Effort, ways: Ways
     ) -> None:
-        self.sites, self.dag = sites, dag
+        self.sites, self.dag, self.ways = sites, dag, ways
         self.effort: Effort = effort
         self.costs = ChunkCosts(cluster, groups)
         self.found: dict[Node, Chunking | Refusal] = {}
@@ -140,14 +167,14 @@ class _Choice:
             by_key.setdefault(_key(site), []).append(site)
         for sites in by_key.values():
             cuts: dict[int, list[Chunking]] = {}
-            for chunks in CHUNKS:
-                made = [site.cut(chunks) for site in sites]
+            found = self.ways.cuts(sites)
+            for chunks, made in found.items():
                 good = [self.costs.cheaper(cut) for cut in made if isinstance(cut, Chunking)]
                 if len(good) == len(sites):
                     cuts[chunks] = good
             if not cuts:
-                for site in sites:
-                    self.found[site.collective.launch] = site.cut(CHUNKS[0])
+                for site, cut in zip(sites, next(iter(found.values())), strict=True):
+                    self.found[site.collective.launch] = cut
                 continue
             alone = {chunks: self.costs.alone_ns(good[0])[1] / 1000 for chunks, good in cuts.items()}
             whole = self.costs.alone_ns(next(iter(cuts.values()))[0])[0] / 1000
@@ -163,12 +190,12 @@ class _Choice:
 
     def _is_worth_a_trial(self, similar: SimilarSites) -> bool:
         first = similar.sites[0]
-        if not similar.shorter:
+        if not similar.tried(1):
             fewest = min(similar.cuts)
-            chunks = similar.cuts[fewest][0].chunks
             whole, cut = (duration_text(similar.alone_us[count]) for count in (1, fewest))
             products = ", ".join(node.name for node in first.products)
-            self._stay(similar, f"with {products} it takes {whole} whole and {cut} in {chunks} chunks")
+            how = _manner(similar.cuts[fewest][0])
+            self._stay(similar, f"with {products} it takes {whole} whole and {cut} {how}")
             return False
         if self._exposed(similar) * LEAST_GAIN <= self.now.step_ns:
             self._stay(similar, "other work can hide it")
@@ -180,13 +207,13 @@ class _Choice:
         if self._exposed(similar) * LEAST_GAIN <= self.now.step_ns:
             self._stay(similar, "other work can hide it, now that other collectives are streamed")
             return
-        tried = [(self._with(similar.cuts[chunks]), chunks) for chunks in similar.shorter[: TRIALS[self.effort]]]
+        tried = [(self._with(similar.cuts[chunks]), chunks) for chunks in similar.tried(TRIALS[self.effort])]
         after, chunks = min(tried, key=lambda pair: (pair[0].step_ns, pair[1]))
         if (self.now.step_ns - after.step_ns) * LEAST_GAIN <= self.now.step_ns:
             now, then = (duration_text(step.step_ns / 1000) for step in (self.now, after))
             many = f"it and {len(similar.sites) - 1} similar ones" if len(similar.sites) > 1 else "it"
-            count = similar.cuts[chunks][0].chunks
-            self._stay(similar, f"the step takes {now} now, and {then} with {many} in {count} chunks")
+            how = _manner(similar.cuts[chunks][0])
+            self._stay(similar, f"the step takes {now} now, and {then} with {many} {how}")
             return
         self._after = after
         self.cuts += similar.cuts[chunks]
@@ -220,6 +247,11 @@ class _Choice:
         best = min(range(len(found)), key=lambda k: (found[k].step_ns, k))
         self._settings = (self._settings[best],)
         return found[best] if Footprint(program).peak(orders[best]) <= self._limit else None
+
+
+def _manner(cut: Chunking) -> str:
+    """How a site runs, as the end of a sentence."""
+    return "as one fused operator" if cut.fused else f"in {cut.chunks} chunks"
 
 
 def _key(site: StreamSite) -> Hashable:

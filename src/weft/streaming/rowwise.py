@@ -18,18 +18,9 @@ from torch.fx import Node
 from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.operator_effects import is_pointwise, profile
+from weft.graph.products import OPERANDS
 from weft.streaming.view_layouts import names, qualified, sizes_of
 
-OPERANDS: Mapping[str, tuple[str, str, str]] = {
-    "aten::mm": ("self", "mat2", ""),
-    "aten::addmm": ("mat1", "mat2", "self"),
-    "aten::bmm": ("self", "mat2", ""),
-    "aten::baddbmm": ("batch1", "batch2", "self"),
-    "aten::matmul": ("self", "other", ""),
-    "aten::linear": ("input", "weight", "bias"),
-    "aten::_scaled_mm": ("self", "mat2", "bias"),
-}
-"""Argument names of each product: the left operand, the right operand, and the added tensor."""
 COPIES = names("_to_copy to.dtype") | {"prims::convert_element_type"}
 REDUCTIONS = names("mean.dim sum.dim_IntList amax amin")
 
@@ -66,11 +57,6 @@ def read_rowwise(node: Node) -> Rowwise | None:
     if name in REDUCTIONS:
         return _reduction(node)
     return _pointwise(node) if _maps_elements(node) else None
-
-
-def left_operand(node: Node) -> Node:
-    """The left operand of a product."""
-    return ops.bind(node)[OPERANDS[qualified(node.target)][0]]
 
 
 @functools.cache

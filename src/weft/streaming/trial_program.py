@@ -2,21 +2,23 @@
 
 Contract: chunks replace the collective and its products in the program; all other operations keep their prices. Chunks
 are priced like any operation: flops at the peak rate, bytes at the memory bandwidth, collectives by the cluster.
-Joining results and copying slices costs the memory traffic it causes. Times are integers in nanoseconds, as in
-`Program`.
+Joining results and copying slices costs the memory traffic it causes. A site that runs as one operator through
+symmetric memory is one operation (`cost/fused.py`). Times are integers in nanoseconds, as in `Program`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from weft.cost.cluster import Cluster
 from weft.cost.flops import product_dtype, rule_of, shape_of
+from weft.cost.fused import FusedShape
 from weft.cost.kernels import ProductShape
 from weft.cost.prices import full_bytes
 from weft.graph import ops
@@ -25,8 +27,10 @@ from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.ops import Kind
 from weft.graph.orders import topological
+from weft.graph.products import operands_of
 from weft.simulation.program import OpKind, Program
 from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
+from weft.streaming.view_layouts import sizes_of
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,28 @@ class ChunkCosts:
         moved = sum(2 * _bytes(operand.node) // cut.chunks for operand in taken if operand.chunk_dim.outer > 1)
         return self.traffic_ns(moved)
 
+    def fused_ns(self, cut: Chunking) -> int:
+        """One operator that multiplies while it communicates, and the join of its operands if it sums products."""
+        group, scatters = self.groups.group(group_argument(cut.launch)), cut.result is not None
+        found = [tuple(map(sizes_of, operands_of(product))) for product in cut.products]
+        sizes = [(left or (0,), right or (0, 0)) for left, right in found]
+        terms = sum(left[-1] for left, _ in sizes) if scatters else sizes[0][0][-1]
+        rows = prod(sizes[0][0][:-1])
+        products = cut.products[:1] if scatters else cut.products
+        columns = tuple((sizes_of(product) or (0,))[-1] for product in products)
+        part = _bytes(cut.launch if scatters else cut.launch.all_input_nodes[0])
+        dtype = product_dtype(cut.products[0]) or torch.float32
+        shape = FusedShape(scatters, rows, terms, columns, dtype, part)
+        joined = [node for product in cut.products for node in operands_of(product)] if scatters and sizes[1:] else []
+        ns = shape.ns(self.cluster.num_ranks_of(group), self.cluster.symmetric(group), self.cluster.device)
+        return ns + self.traffic_ns(2 * sum(map(_bytes, joined)))
+
     def alone_ns(self, cut: Chunking) -> tuple[int, int]:
         """The site with nothing else running: whole, and in chunks."""
         calls = list(cut.calls.items())
         whole = sum(self.call_ns(node, operands.values(), 1) for node, operands in calls)
+        if cut.fused:
+            return whole + self.collective_ns(cut, 1), self.fused_ns(cut)
         part = sum(
             self.call_ns(node, operands.values(), cut.chunks) + self.copies_ns(cut, node) for node, operands in calls
         )
@@ -159,10 +181,30 @@ class TrialProgram:
             op = self.ops[self.dag.index[node]]
             op.kind, op.duration, op.queue, op.waits_for, op.allocates = OpKind.NOTHING, 0, -1, (), ()
             op.preds, op.uses = (), ()
-        if cut.result is None:
+        if cut.fused:
+            self._fuse(cut)
+        elif cut.result is None:
             self._gather(cut, gone)
         else:
             self._scatter(cut, gone)
+
+    def _fuse(self, cut: Chunking) -> None:
+        """Replace a site by one operation, which makes all results and the gathered tensor."""
+        index, launch = self.dag.index, cut.launch
+        waits = [user for user in launch.users if ops.is_wait(user.target)]
+        made = [launch, *waits, *cut.products] if cut.result is None else [launch, *waits]
+        read = [node for product in cut.products for node in product.all_input_nodes]
+        taken = [operand.node for product in cut.products for operand in cut.calls[product].values() if operand.base]
+        sources = [node for node in read if node not in taken] if cut.result is None else read
+        preds = dict.fromkeys(index[node] for node in [*sources, *(launch.all_input_nodes if not cut.result else [])])
+        place = index[cut.products[-1]] if cut.result is None else index[launch]
+        held = tuple(s for pred in preds for s, _ in self.program.allocates[pred])
+        allocates = tuple(storage for node in made for storage in self.program.allocates[index[node]])
+        ns = self.costs.fused_ns(cut)
+        op = _TrialOp(launch.name, OpKind.COMPUTE, ns, tuple(preds), (place, 0), allocates=allocates, uses=held)
+        whole = self._add(op)
+        for node in made:
+            self._become(index[node], OpKind.NOTHING, 0, (whole,))
 
     def _add(self, op: _TrialOp) -> int:
         self.ops.append(op)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import weft
 from weft.cost.cluster import Cluster, assumed_cluster
 from weft.cost.cluster_file import LevelTable, presets
-from weft.cost.levels import Level, Link
+from weft.cost.levels import Level, Link, Transport
 from weft.errors import ClusterError
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
@@ -234,10 +234,32 @@ def test_a_preset_without_nodes_is_refused():
 
 
 def test_the_digest_tells_clusters_apart():
-    assert Cluster.load("h100-8").digest == Cluster.load("h100-1x8").digest == "1e7b343457bb9acc48847ec86e663250"
+    assert Cluster.load("h100-8").digest == Cluster.load("h100-1x8").digest == "bfc6131dacfe3f7d1be82a61ce9e3fde"
     others = [Cluster.load("h100-8x8"), BOXES, replace(BOXES, levels=BOXES.levels[:2]), replace(BOXES, name="boxes")]
     assert len({cluster.digest for cluster in others}) == 4
     assert hash(BOXES) == hash(Cluster.read("other.toml", TEXT.encode()))
+
+
+# Transports.
+
+SHARED = TEXT.replace("[levels.all_reduce]", "[levels.symmetric]\nhop_us = 7.0\nsm_share = 0.25\n\n[levels.all_reduce]")
+
+
+def test_copies_through_symmetric_memory_take_missing_values_from_their_level():
+    cluster = Cluster.read("boxes.toml", SHARED.encode())
+    assert cluster.symmetric(Group("tp", 8)) == Transport(Link(10.0, 7.0, 100.0), 0.25)
+    assert cluster.symmetric(Group("tp", 8)).copy_us(1_000_000, 8) == 7.0 + 10.0
+
+
+def test_a_level_without_symmetric_memory_copies_at_the_speed_of_its_links():
+    cluster = Cluster.read("boxes.toml", SHARED.encode())
+    assert cluster.symmetric(Group("tp", 2)) == Transport(Link(1.0, 0.5, 400.0))
+
+
+def test_keys_of_symmetric_memory_are_checked():
+    with pytest.raises(ClusterError, match=r"sm_share: expected less than 1, found 1\.5") as raised:
+        Cluster.read("boxes.toml", SHARED.replace("0.25", "1.5").replace("hop_us = 7.0", "hops = 7.0").encode())
+    assert "levels[1].symmetric.hops: no key is called 'hops'" in str(raised.value)
 
 
 # Levels.

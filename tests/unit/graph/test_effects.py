@@ -298,6 +298,24 @@ def test_communication_is_ordered_by_a_barrier_of_any_group(barrier: str):
     assert {("a", "barrier"), ("wa", "barrier"), ("barrier", "b"), ("barrier", "wb")} <= must_precede(dag)
 
 
+def test_fused_operators_order_only_the_workspace_of_their_group():
+    dag = Dag(
+        weft.parse("""group('tp', size=2)
+group('dp', size=2, stride=2)
+
+def graph(x: f32[2, 2], p: f32[2, 2], b: f32[2, 2]):
+    a: f32[4, 2] = all_gather(p, 2, 'dp')
+    f = symm_mem.fused_matmul_reduce_scatter.default(x, b, 'sum', 0, 'tp')
+    g = symm_mem.fused_matmul_reduce_scatter.default(b, x, 'sum', 0, 'tp')
+    h = symm_mem.fused_matmul_reduce_scatter.default(b, x, 'sum', 0, 'dp')
+    wa: f32[4, 2] = wait(a)
+    return [f, g, h, wa]
+""").graph
+    )
+    fused = {pair for pair in must_precede(dag) if pair[0] in "afgh" and pair[1] in ("f", "g", "h", "wa")}
+    assert fused == {("f", "g"), ("a", "wa")}
+
+
 def test_a_nested_graph_that_communicates_is_a_barrier_for_all():
     text = """group('dp', size=2)
 

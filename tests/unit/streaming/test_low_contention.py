@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 import weft
 from weft.frontends.fake_world import fake_world
 from weft.passes.pipeline import Pipeline, Run
-from weft.streaming.lowerings import low_contention
+from weft.streaming.lowerings import sharing
 
 GATHER, SCATTER = "fuse-all-gather-matmuls{kernel=low-contention}", "fuse-matmul-reduce-scatters{kernel=low-contention}"
 GATHERED = """group('tp', size=2)
@@ -32,7 +32,7 @@ def graph(a: f32[8, 4](device='cuda'), b: f32[4, 6](device='cuda')):
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_contention, "has_symmetric_memory", lambda name, enabled: True)
+    monkeypatch.setattr(sharing, "has_symmetric_memory", lambda name, enabled: True)
 
 
 def copied(listing: str, spec: str) -> Run:

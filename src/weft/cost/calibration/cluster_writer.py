@@ -97,6 +97,11 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
         yield from ("", f"[levels.{kind.value}]", *_link(link))
         if link.by_ranks != level.link.by_ranks:
             yield _by_ranks(link)
+    if level.symmetric is not None:
+        yield from ("", "[levels.symmetric]", *_link(level.symmetric.link))
+        if level.symmetric.link.by_ranks != level.link.by_ranks:
+            yield _by_ranks(level.symmetric.link)
+        yield f"sm_share = {level.symmetric.sm_share!r}"
 
 
 def _link(link: Link) -> list[str]:

@@ -9,10 +9,9 @@ launch. Its result is waited for as before, and the products stay as they are.
 
 from __future__ import annotations
 
-from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import find_op, has_symmetric_memory, register_operators
+from weft.compat import find_op, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
@@ -35,12 +34,13 @@ class LowContention:
     def name(self) -> Name:
         return "low-contention"
 
-    def why_not(self, cut: Chunking, *, asked_for: bool) -> Refusal | None:
+    def fit(self, cut: Chunking) -> Chunking:
+        """The whole site."""
+        return cut
+
+    def why_not(self, cut: Chunking, unshared: Refusal | None) -> Refusal | None:
         """Why torch's operators cannot run a collective; None if they can."""
         launch, collective = cut.launch, Collective(cut.launch)
-        value: Tensor = ops.value_of(launch)
-        if value.device.type != "cuda":
-            return _refusal(launch, f"{launch.name} is on {value.device.type}, but symmetric memory needs cuda")
         if collective.kind not in OPERATORS:
             return _refusal(launch, f"{launch.name} is an all-reduce, and torch has no low-contention all-reduce")
         if collective.kind is ops.Kind.REDUCE_SCATTER and collective.reduce_op not in REDUCTIONS:
@@ -49,9 +49,7 @@ class LowContention:
         register_operators("symm_mem")
         if find_op("symm_mem", OPERATORS[collective.kind], "default") is None:
             return _refusal(launch, f"this torch has no symm_mem::{OPERATORS[collective.kind]} for {launch.name}")
-        if not has_symmetric_memory(collective.group, enabled=not asked_for):
-            return _refusal(launch, f"symmetric memory is not available for the group of {launch.name}")
-        return None
+        return unshared
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
         """Replace the launch by torch's operator."""

@@ -20,6 +20,7 @@ from weft.compat import schema_of
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
+from weft.plan.decision import Refusal
 from weft.streaming.chunking import ChunkDim, Chunking, Operand, chunk_of, replaced, still_needed, stride_of
 from weft.streaming.layouts import Layout
 from weft.streaming.lowerings.protocol import Name
@@ -37,7 +38,11 @@ class Portable:
     def name(self) -> Name:
         return "portable"
 
-    def why_not(self, cut: Chunking, *, asked_for: bool) -> None:
+    def fit(self, cut: Chunking) -> Chunking:
+        """The whole site."""
+        return cut
+
+    def why_not(self, cut: Chunking, unshared: Refusal | None) -> None:
         """It can run any site that was split into chunks."""
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:

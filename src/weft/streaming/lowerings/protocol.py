@@ -25,8 +25,12 @@ class Lowering(Protocol):
         """The value of the option `kernel` in passes and plans."""
         ...
 
-    def why_not(self, cut: Chunking, *, asked_for: bool) -> Refusal | None:
-        """Why this lowering cannot run a site; None if it can. `asked_for`: the user chose it by name."""
+    def fit(self, cut: Chunking) -> Chunking:
+        """The part of a site that this lowering can run. The other products wait for the whole gathered tensor."""
+        ...
+
+    def why_not(self, cut: Chunking, unshared: Refusal | None) -> Refusal | None:
+        """Why this lowering cannot run a site; None if it can. `unshared`: why its ranks do not share memory."""
         ...
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:

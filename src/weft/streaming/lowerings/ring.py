@@ -45,7 +45,11 @@ class Ring:
     def name(self) -> Name:
         return "ring"
 
-    def why_not(self, cut: Chunking, *, asked_for: bool) -> Refusal | None:
+    def fit(self, cut: Chunking) -> Chunking:
+        """The whole site."""
+        return cut
+
+    def why_not(self, cut: Chunking, unshared: Refusal | None) -> Refusal | None:
         """Why a ring cannot run a site; None if it can."""
         name = cut.launch.name
         if TRANSFER not in ops.op_names():

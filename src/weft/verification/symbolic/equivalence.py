@@ -33,6 +33,7 @@ from weft.verification.symbolic.arguments import Token, literal
 from weft.verification.symbolic.run import Setting, SymbolicRun
 from weft.verification.symbolic.storage import Lost
 from weft.verification.symbolic.tensors import Size, Terms, Undecided, Value
+from weft.verification.written_out import written_out
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 MAX_WORDS = 8
@@ -98,7 +99,7 @@ def _because(error: Exception) -> str:
 def _run_both(
     before: GraphModule, after: GraphModule, groups: Groups | None, terms: Terms, reassociates: bool
 ) -> list[SymbolicRun]:
-    modules = (before, after)
+    modules = [written_out(module, groups) for module in (before, after)]
     tables = [read_groups(module, groups) for module in modules]
     names = _group_names(modules, tables)
     dags = [Dag(module.graph) for module in modules]

@@ -3,7 +3,9 @@
 Contract: derived from the meaning of the operators and from nothing else in Weft, in particular not from the code that
 chunks products. Used only where rounding may differ, since a product of some rows may use another kernel than the
 product of all rows. A row of the result is named by the elements of its input rows and by the numbers of the whole
-inputs. So the product of a concatenation of rows has the names of the products of its parts, in any order.
+inputs. So the product of a concatenation of rows has the names of the products of its parts, in any order. A product
+whose right operand is a few tensors, one below the other, is the sum of their products with the same parts of the left
+operand.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from weft.verification.symbolic.tensors import Run, Size, Terms, Undecided, Valu
 
 MAX_ROWS = 1 << 13
 """Maximum number of rows that are named one by one. Evenly spaced rows are named together and do not count."""
+MAX_JOINED = 8
+"""Maximum number of tensors that a right operand is taken apart into."""
 LEFT_AND_RIGHT: Mapping[str, tuple[str, str]] = {
     "mm": ("self", "mat2"),
     "addmm": ("mat1", "mat2"),
@@ -86,6 +90,8 @@ def product_of(
     if len(second.shape) == 1:
         made = _whole(terms, label, [(left, first)], (second,), (*shape, 1), dtype, left)
         return Value(shape, dtype, made.runs)
+    if name == "mm" and len(second.shape) == 2 and len(lengths := _joined_terms(second)) > 1:
+        return _sum_of_products(terms, first, second, lengths, shape, dtype)
     if len(second.shape) == 2:
         return _whole(terms, label, [(left, first), *others.items()], (second,), shape, dtype, left)
     if first.shape[:-2] != second.shape[:-2]:
@@ -109,6 +115,40 @@ def _added(
         found = product_of(terms, "mm", {"self": mine, "mat2": theirs}, shape[-2:], dtype)
         runs += pointwise(terms, "add", {"self": found, "other": bias}, shape[-2:], dtype).runs
     return Value(shape, dtype, join(runs))
+
+
+def _joined_terms(right: Value) -> list[int]:
+    """Numbers of rows of the tensors that a right operand consists of; one number if it is not a few tensors."""
+    rows, width = right.shape
+    if type(rows) is not int or type(width) is not int or len({atom for atom, _, _ in right.runs}) == 1:
+        return [0]
+    lengths: list[int] = []
+    last: frozenset[int] | None = None
+    for row in cut(right.runs, [width] * rows) if rows <= MAX_ROWS else ():
+        atoms = frozenset(atom for atom, _, _ in row)
+        lengths = [*lengths[:-1], lengths[-1] + 1] if atoms == last else [*lengths, 1]
+        last = atoms
+        if len(lengths) > MAX_JOINED:
+            return [0]
+    return lengths
+
+
+def _sum_of_products(
+    terms: Terms, first: Value, second: Value, lengths: Sequence[int], shape: tuple[Size, ...], dtype: torch.dtype
+) -> Value:
+    """A product of operands that are several side by side: the sum of the products of the parts."""
+    rows, width = first.shape[0], second.shape[1]
+    columns = cut(first.runs, [length for _ in range(int(rows)) for length in lengths])
+    blocks = cut(second.runs, [length * width for length in lengths])
+    total: Value | None = None
+    for k, length in enumerate(lengths):
+        mine = Value((rows, length), first.dtype, join(run for piece in columns[k :: len(lengths)] for run in piece))
+        theirs = Value((length, width), second.dtype, join(blocks[k]))
+        found = product_of(terms, "mm", {"self": mine, "mat2": theirs}, shape, dtype)
+        total = found if total is None else pointwise(terms, "add", {"self": total, "other": found}, shape, dtype)
+    if total is None:
+        raise Undecided
+    return total
 
 
 def _is_per_row(key: str, value: Value, shape: tuple[Size, ...]) -> bool:

@@ -1,0 +1,66 @@
+"""The time of operators that multiply while they gather or scatter through symmetric memory.
+
+A gather of n ranks multiplies its own shard while it copies the next one from a peer: n products and n - 1 copies, of
+which the longer one counts in each step but the first. A scatter multiplies the part of one peer while it sends that of
+another, and then sums n parts. Both begin with a barrier between the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weft.cost.device import Device
+from weft.cost.kernels import ProductShape
+from weft.cost.levels import Transport
+from weft.graph import ops
+from weft.graph.collective import num_bytes
+
+
+@dataclass(frozen=True)
+class FusedShape:
+    """The sizes of one fused operator."""
+
+    scatters: bool
+    rows: int
+    """Rows of the products, over all ranks."""
+    terms: int
+    columns: tuple[int, ...]
+    """Columns of each product."""
+    dtype: torch.dtype
+    """The dtype of the operands."""
+    part_bytes: int
+    """Bytes of one copy: a gathered shard, or the part of a product that belongs to one rank."""
+
+    def ns(self, num_ranks: int, transport: Transport, device: Device) -> int:
+        """The time of the operator, with no other work on the device."""
+        rows = max(1, self.rows // num_ranks)
+        shapes = [ProductShape(1, rows, columns, self.terms) for columns in self.columns]
+        piece = sum((device.shaped_product_ns(shape, self.dtype) or 0) + device.kernel_ns for shape in shapes)
+        piece = round(piece / (1 - transport.sm_share))
+        copy = ceil(transport.copy_us(self.part_bytes, num_ranks) * 1000)
+        moved = self.part_bytes * (num_ranks + 1 if self.scatters else 2)  # the sum of the parts; a copy of the shard
+        last = (device.traffic_ns(moved) or 0) + device.kernel_ns
+        barrier = ceil(transport.link.latency_us * 1000)
+        return barrier + piece + (num_ranks - 1) * max(piece, copy) + last
+
+
+def fused_shape(node: Node, num_ranks: int) -> FusedShape | None:
+    """The sizes of a call of a fused operator; None if a size is symbolic."""
+    bound = ops.bind(node)
+    scatters = "Bs" not in bound
+    left: Any = ops.value_of(bound["A"])
+    rights: list[Any] = [ops.value_of(right) for right in ([bound["B"]] if scatters else bound["Bs"])]
+    values = [left, *rights]
+    if any(not isinstance(value, Tensor) or any(type(size) is not int for size in value.shape) for value in values):
+        return None
+    terms, columns = int(rights[0].shape[0]), tuple(int(right.shape[-1]) for right in rights)
+    rows = prod(left.shape) // terms if terms else 0
+    if scatters:
+        return FusedShape(True, rows, terms, columns, left.dtype, num_bytes(ops.value_of(node)) or 0)
+    return FusedShape(False, rows * num_ranks, terms, columns, left.dtype, num_bytes(left) or 0)
