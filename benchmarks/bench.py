@@ -8,7 +8,8 @@ once for each parallelism on its own estimates, too), Weft's planner alone (the 
 Weft as `auto` leaves the graph. The bound holds for the captured graph. Every step has 16 layers; one step of each
 parallelism also has 32 and is timed, because pass time does not depend on the number of ranks. Then rewrites
 (`rewrites.py`), merging (`bucketing.py`) and the graph layer (`backbone.py`). A pass of less than two seconds is timed
-three times. `--full` adds 64 and 128 layers, larger graphs, and medians of all times.
+three times. In timed steps the whole of `weft.optimize` is timed as well, then its report and plan, once each. `--full`
+adds 64 and 128 layers, larger graphs, and medians of all times.
 
 One process does each task, all contestants in turn; `--jobs` processes run at the same time. Seconds are processor
 time. `--resume` continues an interrupted run. `--docs` writes the page of a run into docs/benchmarks.md, with its
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import importlib.metadata
 import json
 import multiprocessing
@@ -44,6 +46,7 @@ import rewrites
 import torch
 from planner import NAIVE, Contestant, Result, judge, program_of, run_peer, run_weft, synthetic
 from scenarios import HERE, SCENARIOS, capture
+from torch.fx import GraphModule
 
 import weft
 from weft.bounds.lower_bound import lower_bound
@@ -68,6 +71,8 @@ ON_ITS_OWN = "inductor default, own estimates"
 LATE = "inductor overlap + bucketing"
 """Bucketing after ordering: fails whenever `overlap + pre-bucketing` does, takes long, and is hardly ever the best; run
 only in timed steps."""
+WHOLE = ("schedule-overlap", "auto")
+"""The pipelines of the whole call that is timed."""
 REPEATS = 3
 LONG_S = 2.0
 """Passes that take longer are timed once, without `--full`."""
@@ -142,7 +147,22 @@ def step(name: str, layers: int, repeats: int, long_s: float) -> dict[str, Any]:
         "bound_ms": bound_ms,
         "bound": bound.name,
         "results": {key: asdict(result) for key, result in results.items()},
+        "whole": whole_call(module, cluster) if name in TIMED else {},
     }
+
+
+def whole_call(module: GraphModule, cluster: weft.Cluster) -> dict[str, dict[str, float]]:
+    """Seconds of `weft.optimize`, and of the evidence that its report and plan add, for the planner and for `auto`."""
+    found: dict[str, dict[str, float]] = {}
+    for pipeline in WHOLE:
+        gc.collect()
+        start = time.process_time()
+        result = weft.optimize(module, cluster, pipeline=pipeline)
+        returned = time.process_time()
+        result.plan.to_json()
+        str(result.report)
+        found[pipeline] = {"call_s": returned - start, "evidence_s": time.process_time() - returned}
+    return found
 
 
 def rewrite(parallel: str, layers: int, repeats: int) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def page(found: Figures) -> str:
         if failures := failed_variants(rows):
             parts.append("Where Inductor's scheduler fails:\n\n" + "\n".join(f"- {line}" for line in failures))
         parts += ["### Pass time and its growth", growth(rows)]
+        if any(row.get("whole") for row in rows):
+            parts += ["### The whole call against Inductor's pass", whole(rows)]
     if rows := rows_of(found, "rewrites"):
         parts += ["### Rewrites against Inductor's post-grad passes", rewrites(rows)]
     for each in rows_of(found, "merging"):
@@ -192,6 +194,25 @@ def growth(rows: Sequence[Figures]) -> str:
         cells = [NAMES[parallel], " to ".join(str(row["nodes"]) for row in (mine[0], mine[-1]))]
         cells += [" / ".join(f"{s:.2f}" if s else "fails" for s in pairs[n]) if n in pairs else "" for n in counts]
         cells += [_power([row["nodes"] for row in mine], [pair[k] for pair in pairs.values()]) for k in (0, 1)]
+        lines.append(cells)
+    return table(head, lines)
+
+
+def whole(rows: Sequence[Figures]) -> str:
+    """Seconds of `weft.optimize` with its evidence, beside the pass of the peer on the same graph."""
+    head = ["step", "layers", "nodes", "Inductor's pass, s"]
+    for what in ("planner alone", "`auto`"):
+        head += [f"{what}: `weft.optimize` + evidence, s", f"{what}: times as fast"]
+    lines: list[list[str]] = []
+    for row in rows:
+        theirs = inductor_seconds(row)
+        if not row.get("whole"):
+            continue
+        cells = [name_of(row), str(row["layers"]), str(row["nodes"]), f"{theirs:.2f}" if theirs else "fails"]
+        for pipeline in ("schedule-overlap", "auto"):
+            mine = row["whole"][pipeline]
+            ratio = f"{theirs / (mine['call_s'] + mine['evidence_s']):.1f}" if theirs else ""
+            cells += [f"{mine['call_s']:.2f} + {mine['evidence_s']:.2f}", ratio]
         lines.append(cells)
     return table(head, lines)
 

@@ -28,6 +28,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
 from weft.graph.aliasing import may_share_inputs
 from weft.graph.collective import collectives
+from weft.graph.dag import collector_paused
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
@@ -108,7 +109,7 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
-    with analyses_kept():
+    with collector_paused(), analyses_kept():
         run = chosen.run(
             module,
             cluster=described,

@@ -64,6 +64,7 @@ Contract: a file is data, nothing in it is executed. One ClusterError lists all 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import tomllib
@@ -369,6 +370,7 @@ def _devices() -> dict[str, bytes]:
     return {file.name.removesuffix(".toml"): file.read_bytes() for file in files if file.name.endswith(".toml")}
 
 
+@functools.lru_cache(maxsize=16)
 def _preset(name: str) -> ClusterFields:
     """The cluster DEVICE-NODESxRANKS; NODES defaults to 1."""
     devices, found = _devices(), PRESET.fullmatch(name)

@@ -12,6 +12,7 @@ original graph does not change.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -169,9 +170,10 @@ def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> 
     if len(found) < 2 or not all(map(_has_numbers, found)):
         return
     caps = () if max_bytes is None else (max_bytes,)
-    present = {each.kind for each in found}
+    counts = Counter(each.kind for each in found)
+    present = {kind for kind, count in counts.items() if count > 1}  # a single launch has nothing to merge with
     classes = (BucketAllGathers, BucketReduceScatters, BucketAllReduces, BucketTransfers)
-    useful = [cls for cls in classes if cls.kinds & present]
+    useful = [cls for cls in classes if sum(counts[kind] for kind in cls.kinds) > 1]
     for strategy in STRATEGIES:
         passes: list[BucketPass] = [cls(max_bytes=caps, strategy=strategy) for cls in useful]
         yield from ((each,) for each in passes)
@@ -179,10 +181,10 @@ def all_choices(graph: Graph, kinds: frozenset[Kind], max_bytes: int | None) -> 
             yield tuple(passes)
     if Kind.ALL_REDUCE in present and max_bytes is None:  # DDP closes a bucket only after it reaches its cap
         yield from ((FuseDdpAllReduces(max_bytes=DDP_BYTES, strategy=s),) for s in STRATEGIES[:2])
-    if Kind.ALL_GATHER in present:
+    if present & {Kind.ALL_GATHER, Kind.REDUCE_SCATTER} and counts[Kind.ALL_GATHER]:
         gathers = BucketAllGathers(max_bytes=caps, strategy="coalesced", modules=LAYERS, prefetch=1)
         scatters = BucketReduceScatters(max_bytes=caps, strategy="coalesced", modules=LAYERS)
-        yield (gathers, scatters) if Kind.REDUCE_SCATTER in present else (gathers,)
+        yield (gathers, scatters) if counts[Kind.REDUCE_SCATTER] else (gathers,)
 
 
 def _has_numbers(collective: Collective) -> bool:

@@ -185,3 +185,21 @@ def test_a_page_without_marks_is_refused(beside: Any, tmp_path: Path) -> None:
     page.write_text("nothing\n")
     with pytest.raises(SystemExit, match="has no <!-- bench: begin -->"):
         beside("bench_table").fill(page, "")
+
+
+def test_the_whole_call_is_shown_with_its_evidence_beside_the_pass_of_inductor(beside: Any) -> None:
+    table = beside("bench_table")
+    timed = row(32, 2000, 0.5) | {
+        "whole": {
+            "schedule-overlap": {"call_s": 0.4, "evidence_s": 0.2},
+            "auto": {"call_s": 1.0, "evidence_s": 0.5},
+        }
+    }
+    (line,) = table.whole([row(16, 1000, 0.5), timed]).splitlines()[2:]
+    assert line == "| FSDP, 8 | 32 | 2000 | 6.00 | 0.40 + 0.20 | 10.0 | 1.00 + 0.50 | 4.0 |"
+
+
+def test_the_whole_call_is_timed_for_both_pipelines(beside: Any) -> None:
+    found = beside("bench").whole_call(weft.parse(STEP), weft.Cluster.load("h100-8x8"))
+    assert list(found) == ["schedule-overlap", "auto"]
+    assert all(seconds > 0 for each in found.values() for seconds in each.values())
