@@ -61,7 +61,8 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
     if ops.is_wait(target):
         return args[0]
     try:
-        if ops.launch_form(target) is not None:
+        form = ops.launch_form(target)
+        if form is not None and not form.copied:
             return _launched(target, _bind_values(target, args, kwargs), mode)
         if isinstance(target, OpOverload) and target.name() in FORBIDDEN:
             raise RuntimeError("the operator reaches outside the graph")
