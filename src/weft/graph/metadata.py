@@ -135,7 +135,7 @@ def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode)
     while heap:
         i = heapq.heappop(heap)
         node = nodes[i]
-        known = isinstance(node.target, OpOverload | type(getitem)) and ops.kind_of(node.target) is not Kind.BARRIER
+        known = isinstance(node.target, OpOverload | type(getitem)) and not ops.has_unknown_result(node.target)
         if i == last or node.op != "call_function" or not known:
             continue
         last = i

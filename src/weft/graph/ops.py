@@ -165,6 +165,13 @@ def uses_workspace(target: Any) -> bool:
     return is_fused(target) or (isinstance(target, OpOverload) and target.name() in COPIED)
 
 
+@functools.cache
+def has_unknown_result(target: Any) -> bool:
+    """Whether only a live group knows the sizes that a communication operator returns."""
+    form = launch_form(target)
+    return kind_of(target) is Kind.BARRIER or (form is not None and form.copied)
+
+
 def bind(node: Node) -> dict[str, Any]:
     """The arguments of a call by the names of its schema, defaults filled in."""
     return bind_arguments(node.target, node.args, node.kwargs)
