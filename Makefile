@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-full lint format docs package bench bench-full validate check-torch clean
+.PHONY: help setup demo test test-all test-full lint format core docs package bench bench-full validate check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -52,6 +52,10 @@ lint: $(STAMP) ## Check style and types
 format: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+core: $(STAMP) ## Compile the planner's inner loops; optional, needs a C compiler (a minute)
+	$(BIN)/python -m pip install --quiet mypy==2.4.1 setuptools
+	$(BIN)/python tools/build_core.py
 
 docs: $(STAMP) ## Build the site into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

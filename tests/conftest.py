@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 import torch
 
+from weft.graph import versions
 from weft.verification.real_ranks.world import RealRanks
 
 
@@ -19,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update rewrites files in place: run it without -n")
     # Small tensors: a second thread in each of several processes costs three times what it computes.
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+    versions.CHECKS_EVERY_USE = True
     # A busy machine stops a process for seconds now and then; that must not fail an example. Tests have timeouts.
     hypothesis.settings.register_profile("weft", deadline=None)
     hypothesis.settings.load_profile("weft")

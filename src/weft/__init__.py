@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from weft.core import use_if_built
 from weft.process import left_as_it_was
 from weft.version import VERSION
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from weft.verification.comparison import Verdict
 
 __version__ = VERSION
+use_if_built()
 
 __all__ = [
     "Cluster",

@@ -31,6 +31,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
+from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.context import Context
@@ -106,15 +107,41 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
-    run = chosen.run(
-        module,
-        cluster=described,
-        groups=groups,
-        memory_limit_bytes=memory_limit_bytes,
-        effort=effort,
-        strict=strict,
-        withheld=withheld,
-    )
+    with analyses_kept():
+        run = chosen.run(
+            module,
+            cluster=described,
+            groups=groups,
+            memory_limit_bytes=memory_limit_bytes,
+            effort=effort,
+            strict=strict,
+            withheld=withheld,
+        )
+        return _checked(module, run, described, verify, groups, tokens_per_step)
+
+
+def carry_out(
+    module: GraphModule,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    *,
+    verify: Witness = "structure",
+    groups: Groups | None = None,
+) -> Result:
+    """Apply a plan to a copy of the module, with the checks and the report of `optimize`."""
+    with analyses_kept():
+        return _checked(module, replay(module, plan, groups=groups), cluster, verify, groups, None)
+
+
+def _checked(
+    module: GraphModule,
+    run: Run,
+    cluster: Cluster | None,
+    verify: Witness,
+    groups: Groups | None,
+    tokens_per_step: int | None,
+) -> Result:
+    """The result of a run: checked by a witness, and reported."""
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
     if verify == "equivalence":
         witnesses.append(f"equivalence: {_proof(module, run, groups)}")
@@ -124,8 +151,8 @@ def optimize(
             raise VerificationError(compose("optimize", f"the optimized graph computes something else: {verdict}"))
         witnesses.append(f"values: {verdict}")
     report = _report(module, run, tuple(witnesses))
-    if described is not None:
-        report = with_simulations(report, module, run.module, described, groups=groups, tokens_per_step=tokens_per_step)
+    if cluster is not None:
+        report = with_simulations(report, module, run.module, cluster, groups=groups, tokens_per_step=tokens_per_step)
     return Result(run.module, report, run.log)
 
 

@@ -10,6 +10,7 @@ LAYERS = (
     "quantities",
     "files",
     "process",
+    "core",
     "compat",
     "graph",
     "cost",

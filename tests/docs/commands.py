@@ -12,6 +12,7 @@ ELSEWHERE = {
     r"make docs": "tests/docs/test_site.py",
     r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
     r"weft compare .*": "tests/unit/cli/test_compare.py",
+    r"weft (optimize|apply) rank0\.log:812 .*": "tests/integration/test_shipped_plans.py",
     r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
     r"python tools/docs_tutorial\.py": "tests/docs/test_made_pages.py",
     r"python tools/screenshots\.py": "tests/browser/test_screenshots.py",

@@ -51,6 +51,7 @@ ALL_BUT_LAST = [*PRODUCTS_OF_A_BLOCK[:-1]]
         ("none", {}, 0),
         ("full", {str(i): ALL_BUT_LAST for i in range(LAYERS)}, LAYERS),
         ("selective", {str(i): ["key", "output", "up"] for i in range(LAYERS)}, 0),
+        ("products", {}, 0),
         ("layer", {"1": ALL_BUT_LAST}, 1),
     ],
 )
@@ -126,7 +127,7 @@ def test_a_checkpointed_step_computes_the_same_bits(checkpoint: str, reshard: bo
 def test_checkpointing_lowers_the_peak_in_the_order_of_what_is_saved():
     peaks = {
         checkpoint: weft.simulate(load("fsdp", checkpoint, {"dp": 2}, sequence=2048)).peak_bytes
-        for checkpoint in ("none", "layer", "selective", "full")
+        for checkpoint in ("none", "layer", "products", "selective", "full")
     }
-    assert peaks["full"] < peaks["selective"] < peaks["none"]
+    assert peaks["full"] < peaks["selective"] < peaks["products"] < peaks["none"]
     assert peaks["full"] < peaks["layer"] < peaks["none"]

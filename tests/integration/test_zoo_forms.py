@@ -17,6 +17,7 @@ from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.virtual.cluster import VirtualCluster
+from weft.zoo.llama import ComplexRotary, LlamaConfig
 
 
 def load(parallel: str = "fsdp", **options: Any) -> GraphModule:
@@ -46,6 +47,37 @@ def test_repeated_keys_and_values_are_copies_for_all_query_heads():
     assert same_values(shared, repeated, 1, 2)
 
 
+@pytest.mark.parametrize(("parallel", "num_ranks"), [("none", 1), ("fsdp", 2)])
+def test_a_norm_of_one_kernel_computes_the_same(parallel: str, num_ranks: int):
+    operators_of_norm, kernel = load(parallel), load(parallel, norm="kernel")
+    assert same_values(operators_of_norm, kernel, num_ranks, 2048)  # two orders of the same sums of 64 terms
+    found = operators(kernel)
+    assert (found["weft.rms_norm.default"], found["weft.rms_norm_backward.default"]) == (3, 3)
+    assert "aten.rsqrt.default" not in found
+
+
+def test_a_checkpointed_norm_of_one_kernel_runs_again_in_backward():
+    module = load("fsdp", norm="kernel", checkpoint="full")
+    assert operators(module, FORWARD)["weft.rms_norm.default"] == 3
+    assert operators(module)["weft.rms_norm.default"] == 5
+
+
+def test_complex_rotary_embeddings_turn_pairs_of_features():
+    config = LlamaConfig(32, 1, 2, 2, 64, 64, 8)
+    x, positions = torch.randn(1, 8, 2, 16), torch.arange(8.0)[:, None]
+    angles = positions * config.rope_base ** (-torch.arange(8.0) / 8)
+    first, second, cosines, sines = x[..., 0::2], x[..., 1::2], angles.cos()[:, None], angles.sin()[:, None]
+    expected = torch.stack([first * cosines - second * sines, first * sines + second * cosines], -1).flatten(3)
+    torch.testing.assert_close(ComplexRotary(config).turn(x), expected)
+
+
+@pytest.mark.parametrize("partition", ["autograd", "min-cut-layers"])
+def test_a_step_with_complex_rotary_embeddings_runs_on_virtual_ranks(partition: str):
+    plain, module = (load("fsdp", rotary="complex", **options) for options in ({}, {"partition": partition}))
+    assert operators(module)["aten.view_as_complex.default"] >= 2
+    assert same_values(plain, module, 2, 2)
+
+
 @pytest.mark.parametrize(("parallel", "num_ranks"), [("none", 1), ("fsdp", 2), ("fsdp-tp", 4)])
 def test_a_chunked_loss_computes_the_same_with_an_eighth_of_the_logits(parallel: str, num_ranks: int):
     whole, chunked = load(parallel), load(parallel, loss="chunked")
@@ -60,6 +92,12 @@ def largest_logits(module: GraphModule) -> int:
     return max(
         n.meta["val"].shape[0] for n in heads if isinstance(n.meta["val"], Tensor) and n.meta["val"].shape[1] > 64
     )
+
+
+def test_a_min_cut_leaves_a_chunked_loss_as_it_is():
+    autograd, cut = (load("fsdp", loss="chunked", partition=partition) for partition in ("autograd", "min-cut"))
+    assert same_values(autograd, cut, 2, 8)
+    assert largest_logits(cut) == 4
 
 
 def test_a_chunked_head_is_gathered_once_and_reduced_for_each_chunk():

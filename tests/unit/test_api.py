@@ -276,6 +276,9 @@ def test_apply_refuses_another_graph_and_leaves_it_as_it_was():
     assert str(error.value) == (
         "plan: step 'remove-noops' was made for another graph\n"
         "    num_nodes: 9 here, 11 in the plan\n"
+        "    first different node here: ag: f32[4, 4] = all_gather(p, 2, 'dp')\n"
+        "    in the plan: a: f32[4, 4] = mm(x, x)\n"
+        "    1 nodes only here, 3 only in the plan\n"
         "make the plan again for this graph with weft.optimize"
     )
     assert weft.listing(other) == OPTIMIZED

@@ -17,6 +17,7 @@ this compute needs ended before `first`. With both ends, the chosen compute lies
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import product
 
@@ -97,9 +98,16 @@ class IdleCutSearch:
         low, high = above, self.ends(first, last) + self.total
         if above and not self.is_reached(above + 1, first, last):
             return IdleCut(above, first, last)
+        single = first if last is None else last if first is None else None
+        inside = _SortedDrags(single, self.work) if single is not None else None
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.is_reached(middle, first, last) else (low, middle - 1)
+            if inside is not None:
+                chosen = inside.work_for(middle)
+                is_reached = chosen is not None and self.ends(first, last) + chosen >= middle
+            else:
+                is_reached = self.is_reached(middle, first, last)
+            low, high = (middle, high) if is_reached else (low, middle - 1)
         return IdleCut(low, first, last)
 
     def ends(self, first: CutEnd | None, last: CutEnd | None) -> int:
@@ -151,6 +159,27 @@ class IdleCutSearch:
                     if drag[pred] < longest:
                         drag[pred] = longest
         return int_array([drag[node] for node in self.compute.nodes])
+
+
+class _SortedDrags:
+    """The compute of a cut with one end, sorted by drag, so that the work for any value is found by bisection."""
+
+    def __init__(self, end: CutEnd, work: Integers) -> None:
+        self.reach = end.reach
+        self.own = int(work[end.ancestors].sum()) if end.ancestors.any() else None
+        """Work of the ancestors, which every value chooses; None without ancestors."""
+        rest = np.flatnonzero(~end.ancestors & (end.drag != NO_DRAG))
+        rest = rest[np.argsort(end.drag[rest], kind="stable")]
+        self.drags: list[int] = end.drag[rest].tolist()
+        self.work: list[int] = [*np.cumsum(work[rest][::-1])[::-1].tolist(), 0]
+        """The work from each place on."""
+
+    def work_for(self, value: int) -> int | None:
+        """The work that a value chooses; None if it chooses no compute."""
+        place = bisect_left(self.drags, value - self.reach)
+        if self.own is None:
+            return self.work[place] if place < len(self.drags) else None
+        return self.own + self.work[place]
 
 
 def best_idle_cut(forwards: tuple[Tasks, Heads], backwards: tuple[Tasks, Heads], compute: Machine) -> IdleCut | None:

@@ -6,6 +6,9 @@ head) belong to the root, in one of two layouts:
 
     split   a unit before the blocks, a unit after them; the layout of torchtitan since July 2025
     one     a single unit; the layout before that
+
+A gradient that the root reduces again in the same visit, as a loss in chunks does with that of the head, begins another
+unit: each chunk is reduced by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch.fx import Node
 
 from weft.bucketing.policy import module_paths
 from weft.graph import ops
+from weft.graph.ops import Kind
 
 Root = Literal["one", "split"]
 
@@ -32,15 +36,21 @@ def units_of(launches: Sequence[Node], root: Root) -> dict[Node, str]:
         return {}
     units: dict[Node, str] = {}
     visit, last = -1, None
-    num_rounds, seen = 0, set[tuple[str, ...]]()
+    num_rounds, seen, reduced = 0, set[tuple[str, ...]](), set[tuple[str, ...]]()
     for launch in launches:
         block = block_of(launch)
         place = (block, launch.meta.get("partitioner_tag"))
-        visit, last = (visit, last) if place == last else (visit + 1, place)
+        if place != last:
+            visit, last = visit + 1, place
+            reduced = set[tuple[str, ...]]()
+        parameter = (*module_paths(launch)[-1:], str(tuple(ops.value_of(launch).shape)))
+        if block is None and ops.kind_of(launch.target) is Kind.REDUCE_SCATTER:
+            if parameter in reduced:
+                visit, reduced = visit + 1, set[tuple[str, ...]]()
+            reduced.add(parameter)
         if block is not None or root == "split":
             units[launch] = f"{block or 'root'} {visit}"
             continue
-        parameter = (*module_paths(launch)[-1:], str(tuple(ops.value_of(launch).shape)))
         if parameter in seen:  # the root is visited again: backward, or another microbatch
             num_rounds, seen = num_rounds + 1, set()
         seen.add(parameter)

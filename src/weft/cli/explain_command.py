@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import usage
-from weft.cli.pipeline_run import optimize_source, save_plan
+from weft.cli.pipeline_run import optimize_source, plan_file, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain(
         pipeline,
         verify,
         strict,
-        (output, plan),
+        (output, plan_file(plan)),
         check,
         memory_limit=memory_limit,
         effort=effort,

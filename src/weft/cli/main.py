@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.cli.agree_command import agree
+from weft.cli.apply_command import apply
 from weft.cli.calibrate import calibrate
 from weft.cli.compare_command import compare
 from weft.cli.demo import demo
@@ -55,7 +56,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
+for command in (demo, optimize, apply, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
     app.command()(command)
 
 

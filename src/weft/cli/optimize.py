@@ -12,7 +12,7 @@ import typer
 
 from weft.cli import usage
 from weft.cli.bisect import bisect_source
-from weft.cli.pipeline_run import optimize_source, save_plan
+from weft.cli.pipeline_run import optimize_source, plan_file, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def optimize(
         pipeline,
         verify,
         strict,
-        (output, plan, html, trace),
+        (output, plan_file(plan), html, trace),
         tokens=tokens,
         memory_limit=memory_limit,
         effort=effort,

@@ -65,7 +65,16 @@ def read_all(
         return load_source(source), passes, described, limit
 
 
+def plan_file(plan: Path | None) -> Path | None:
+    """The file that must be writable for a plan; None if there is no plan, or a folder chooses its file."""
+    return None if plan is not None and plan.is_dir() else plan
+
+
 def save_plan(result: Result, plan: Path | None) -> None:
-    """Write the plan if a file is given."""
-    if plan is not None:
+    """Write the plan if a file or a folder is given."""
+    if plan is not None and plan.is_dir():
+        from weft.plan.folder import PlanFolder
+
+        PlanFolder(plan).record(result.plan)
+    elif plan is not None:
         usage.write(result.plan.to_json() + "\n", plan)

@@ -63,7 +63,10 @@ StrictOption = Annotated[
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write here instead of to stdout.")
 ]
-PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Save the plan here, as JSON.")]
+PlanOption = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="PATH", help="Save the plan in this file, or in this folder, by its graph."),
+]
 TokensOption = Annotated[
     int | None,
     typer.Option(

@@ -1,9 +1,13 @@
 """How well a kernel uses the memory bandwidth: what its bytes cost relative to those of a plain copy.
 
-Plain pointwise kernels and reductions of rows run at the device's `memory_efficiency`. Some kernels do not: eager
-kernels that widen a dtype, long softmax rows that are read several times, transposed copies, and sums over rows inside
-compiled kernels. The factors were measured on one H200 with torch 2.11 (`benchmarks/gpu/kernels.py`, results of
-2026-11-18); they are taken to hold on other GPUs.
+Plain pointwise kernels and reductions of rows run at the device's `memory_efficiency`. Some kernels do not, for one of
+two reasons. Kernels that read data several times, such as softmax of long rows, move more bytes, on every device.
+Kernels that are not vectorised, such as eager casts to wider elements and transposed copies, need a fixed time for each
+element, whatever the bandwidth: on an H200, 2.8 ps to widen an element, from 16 million elements to 268 million. Their
+cost is relative to the bandwidth that one multiprocessor of the H200 gets at its clock, so it is less on a device with
+less. The clock follows from the share of the peak that products reach: the power limit sets both.
+
+The factors were measured on one H200 with torch 2.11 (`benchmarks/gpu/kernels.py`, results of 2026-11-18).
 """
 
 from __future__ import annotations
@@ -12,18 +16,31 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import hint_of, input_nodes
+from weft.cost.device import Device
 from weft.cost.flops import name_of
 from weft.graph import ops
 
 PLAIN = 100
 """Costs are in percent of a plain copy's."""
+MEASURED_GBPS = 4800.0 * 0.87
+"""Rate of plain copies on the device where the costs were measured."""
+MEASURED_MULTIPROCESSORS = 132
+MEASURED_EFFICIENCY = 0.76
+"""Share of the peak that products reached in the steps on that device."""
 WIDENING = 225
 """Eager casts to wider elements."""
 PROMOTING = 400
 """Eager operators of two tensors of different dtypes."""
 BROADCASTING = 180
 BROADCASTING_16_BITS = 280
-"""Eager operators of two tensors of different shapes; those of 16-bit elements are not vectorised either."""
+"""Eager operators of two tensors of different shapes; those of 16-bit elements are not vectorised either. Elements of
+8 bytes take longer to move than a kernel that is not vectorised needs for them."""
+RMS_NORM = 123
+"""One kernel that reads rows and writes them: 82 us for 16384 rows of 4096 elements in bf16."""
+RMS_NORM_BACKWARD_READS = 167
+RMS_NORM_BACKWARD = 240
+"""Two kernels: one for the gradient of the rows, one for that of the weight, which reads both inputs again: 231 us for
+the same rows."""
 SOFTMAX_BACKWARD = 140
 LONG_ROW_SOFTMAX, HUGE_ROW_SOFTMAX = 160, 200
 """Softmax of rows that one multiprocessor cannot hold: they are read several times."""
@@ -38,12 +55,21 @@ LISTED_WITH_TENSORS = 175
 SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
 SOFTMAX_GRADIENTS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
 COPIES = frozenset({"clone", "_to_copy", "copy", "copy_", "contiguous", "reshape"})
+PACKED_WIDER = 206
+"""Copies into a buffer of wider elements: 645 us for 1.3 GB, read and written."""
 COLUMN_SUM_BYTES = 8
 """Bytes at the full rate that a sum over rows inside a compiled kernel costs for each element that it sums."""
 
 
-def percent_of(node: Node, is_compiled: bool) -> int:
-    """The cost of each byte that a node moves, in percent of a byte of a plain copy."""
+def relative_rate(device: Device) -> float:
+    """The bytes of plain copies for each clock of a multiprocessor, relative to the device of the measurements."""
+    rate = (device.memory_gbps or 0.0) * device.memory_efficiency / MEASURED_GBPS
+    processors = (device.num_multiprocessors or MEASURED_MULTIPROCESSORS) / MEASURED_MULTIPROCESSORS
+    return rate / processors * MEASURED_EFFICIENCY / device.matmul_efficiency
+
+
+def percent_of(node: Node, is_compiled: bool, rate: float = 1.0) -> int:
+    """The cost of each byte that a node moves, in percent of a byte of a plain copy; `rate` is the relative rate."""
     name, value = name_of(node.target), ops.value_of(node)
     tensors = [v for v in map(ops.value_of, input_nodes(node)) if isinstance(v, Tensor)]
     if not isinstance(value, Tensor):
@@ -52,21 +78,33 @@ def percent_of(node: Node, is_compiled: bool) -> int:
         value = tensors[0]
     if value is None or not tensors:
         return PLAIN
+    if name == "rms_norm_backward":
+        return max(RMS_NORM_BACKWARD_READS, round(RMS_NORM_BACKWARD * rate))
     if is_compiled:
         return PLAIN
-    if name.startswith("_foreach_"):
-        return LISTED_WITH_TENSORS if any(t.dim() == 0 for t in tensors) and max(map(Tensor.dim, tensors)) else LISTED
+    return max(_repeated_reads(name, value), round(_unvectorised(name, tensors, value) * rate))
+
+
+def _repeated_reads(name: str, value: Tensor) -> int:
+    """The cost of eager kernels that read their inputs several times."""
     if name in SOFTMAX_GRADIENTS:
         return SOFTMAX_BACKWARD
-    if name in SOFTMAXES:
-        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size() if value.dim() else 0
-        return (
-            HUGE_ROW_SOFTMAX
-            if row_bytes > HUGE_ROW_BYTES
-            else LONG_ROW_SOFTMAX
-            if row_bytes > LONG_ROW_BYTES
-            else PLAIN
-        )
+    if name not in SOFTMAXES or not value.dim():
+        return PLAIN
+    row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
+    return HUGE_ROW_SOFTMAX if row_bytes > HUGE_ROW_BYTES else LONG_ROW_SOFTMAX if row_bytes > LONG_ROW_BYTES else PLAIN
+
+
+def _unvectorised(name: str, tensors: list[Tensor], value: Tensor) -> int:
+    """The cost of eager kernels that need a fixed time for each element."""
+    if name.startswith("_foreach_"):
+        return LISTED_WITH_TENSORS if any(t.dim() == 0 for t in tensors) and max(map(Tensor.dim, tensors)) else LISTED
+    if name in SOFTMAXES or name in SOFTMAX_GRADIENTS:
+        return PLAIN
+    if name == "rms_norm":
+        return RMS_NORM
+    if name == "pack":
+        return PACKED_WIDER if value.numel() > sum(t.nbytes for t in tensors) else PLAIN  # the buffer is of bytes
     if name in ("roll", "flip"):
         return ROLLED
     if name in COPIES and _is_transposed(tensors[0], value):
@@ -81,7 +119,7 @@ def _percent_of_pair(tensors: list[Tensor], value: Tensor) -> int:
     large = [t for t in tensors if t.dim()]
     if len({t.dtype for t in large}) > 1 and all(t.is_floating_point() for t in large):
         return PROMOTING
-    if any(t.dim() and t.shape != value.shape for t in large):
+    if value.element_size() < 8 and any(t.dim() and t.shape != value.shape for t in large):
         return BROADCASTING_16_BITS if value.element_size() == 2 else BROADCASTING
     return PLAIN
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from weft.cost.access import PLAIN, extra_bytes, percent_of
+from weft.cost.access import PLAIN, extra_bytes, percent_of, relative_rate
 from weft.cost.device import USUAL_SHARE, Device
 from weft.cost.execution import compiled_nodes, host_ns
 from weft.cost.flops import flops_of, product_dtype, shape_of
@@ -49,6 +49,7 @@ def compute(dag: Dag, device: Device) -> Compute:
     ns, flops = [0] * len(dag.nodes), [0] * len(dag.nodes)
     unknown: set[int] = set()
     so_far: dict[int, int] = {}
+    rate = relative_rate(device)
     for i, kind in enumerate(traffic.kinds):
         if kind not in KERNELS:
             continue
@@ -56,7 +57,7 @@ def compute(dag: Dag, device: Device) -> Compute:
         if (
             moved is not None and device.memory_efficiency != 1.0
         ):  # a device without that constant has plain rooflines only
-            moved = _cost_bytes(dag.nodes[i], moved, compiled[i])
+            moved = _cost_bytes(dag.nodes[i], moved, compiled[i], rate)
         before = so_far.get(region, 0)
         so_far[region] = after = before + (moved or 0)
         # Differences of running sums, so that the times of a region's nodes add up to the region's time exactly.
@@ -79,10 +80,10 @@ def compute(dag: Dag, device: Device) -> Compute:
     return Compute(tuple(ns), tuple(flops), tuple(regions), frozenset(unknown), host, inner)
 
 
-def _cost_bytes(node: Node, moved: int, is_compiled: bool) -> int:
+def _cost_bytes(node: Node, moved: int, is_compiled: bool, rate: float) -> int:
     """The bytes that a plain copy moves in the time in which the node moves its own."""
     extra = extra_bytes(node) if is_compiled else 0
-    return moved * percent_of(node, is_compiled) // PLAIN + extra
+    return moved * percent_of(node, is_compiled, rate) // PLAIN + extra
 
 
 def _set_clocks(ns: list[int], flops: list[int], headroom: float) -> None:

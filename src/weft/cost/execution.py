@@ -24,8 +24,8 @@ from weft.graph.dag import Dag
 
 Execution = Literal["", "compiled", "blocks", "eager", "cuda-graphs"]
 EXECUTIONS = tuple(name for name in get_args(Execution) if name)
-OPTIMIZER = "is_optimizer"
-"""The value of `partitioner_tag` in the metadata of a node that updates parameters."""
+BACKWARD, OPTIMIZER = "is_backward", "is_optimizer"
+"""The values of `partitioner_tag` in the metadata of a node of backward, and of one that updates parameters."""
 _NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 
 
@@ -39,6 +39,11 @@ def check_execution(name: str) -> None:
 def is_optimizer(node: Node) -> bool:
     """Whether a node belongs to the optimizer."""
     return node.meta.get("partitioner_tag") == OPTIMIZER
+
+
+def is_backward(node: Node) -> bool:
+    """Whether a node belongs to backward."""
+    return node.meta.get("partitioner_tag") == BACKWARD
 
 
 def compiled_nodes(dag: Dag, device: Device) -> list[bool]:

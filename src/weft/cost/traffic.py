@@ -7,6 +7,8 @@ reduction or a write joins as well, and ends the region. So no path leaves a reg
 outside tensor once (charged to its first reader) and writes each tensor that is needed outside; inner tensors move no
 bytes.
 
+Complex results are kernels of their own: Inductor generates no code for complex numbers.
+
 A thorough compiler, such as Inductor, fuses more: reductions of rows do not close a region, a node may be delayed to
 the region that reads it, and nodes that read the same tensor share a region.
 
@@ -276,6 +278,9 @@ def _kind(node: Node) -> TrafficKind:
     found = kind_of(node.target)
     if found in (TrafficKind.FUSED, TrafficKind.KERNEL) and profile(node.target).may_copy and shares_storage(node):
         return TrafficKind.VIEW
+    value = node.meta.get("val")
+    if found is TrafficKind.FUSED and isinstance(value, Tensor) and value.is_complex():
+        return TrafficKind.KERNEL
     return found
 
 

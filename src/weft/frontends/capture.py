@@ -28,14 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 from weft.arguments import MESH_EXAMPLE, check_choice, check_type
 from weft.compat import FakeTensorMode, OpOverload, as_if_compiled, new_fake_mode, python_kernels, resolve_group
 from weft.errors import CaptureError, WeftError, compose, nearest
-from weft.frontends.cleanup import UNREAD_KEY, tidy
+from weft.frontends.cleanup import tidy
 from weft.frontends.clipping import clip_gradients
 from weft.frontends.fake_inputs import Faker, plain
 from weft.frontends.fake_world import fake_world, mesh_groups
 from weft.frontends.min_cut import Partition, recomputed
 from weft.frontends.partition import cut
 from weft.frontends.provenance import OPTIMIZER, Recorder, failing_line
-from weft.graph.about import ABOUT_KEY
+from weft.graph.about import ABOUT_KEY, UNREAD_KEY
 from weft.graph.aliasing import APART_KEY, parts
 from weft.graph.check import validate
 from weft.graph.collective import collectives
@@ -139,7 +139,7 @@ def capture(
     axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
     chosen: dict[str, Any] = {"partition": partition} if partition != "autograd" else {}
     unread = module.meta.pop(UNREAD_KEY, 0) // (asked.accumulate if isinstance(asked, TrainingStep) else 1)
-    chosen |= {UNREAD_KEY.removeprefix("weft."): unread} if unread else {}
+    chosen |= {UNREAD_KEY: unread} if unread else {}
     module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **chosen, **(about or {})}
     validate(Dag(module.graph))
     return module

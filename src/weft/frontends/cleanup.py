@@ -21,14 +21,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from weft.compat import input_nodes
 from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
+from weft.graph.about import UNREAD_KEY
 from weft.graph.edit import ANNOTATIONS, Edit, finish
 from weft.graph.operator_effects import profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
 AGAIN = frozenset({CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE})
-UNREAD_KEY = "weft.saved_unread_bytes"
-"""In `GraphModule.meta`: bytes that checkpointing keeps in eager execution although backward never reads them."""
 NUMBER = re.compile(r"_\d+$")
 
 

@@ -5,7 +5,8 @@ out. A region is a layer, or what lies outside of the layers, by `provenance.reg
 by layer, and alike layers get the same answer, so that a deep model costs no more than a shallow one. Weights, and what
 is made of them alone (casts, gathers), are inputs of a region, as under FSDP2: the policies of their own decide them.
 
-The policies of selective checkpointing bind the min-cut as they bind AOTAutograd.
+The policies of selective checkpointing bind the min-cut as they bind AOTAutograd. A region that computes gradients
+inside forward, as a chunked loss does, is left as autograd has it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def recomputed(traced: GraphModule, num_state: int, layers_only: bool) -> dict[N
     for region in _regions(traced, num_state, source_of):
         if not region.backward or (layers_only and not in_layer(region.forward[0])):
             continue
+        if _has_gradients_in_forward(region, source_of):
+            continue
         joint = _Joint(region, source_of)
         if joint.key not in answers:
             answers[joint.key] = joint.cut()
@@ -88,6 +91,12 @@ def _regions(traced: GraphModule, num_state: int, source_of: Callable[[Node], No
         elif tag == FORWARD and node in of_batch:
             found.setdefault(region_of(node), _Region()).forward.append(node)
     return [region for region in found.values() if region.forward]
+
+
+def _has_gradients_in_forward(region: _Region, source_of: Callable[[Node], Node]) -> bool:
+    """Whether forward reads what backward computes, as a chunked loss does: nothing is left to be saved or not."""
+    backward = {*region.backward}
+    return any(source_of(source) in backward for node in region.forward for source in input_nodes(node))
 
 
 class _Joint:

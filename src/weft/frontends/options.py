@@ -24,6 +24,7 @@ from weft.api import Groups, Witness
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
 from weft.passes.pipeline import Pipeline
+from weft.plan.folder import PlanFolder
 
 PREFIX = "weft."
 Effort = Literal["fast", "default", "best"]
@@ -44,6 +45,10 @@ class Options:
     """The folder of the reports. None: next to Inductor's caches; no folder for a backend without a cache."""
     agreement: str | Path | None = None
     """A folder that all ranks see, new for each run, where each rank publishes its decisions and reads the others'."""
+    plan: str | Path | None = None
+    """A folder of plans. A graph that has a plan there gets it; the others are planned, and a warning says so."""
+    record: str | Path | None = None
+    """A folder where the plan of every graph is written."""
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _CHECKS.items():
@@ -66,7 +71,7 @@ class Options:
     def identity(self) -> str:
         """Equal exactly if the same graph would be rewritten in the same way."""
         known = asdict(self) | {"pipeline": str(self.passes), "cluster": None}
-        known |= {"report": None, "agreement": None}
+        known |= {"report": None, "agreement": None, "plan": PlanFolder(self.plan).digest if self.plan else None}
         known |= {"cluster": self.description.digest} if self.description is not None else {}
         known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -82,6 +87,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "groups": (lambda value: value is None or isinstance(value, Mapping), "a dict such as {'tp': 8}"),
     "report": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "agreement": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
+    "plan": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
+    "record": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
 }
 
 

@@ -28,16 +28,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft.api import Result, listing, optimize
+from weft.api import Result, carry_out, listing, optimize
 from weft.compat import compilers as compat
-from weft.errors import VerificationError, WeftError, compose
+from weft.errors import PlanError, VerificationError, WeftError, compose
 from weft.frontends.options import PREFIX, Options
 from weft.frontends.run_report import GraphEntry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
-from weft.passes.pipeline import replay_in_place
+from weft.passes.pipeline import listing_of, replay_in_place
+from weft.plan.folder import PlanFolder
 from weft.verification.agreement.agreement import Agreement
 from weft.verification.agreement.issue_order import read_order
 from weft.verification.agreement.rank_record import FolderBoard, Statement, check_published, publish
@@ -144,7 +145,7 @@ class Session:
             entry = self._entry(identity)
         try:
             with compat.timed("weft"):
-                result = _optimize(module, options, fuses)
+                result = self._result(module, options, fuses)
             with self.contained("a report of a graph", options.strict):
                 entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
                 _emit(entry, module, result)
@@ -154,6 +155,9 @@ class Session:
                 raise
             self._leave(module, entry, options, folder, error)
             return False
+        with self.contained("a recorded plan", options.strict):
+            if options.record is not None:
+                PlanFolder(options.record).record(result.plan)
         with self.contained("a statement for other ranks", options.strict):
             if folder is not None or options.agreement is not None:
                 entry = replace(entry, statement=_state(result.module, options, result))
@@ -165,6 +169,18 @@ class Session:
             if entry.report:
                 self._look_for_collectives(entry)
         return True
+
+    def _result(self, module: GraphModule, options: Options, fuses: bool) -> Result:
+        """The result of the plan that was recorded for a graph, or of a new one."""
+        if options.plan is not None:
+            try:
+                plan = PlanFolder(options.plan).find(listing_of(module, options.groups))
+                return carry_out(module, plan, options.description, verify=options.verify, groups=options.groups)
+            except PlanError as error:
+                if options.strict:
+                    raise
+                self.say(f"a graph is planned anew: {error}")
+        return _optimize(module, options, fuses)
 
     @contextmanager
     def contained(self, what: str, strict: bool) -> Generator[None]:

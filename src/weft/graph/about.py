@@ -10,10 +10,21 @@ ABOUT_KEY = "weft.about"
 """In `GraphModule.meta`: a dict that can be written as JSON, such as `{'source': 'trace log', 'rank': 0}`."""
 TOKENS_KEY = "tokens_per_step"
 """In that dict: number of tokens that one run of the graph processes, summed over all ranks."""
+UNREAD_KEY = "saved_unread_bytes"
+"""In that dict: bytes that checkpointing keeps in eager execution although backward never reads them."""
 
 
 def tokens_per_step(module: GraphModule) -> int | None:
     """The number of tokens that one run processes; None if the module does not say, or the entry is malformed."""
+    return _positive(module, TOKENS_KEY)
+
+
+def saved_unread_bytes(module: GraphModule) -> int:
+    """Bytes that eager checkpointing keeps until backward without need; 0 if the module does not say."""
+    return _positive(module, UNREAD_KEY) or 0
+
+
+def _positive(module: GraphModule, key: str) -> int | None:
     about: Any = module.meta.get(ABOUT_KEY)
-    found = about.get(TOKENS_KEY) if isinstance(about, dict) else None
+    found = about.get(key) if isinstance(about, dict) else None
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None

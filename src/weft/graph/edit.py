@@ -11,6 +11,7 @@ every node as near to its preferred position as these dependencies allow.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -36,6 +37,7 @@ from weft.graph.listings.writer import excerpt
 from weft.graph.operator_effects import profile
 from weft.graph.orders import check_order, contracted, displaced, placed, settled
 from weft.graph.output_names import note_results
+from weft.graph.versions import begin_edit, end_edit
 
 PROVENANCE = (
     "stack_trace",
@@ -70,6 +72,7 @@ class Edit:
         self._nested: list[str] = []
         self.changed = False
         """After `commit`: whether the graph changed."""
+        self._kept = begin_edit(graph)
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +91,11 @@ class Edit:
         if self._mode is None:
             self._mode = metadata.mode_of(self.graph.nodes)
         return self._mode
+
+    @functools.cached_property
+    def dag(self) -> Dag:
+        """The Dag of the graph as it was when the edit began; ask for it before the first change."""
+        return self._kept or Dag(self.graph)
 
     # Creating.
 
@@ -218,7 +226,7 @@ class Edit:
         Call this first: positions define the meaning of nodes that are created later.
         """
         nodes = list(self.graph.nodes)
-        order = contracted(Dag(nodes), groups)
+        order = contracted(self.dag, groups)
         self._original = nodes
         set_node_order(self.graph, order, displaced(order, {node: i for i, node in enumerate(nodes)}, {}))
 
@@ -228,7 +236,7 @@ class Edit:
         Call this first, like `bring_together`. With `keep_issue_order` the launches of a group keep their order.
         """
         nodes = list(self.graph.nodes)
-        check_order(Dag(nodes), order, self.keep_issue_order)
+        check_order(self.dag, order, self.keep_issue_order)
         self._original = nodes
         set_node_order(self.graph, list(order), displaced(list(order), {node: i for i, node in enumerate(nodes)}, {}))
 
@@ -264,11 +272,13 @@ class Edit:
         for name in self._nested:
             delattr(self.graph.owning_module, name)
         self._forget()
+        end_edit(self.graph, self._kept)
 
     def commit(self) -> None:
         """Sort, check and carry out the edit; on an error roll back and raise it."""
         if not (self._created or self._arguments or self._erased or self._anchors or self._original or self._inside):
-            return  # an empty edit: most passes find nothing in most graphs, and sorting takes time
+            end_edit(self.graph, self._kept)  # an empty edit: most passes find nothing, and sorting takes time
+            return
         with collector_paused():
             self._commit()
 
@@ -280,13 +290,16 @@ class Edit:
             live = [node for node in self.graph.nodes if node not in self._erased]
             self._check_erased()
             old_values = metadata.update(live, self._stale_nodes(), self.mode) if self._stale else []
-            order = self._sorted(live)
+            placed_dag = Dag(live)
+            order = self._sorted(placed_dag)
             same_as_before = order == live and not self._original
             if not self._erased and not self._created and not self._arguments and same_as_before:
                 self.changed = any(edit.changed for _, edit in self._inside.values())
                 self._forget()
+                end_edit(self.graph, None if self.changed else self._kept)
                 return
-            check.validate(Dag(order))
+            dag = placed_dag if order == live else Dag(order)
+            check.validate(dag)
         except BaseException:
             for node, value in old_values:
                 node.meta["val"] = value
@@ -300,6 +313,7 @@ class Edit:
             note_results(self._arguments[order[-1]][0], order[-1].args)
         self.changed = True
         self._forget()
+        end_edit(self.graph, dag)
 
     def _forget(self) -> None:
         self._created, self._arguments, self._stale, self._erased, self._anchors = [], {}, {}, {}, {}
@@ -317,9 +331,9 @@ class Edit:
         order = {node: i for i, node in enumerate(self.graph.nodes)}
         self._erased = dict.fromkeys(sorted(self._erased, key=order.__getitem__))
 
-    def _sorted(self, live: list[Node]) -> list[Node]:
+    def _sorted(self, dag: Dag) -> list[Node]:
         wanted = placed(self.graph.nodes, self._anchors)  # nodes to be erased may still be anchors
-        return settled(Dag(live), [n for n in wanted if n not in self._erased], self.keep_issue_order)
+        return settled(dag, [n for n in wanted if n not in self._erased], self.keep_issue_order)
 
 
 def _annotations(nodes: Iterable[Node]) -> dict[str, Any]:

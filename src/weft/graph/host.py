@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload
+from weft.compat import OpOverload, input_nodes
 from weft.graph import ops, understated
 
 EARLY = "non_blocking"
@@ -59,7 +59,7 @@ def may_transfer(target: Any) -> bool:
         return False
     if torch.Tag.dynamic_output_shape in target.tags or _reads_on_host(target) or _name(target) in INDEXING:
         return True
-    return any(name == EARLY for name, *_ in ops.parameters(target))
+    return _may_be_early(target)
 
 
 def _reads_on_host(op: OpOverload) -> bool:
@@ -91,6 +91,8 @@ def is_read_on_host(node: Node) -> bool:
 def transfer_of(node: Node) -> Transfer | None:
     """The transfer or synchronisation of a node; None if it has none."""
     target: Any = node.target
+    if _may_be_early(target) and _is_on_one_device(node):
+        return None
     bound = ops.bind(node)
     if EARLY not in bound:
         on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
@@ -109,6 +111,18 @@ def transfer_of(node: Node) -> Transfer | None:
     return Transfer(Wait.LEAVES, sources, destinations) if may_leave and is_early else None
 
 
+@functools.cache
+def _may_be_early(target: Any) -> bool:
+    """Whether an operator has the argument that makes a copy asynchronous."""
+    return isinstance(target, OpOverload) and any(name == EARLY for name, *_ in ops.parameters(target))
+
+
+def _is_on_one_device(node: Node) -> bool:
+    """Whether all tensors that a node takes and returns are known to be on one device."""
+    place = _device(node)
+    return place is not None and all(_device(source) == place for source in input_nodes(node))
+
+
 def _ends(node: Node, bound: dict[str, Any]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """The nodes that a copy reads, and those that it writes."""
     names = [name for name, value in bound.items() if _nodes([value])]
@@ -120,6 +134,8 @@ def _ends(node: Node, bound: dict[str, Any]) -> tuple[tuple[Node, ...], tuple[No
 def _device(node: Node) -> str | None:
     """The device of a node's tensors; None if it is unknown or they are on several devices."""
     value = ops.value_of(node)
+    if isinstance(value, Tensor):
+        return value.device.type
     found = {t.device.type for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, Tensor)}
     return found.pop() if len(found) == 1 else None
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+import weft.graph.rms_norm  # noqa: F401 # pyright: ignore[reportUnusedImport] # registers operators of captured graphs
 from weft.compat import (
     CONTROL_DEPS,
     INVOKE,

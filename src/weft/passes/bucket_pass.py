@@ -19,9 +19,9 @@ from weft.bucketing.engine import Bucketing
 from weft.bucketing.policy import Policy, cap_from
 from weft.errors import PipelineError, compose, nearest
 from weft.graph import ops
-from weft.graph.dag import Dag
 from weft.graph.edit import MEMBERS_KEY
 from weft.graph.ops import Kind
+from weft.graph.versions import dag_of
 from weft.passes.base import Pass
 from weft.plan.context import Context
 from weft.plan.plan import Step
@@ -58,7 +58,7 @@ class BucketPass(Pass):
     """Launches that must not be merged."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         self._check_names(dag.nodes)
         engine = Bucketing(self.name(), dag, context.groups, self.policy(context), self.strategy, self.alias_outputs)
         return self.step(*engine.plan(self.kinds))

@@ -24,14 +24,15 @@ from weft.compat import refresh_names
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, PlanError, RefusedError, WeftError, compose
 from weft.graph import check
-from weft.graph.dag import Dag, collector_paused
+from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.listings.text import digest, render
+from weft.graph.listings.text import KnownLines, digest, render
+from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.base import Pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
-from weft.plan.plan import Plan, Step, what_differs
+from weft.plan.plan import Plan, Step, nodes_that_differ, what_differs
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
@@ -105,7 +106,7 @@ class Pipeline:
         """This pipeline with `auto` expanded to the preset that fits the graph."""
         if self.auto_at is None:
             return self
-        at, preset = self.auto_at, self.parse(recognise(Dag(graph), groups)).passes
+        at, preset = self.auto_at, self.parse(recognise(dag_of(graph), groups)).passes
         from_presets = {k if k < at else k + len(preset) for k in self.from_presets} | set(range(at, at + len(preset)))
         return type(self)((*self.passes[:at], *preset, *self.passes[at:]), None, frozenset(from_presets))
 
@@ -157,6 +158,11 @@ def replay(
     return _run(module, context, steps, plan)
 
 
+def listing_of(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> str:
+    """The listing that identifies a graph to a plan."""
+    return render(copy_module(module), read_groups(module, groups))
+
+
 def replay_in_place(
     module: GraphModule, plan: Plan, *, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> None:
@@ -184,7 +190,7 @@ def _run(
     plan: Plan | None = None,
     from_presets: Container[int] = (),
 ) -> Run:
-    with collector_paused():
+    with collector_paused(), analyses_kept():
         return _run_passes(module, context, work, plan, from_presets)
 
 
@@ -196,26 +202,28 @@ def _run_passes(
     from_presets: Container[int],
 ) -> Run:
     expected = plan.facts if plan is not None else {}
-    check.validate(Dag(module.graph))
+    check.validate(dag_of(module.graph))
     made = copy_module(module)
-    listing = render(made, context.groups)
+    lines = KnownLines()
+    listing = render(made, context.groups, lines)
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
+    current = digest(listing)
     for place, (rewrite, step) in enumerate(work):
-        _check_digest(step, listing, expected, facts)
+        _check_digest(step, current, listing, plan if place == 0 else None, facts)
         start = time.perf_counter()
         mine = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
         seconds = time.perf_counter() - start
-        after = render(made, context.groups) if changed else listing
-        log.append(LogEntry(replace(done, digest=digest(listing)), changed, seconds, listing, after))
-        listing = after
-    _check_result(plan, listing, facts)
+        after = render(made, context.groups, lines) if changed else listing
+        log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
+        listing, current = after, digest(after) if changed else current
+    _check_result(plan, current, listing, facts)
     recompile(made)
     before = log[0].before if log else listing
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=digest(listing)), tuple(log), before, listing)
+    return Run(made, Plan(steps, facts, result=current, listing=before), tuple(log), before, listing)
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
@@ -245,10 +253,11 @@ def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Non
         raise PlanError(compose("plan", "it was made with another version of torch", where=differences, do=do))
 
 
-def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    if step is None or step.digest == digest(listing):
+def _check_digest(step: Step | None, current: str, listing: str, plan: Plan | None, found: Mapping[str, Any]) -> None:
+    """Refuse a step that was made for another graph. `plan` is given for its first step, whose graph it holds."""
+    if step is None or step.digest == current:
         return
-    differences = what_differs(expected, found) or ["the graphs differ in their nodes, not in their inputs or groups"]
+    differences = [] if plan is None else [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
     raise PlanError(
         compose(
             "plan",
@@ -259,16 +268,16 @@ def _check_digest(step: Step | None, listing: str, expected: Mapping[str, Any], 
     )
 
 
-def _check_result(plan: Plan | None, listing: str, found: Mapping[str, Any]) -> None:
+def _check_result(plan: Plan | None, current: str, listing: str, found: Mapping[str, Any]) -> None:
     """Refuse a plan whose steps no longer lead to the graph that they led to when it was made."""
-    if plan is None or plan.result == digest(listing):
+    if plan is None or plan.result == current:
         return
     if plan.steps:
         what = f"its last step, {plan.steps[-1].spec!r}, leads to another graph than it did when the plan was made"
         differences: list[str] = []
     else:
         what = "it was made for another graph"
-        differences = what_differs(plan.facts, found)
+        differences = [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
     do = "make the plan again for this graph with weft.optimize"
     raise PlanError(compose("plan", what, where=differences, do=do))
 

@@ -20,6 +20,9 @@ from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
 from weft.graph.collective import collectives
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.graph.roles import Roles
 from weft.passes.pipeline import Pipeline, Run
 from weft.quantities import size_text
 
@@ -46,7 +49,12 @@ _FSDP2 = (
     f"bucket-reduce-scatters{{only=gradients units=split strategy=pack alias-outputs=true max-bytes={SCATTER_BYTES}}},"
     f"{_REPLICAS},schedule-fsdp-units,schedule-ddp-buckets"
 )
-_STREAM = "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}"
+PER_RANK = "chunks=RANKS"
+"""Stands for as many chunks as the group has ranks: torch splits every collective next to a product so, whether or not
+that saves time (torch/distributed/_symmetric_memory)."""
+_STREAM = (
+    "fuse-all-gather-matmuls{only=activations chunks=RANKS},fuse-matmul-reduce-scatters{only=activations chunks=RANKS}"
+)
 
 SYNCHRONOUS = "synchronous"
 RUNTIMES: dict[str, Runtime] = {
@@ -74,7 +82,7 @@ RUNTIMES: dict[str, Runtime] = {
     "tp": Runtime("tensor parallelism", "each collective is waited for at once", ""),
     "async-tp": Runtime(
         "FSDP2 with asynchronous tensor parallelism",
-        "as fsdp2; activations are gathered and scattered in chunks, while the products next to them run",
+        "as fsdp2; activations are gathered and scattered in one chunk per rank, while the products next to them run",
         f"{_STREAM},{_FSDP2}",
     ),
 }
@@ -92,11 +100,19 @@ def run_as(
     """A captured step as a runtime executes it: its `module`, and the decisions of every pass.
 
     `root` is the layout of the parameters outside of blocks: `split` gathers the embedding by itself, and the last norm
-    with the head; `one` gathers all of them at the start. `cluster` decides the chunks of `async-tp`. Raises
+    with the head; `one` gathers all of them at the start. `cluster` prices the chunks of `async-tp`. Raises
     `PipelineError` if there is no such runtime.
     """
     text = find_runtime(name).pipeline.replace("units=split", f"units={root}")
+    if PER_RANK in text:
+        text = text.replace(PER_RANK, f"chunks={_num_tensor_ranks(module, groups)}")
     return Pipeline.parse(text).run(module, cluster=cluster, groups=groups)
+
+
+def _num_tensor_ranks(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None) -> int:
+    """Number of ranks of the largest group of tensor parallelism; 2, the least number of chunks, without any."""
+    table = read_groups(module, groups)
+    return max((table.group(name).size for name in Roles(Dag(module.graph)).tensor_groups(table)), default=2)
 
 
 def notes_on(module: GraphModule, name: str) -> list[str]:

@@ -18,6 +18,7 @@ from weft.graph.edit import Edit
 from weft.graph.groups import group_argument
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
+from weft.graph.versions import dag_of
 from weft.passes.base import NamedNodes, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
@@ -85,7 +86,7 @@ class StreamPass(Pass):
         """The streaming site of a collective, or why it cannot be streamed."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         writes, roles = WriteConflicts(dag), Roles(dag)
         decisions: list[Decision] = []
         sites: list[Site] = []
@@ -226,7 +227,7 @@ class StreamPass(Pass):
 
     def apply(self, edit: Edit, step: Step) -> None:
         nodes = NamedNodes(edit.graph.nodes)
-        dag = Dag(edit.graph)
+        dag = edit.dag
         actions = [action for action in step.actions if isinstance(action, Stream)]
         cuts = [self._cut(action, nodes, dag) for action in actions]
         replacements: dict[Node, Node] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from weft.simulation.predicted_step import PredictedStep
 
 FORMAT = 3
 """Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents. Since 3, it
-holds the predicted times of its collectives."""
+holds its graph's listing and the predicted times of its collectives."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,8 @@ class Plan:
     """None if the plan was made without a cluster."""
     result: str = ""
     """Digest of the listing after the last step."""
+    listing: str = ""
+    """The graph that it was made for, to name the nodes in which another graph differs."""
     format: int = FORMAT
 
     @property
@@ -319,6 +322,21 @@ def _reader_of(cls: type[Plan]) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
+
+
+def nodes_that_differ(expected: str, found: str) -> list[str]:
+    """The first nodes in which two listings differ, and how many nodes only one of them has."""
+    there, here = ([line.strip() for line in text.splitlines() if line.startswith(" ")] for text in (expected, found))
+    place = next((k for k, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
+    if not expected or place == len(there) == len(here):
+        return []
+    first = [lines[place] if place < len(lines) else "nothing" for lines in (here, there)]
+    counts = [sum((Counter(a) - Counter(b)).values()) for a, b in ((here, there), (there, here))]
+    return [
+        f"first different node here: {first[0]}",
+        f"in the plan: {first[1]}",
+        f"{counts[0]} nodes only here, {counts[1]} only in the plan",
+    ]
 
 
 def what_differs(expected: Mapping[str, Any], found: Mapping[str, Any], only: Iterable[str] = ()) -> list[str]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.cost.device import Device
 from weft.prediction.caching_allocator import CachingAllocator, rounded
-from weft.prediction.owners import MemoryPart, Owner
+from weft.prediction.owners import DEFAULT_STREAM, MemoryPart, Owner
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.program import OpKind, Program
 
@@ -60,7 +61,17 @@ def does_not_fit(num_bytes: int, device_bytes: int | None) -> str | None:
     return f"does not fit: needs {size_text(num_bytes)}, the device has {exact_size_text(device_bytes)}"
 
 
-def memory_of(program: Program, owners: Sequence[Owner], device: Device) -> StepMemory:
+class Held(NamedTuple):
+    """Memory that a step holds without an operation that uses it."""
+
+    first: int
+    """The operation before which it is allocated."""
+    last: int
+    """The operation after which it is freed."""
+    num_bytes: int
+
+
+def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: Sequence[Held] = ()) -> StepMemory:
     """The memory of a program in its own order; `owners` has one entry for each operation."""
     allocator = CachingAllocator()
     sizes, last_use = _lifetimes(program)
@@ -82,12 +93,21 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device) -> Step
         for storage, num_bytes in made:
             if storage in program.given:
                 allocate(op, storage, num_bytes)
+    held_from, held_until = {each.first: each for each in held}, {each.last: each for each in held}
     for op, made in enumerate(program.allocates):
+        if (begun := held_from.get(op)) is not None:
+            allocator.allocate(begun, begun.num_bytes, DEFAULT_STREAM)
+            in_use[MemoryPart.ACTIVATIONS] += rounded(begun.num_bytes)
+            now += rounded(begun.num_bytes)
         for storage, num_bytes in made:
             if storage in sizes and storage not in program.given:
                 allocate(op, storage, num_bytes)
         if now > peak:
             peak, at_peak = now, in_use.copy()
+        if (ended := held_until.get(op)) is not None:
+            allocator.free(ended)
+            in_use[MemoryPart.ACTIVATIONS] -= rounded(ended.num_bytes)
+            now -= rounded(ended.num_bytes)
         for storage in freed_after.get(op, ()):
             for maker, num_bytes in sizes[storage]:
                 allocator.free((storage, maker))

@@ -29,7 +29,14 @@ DEFAULT_STREAM = "default"
 OWN_STREAMS = frozenset({"fsdp2", "hsdp", "async-tp"})
 """Runtimes that allocate gathered and reduced buffers on streams of their own: torch, `_fsdp_param_group.py`."""
 COPIES = frozenset(
-    ["aten::cat", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::constant_pad_nd", "aten::_foreach_copy"]
+    [
+        "aten::cat",
+        "aten::split_with_sizes_copy",
+        "aten::_chunk_cat",
+        "aten::constant_pad_nd",
+        "aten::_foreach_copy",
+        "weft::pack",
+    ]
 )
 """Operators that only move data, besides the cheap ones."""
 
@@ -104,6 +111,9 @@ def _owners(dag: Dag, own_streams: bool, is_last: bool) -> Iterable[Owner]:
         elif form is not None:
             parts[i] = MemoryPart.GRADIENTS
             streams[i] = form.kind.phrase if own_streams else DEFAULT_STREAM
+        elif own_streams and _is_moved(node.target) and any(streams[j] != DEFAULT_STREAM for j in sources):
+            # Reduced gradients are views of the buffers that their stream allocated, whatever copies the graph has.
+            parts[i], streams[i] = MemoryPart.GRADIENTS, streams[sources[0]]
         else:
             parts[i] = MemoryPart.COMMUNICATION if sends[i] and _is_moved(node.target) else MemoryPart.GRADIENTS
     return zip(parts, streams, strict=True)

@@ -16,12 +16,14 @@ from torch.fx import GraphModule
 
 from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
-from weft.graph.about import tokens_per_step
+from weft.cost.execution import is_backward
+from weft.graph.about import saved_unread_bytes, tokens_per_step
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, read_groups
+from weft.graph.versions import dag_of
 from weft.passes.runtimes import notes_on, run_as
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
-from weft.prediction.memory import StepMemory, memory_of
+from weft.prediction.memory import Held, StepMemory, memory_of
 from weft.prediction.owners import owners_of
 from weft.prediction.step_kind import step_kind
 from weft.prediction.work import flops_of_step
@@ -31,6 +33,8 @@ from weft.simulation.simulator import simulate
 STRAGGLER_SIGMA = 0.01
 """Standard deviation of the ranks' step times, as a share. The Llama 3 paper (arXiv 2407.21783) reports throughput that
 varies by 1 to 2 % over a day because clocks follow temperature."""
+ONE_GRAPH = "simple-fsdp"
+"""The runtime whose step is one graph, which keeps only values that backward reads, even with eager kernels."""
 NO_OPTIMIZER = "the graph updates no input, so the optimizer's time and state are not counted"
 NO_TOKENS = "the graph does not say how many tokens it takes: give --tokens for tokens/s"
 
@@ -94,13 +98,13 @@ def predict_modules(
         for module in modules
     ]
     tables = [read_groups(module, groups) for module in ran]
-    dags = [Dag(module.graph) for module in ran]
+    dags = [dag_of(module.graph) for module in ran]
     program = sequence_of(list(zip(dags, tables, strict=True)), described)
     timeline = simulate(program)
     num_ranks = _num_ranks(tables)
     waiting = waiting_share(num_ranks, straggler_sigma)
     step_us = timeline.step_us * (1 + waiting)
-    kind = step_kind(dags if runtime is None else [Dag(module.graph) for module in modules], described)
+    kind = step_kind(dags if runtime is None else [dag_of(module.graph) for module in modules], described)
     step_error, peak_error = error_bars(kind)
     num_tokens = tokens if tokens is not None else _tokens(modules)
     flops = flops_of_step(modules)
@@ -124,7 +128,12 @@ def predict_modules(
         tokens_per_second_per_gpu=num_tokens / num_ranks / step_us * 1e6 if num_tokens and step_us else None,
         mfu=flops.share_of_peak(flops.model, described.device, step_us) if flops else None,
         hfu=flops.share_of_peak(flops.hardware, described.device, step_us) if flops else None,
-        memory=memory_of(program, owners_of(dags, runtime), described.device),
+        memory=memory_of(
+            program,
+            owners_of(dags, runtime),
+            described.device,
+            _kept_unread(modules, dags) if described.device.execution == "eager" and runtime != ONE_GRAPH else (),
+        ),
         step_error=step_error,
         peak_error=peak_error,
         notes=tuple(dict.fromkeys(notes)),
@@ -137,6 +146,18 @@ def waiting_share(num_ranks: int, sigma: float) -> float:
     The largest of N independent normal times is about sigma sqrt(2 ln N) above their mean.
     """
     return sigma * math.sqrt(2 * math.log(num_ranks)) if num_ranks > 1 else 0.0
+
+
+def _kept_unread(modules: Sequence[GraphModule], dags: Sequence[Dag]) -> list[Held]:
+    """Tensors that selective checkpointing keeps until backward although nothing reads them there."""
+    found: list[Held] = []
+    start = 0
+    for module, dag in zip(modules, dags, strict=True):
+        backward = [start + i for i, node in enumerate(dag.nodes) if is_backward(node)]
+        num_bytes = saved_unread_bytes(module)
+        found += [Held(backward[0], backward[-1], num_bytes)] if backward and num_bytes else []
+        start += len(dag.nodes)
+    return found
 
 
 def _as_executed(cluster: Cluster, execution: str | None, attention: str | None) -> Cluster:

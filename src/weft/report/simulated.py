@@ -23,6 +23,7 @@ from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable, read_groups
+from weft.graph.versions import dag_of
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import does_not_fit
@@ -179,7 +180,7 @@ def with_simulations(
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
-    dags = [Dag(module.graph) for module in (before, after)]
+    dags = [dag_of(module.graph) for module in (before, after)]
     first, second = (
         _input(module, dag, read_groups(module, groups), cluster, report)
         for module, dag in zip((before, after), dags, strict=True)

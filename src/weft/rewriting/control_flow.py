@@ -16,9 +16,9 @@ from torch.fx.node import map_arg
 
 from weft.compat import FakeTensorMode
 from weft.graph import ops
-from weft.graph.dag import Dag
 from weft.graph.edit import Edit, finish
 from weft.graph.operator_effects import graph_arguments, profile_of
+from weft.graph.versions import dag_of
 from weft.plan.decision import Reason, Refusal
 
 SCAN, MAP, LOOP = (ops.op_of(f"higher_order.{name}") for name in ("scan", "map_impl", "while_loop"))
@@ -198,7 +198,7 @@ def _copy(edit: Edit, body: Graph, copies: dict[Node, Node]) -> None:
 
 def _with_own_memory(edit: Edit, scan: Scan, results: Sequence[Node]) -> list[Node]:
     """The carried state, copied where it shares memory with an input of the iteration or with itself."""
-    dag = Dag(scan.body.graph)
+    dag = dag_of(scan.body.graph)
     held = {s for n in _inputs(scan.body.graph) for s in dag.effects.held(dag.index[n])}
     kept: list[Node] = []
     for one, made in zip(scan.results, results, strict=False):

@@ -20,9 +20,9 @@ from torch.fx import Graph, Node
 from weft.compat import OpOverload, storage_key
 from weft.errors import GraphError
 from weft.graph import metadata, ops
-from weft.graph.dag import Dag
 from weft.graph.listings import call_lines
 from weft.graph.operator_effects import PLAIN, Profile, profile
+from weft.graph.versions import dag_of
 from weft.plan.decision import Reason, Refusal
 from weft.plan.plan import Rewrite
 from weft.rewriting.new_nodes import AnyNode, New, op_word, sources, swapped
@@ -36,7 +36,7 @@ class Draft:
     """A graph with planned changes."""
 
     def __init__(self, graph: Graph) -> None:
-        self.dag = Dag(graph)
+        self.dag = dag_of(graph)
         self.actions: list[Rewrite] = []
         self.gone: dict[AnyNode, None] = {}
         """The nodes removed so far."""

@@ -260,8 +260,8 @@ class _Scheduling:
                 fitting = job
         if fitting is not None and (best is None or jobs.duration[fitting] <= max(stall, jobs.duration[best])):
             return fitting
-        if best is None and (job := self._prepared()) is not None and jobs.duration[job] <= stall:
-            return job
+        if best is None and (prepared := self._prepared()) is not None and jobs.duration[prepared] <= stall:
+            return prepared
         return best
 
     def _prepared(self) -> int | None:
@@ -333,7 +333,8 @@ class _Scheduling:
         if not self.tables.is_launch[job]:
             self.units.append((job,))
         self.budget.take(job)
-        missing, succs, tables = self.missing, self.jobs.succs[job], self.tables
+        missing, tables = self.missing, self.tables
+        succs: Sequence[int] = self.jobs.succs[job]
         if tables.prepares[job]:  # the launch that it prepares was never waiting for it
             succs = [succ for succ in succs if not tables.is_launch[succ] and not tables.prepares[succ]]
         for succ in succs:

@@ -145,6 +145,8 @@ class _Search:
         self.best = self.given
         self.tried: dict[Knobs, _Found] = {}
         self.seen: dict[Schedule, _Found] = {}
+        self.judged: dict[tuple[Unit, ...], _Found] = {}
+        """Every schedule that was evaluated, with its peak if that was measured. Moves of few jobs repeat many."""
         self.plain: list[_Found] = []
         """The plain orders of `recipes.py`."""
         self.squeezed_before: set[Knobs] = set()
@@ -295,13 +297,19 @@ class _Search:
     def judge(self, made: Schedule, knobs: Knobs | None) -> _Found:
         """Evaluate a schedule. Memory is measured only if the schedule may be the best."""
         self.left -= 1
-        order = self.emitter.order(made.events)
-        buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
-        step_ns = run(self.merged(buckets), [op for op in order if self.takes_part[op]], is_legal=True).step_ns
-        best, peak = self.best, UNKNOWN
-        if step_ns <= best.step_ns + best.step_ns * LONGER // 1000 or best.peak_bytes > self.limit:
-            peak = self.footprint.peak(order)
-        return _Found(step_ns, peak, order, buckets, knobs, made.units, made.in_use_bytes)
+        found = self.judged.get(made.units)
+        if found is None:
+            order = self.emitter.order(made.events)
+            buckets = tuple(tuple(self.jobs.ops[job][0] for job in bucket) for bucket in made.buckets)
+            step_ns = run(self.merged(buckets), [op for op in order if self.takes_part[op]], is_legal=True).step_ns
+            found = _Found(step_ns, UNKNOWN, order, buckets, knobs, made.units, made.in_use_bytes)
+            self.judged[made.units] = found
+        best = self.best
+        if found.step_ns > best.step_ns + best.step_ns * LONGER // 1000 and best.peak_bytes <= self.limit:
+            return replace(found, peak_bytes=UNKNOWN, knobs=knobs)
+        if found.peak_bytes == UNKNOWN:
+            found = self.judged[made.units] = replace(found, peak_bytes=self.footprint.peak(found.order))
+        return replace(found, knobs=knobs)
 
     def is_better(self, found: _Found) -> bool:
         best = self.best
@@ -320,13 +328,19 @@ class _Search:
     # Moves.
 
     def improve(self) -> None:
-        """Spend the remaining evaluations on changed settings and, in small programs, on moves."""
+        """Spend the remaining evaluations on changed settings and, in small programs, on moves.
+
+        A round of moves that finds no new schedule ends the search: the program has few orders, and all are known.
+        """
         is_small = len(self.jobs) <= FEW_JOBS
         while self.left > 0:
             for _ in range(CHANGES):
                 self.try_knobs(self.changed(self.best_knobs()))
             if is_small:
+                num_known = len(self.judged)
                 self.move_jobs()
+                if len(self.judged) == num_known:
+                    return
 
     def move_jobs(self) -> None:
         """One round of moves, by threshold accepting: a slightly longer order is accepted at first, later none."""

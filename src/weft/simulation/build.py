@@ -37,6 +37,7 @@ from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import is_alias, waited_inside
 from weft.graph.ops import Kind, attribute
 from weft.graph.output_names import result_names
+from weft.graph.versions import dag_of
 from weft.simulation.program import OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag
@@ -57,7 +58,7 @@ def sequence_of(
     with collector_paused():
         for k, (source, groups) in enumerate(sources, 1):
             graph = source.graph if isinstance(source, GraphModule) else source
-            dag = graph if isinstance(graph, Dag) else Dag(graph)
+            dag = graph if isinstance(graph, Dag) else dag_of(graph)
             names = {node.name for node in dag.nodes} if left else set[str]()
             is_last = k == len(sources)  # the last graph gets all remaining names, so that `price` rejects unknown ones
             here = {name: us for name, us in left.items() if name in names or is_last}
@@ -104,6 +105,8 @@ class _ProgramBuilder:
         self.untaken: dict[str, tuple[int, ...]] = {}
         """Storages of outputs that no later graph has taken so far."""
         self.num_storages = 0
+        self.least_ns: dict[tuple[Kind, str, int], int] = {}
+        """The least time of the bytes of a collective, by kind, group and bytes."""
 
     def program(self) -> Program:
         """The program of all graphs added so far."""
@@ -173,8 +176,11 @@ class _ProgramBuilder:
         num_bytes = full_bytes(Collective(node)) if kind is not Kind.BARRIER else None
         if num_bytes is None:
             return duration_ns
-        least_us = self.cluster.least_us(kind, groups.group(group_argument(node)), num_bytes)
-        return min(max(duration_ns - floor(least_us * 1000), 0), duration_ns)
+        group = groups.group(group_argument(node))
+        key = (kind, group.name, num_bytes)
+        if key not in self.least_ns:
+            self.least_ns[key] = floor(self.cluster.least_us(kind, group, num_bytes) * 1000)
+        return min(max(duration_ns - self.least_ns[key], 0), duration_ns)
 
     def _add_memory(self, dag: Dag, base: int, inner: Container[int]) -> list[tuple[int, ...]]:
         """Add allocations and uses; return the storages of each node, as the program numbers them."""

@@ -173,6 +173,8 @@ class _Wires:
         self.alone, self.beside = (MILLION + slowdown, MILLION) if slowdown else (1, 1)
         """Speeds without and with compute. A collective of one nanosecond is `unit * alone` units of work."""
         self.speed = self.alone
+        self.known_end = NONE
+        """What `next_end` returned last; NONE once a collective began or ended, or the speed changed."""
         self.now = 0
         self.num_running = 0
         self.waiting: list[deque[int]] = [deque() for _ in program.queues]
@@ -208,15 +210,23 @@ class _Wires:
 
     def next_end(self) -> int:
         """When the next running collective ends, if no launch comes before and compute does not start or stop."""
-        left, unit, least = self.left, self.unit * self.speed, 1 << 62
-        for active in self.active:
-            for queue in active:
-                least = min(least, -(-left[queue] * len(active) // unit))
-        return self.now + least
+        if self.known_end == NONE:
+            left, unit, least = self.left, self.unit * self.speed, 1 << 62
+            for active in self.active:
+                for queue in active:
+                    least = min(least, -(-left[queue] * len(active) // unit))
+            self.known_end = self.now + least
+        return self.known_end
+
+    def set_speed(self, speed: int) -> None:
+        """Let compute start or stop."""
+        if speed != self.speed:
+            self.speed, self.known_end = speed, NONE
 
     def step(self, event: int) -> None:
         """Advance to the next end, and start the next collective of each queue that became free."""
         self._progress(event)
+        self.known_end = NONE
         done = [queue for active in self.active for queue in active if self.left[queue] <= 0]
         for queue in done:
             self.active[self.link[queue]].remove(queue)
@@ -237,6 +247,7 @@ class _Wires:
                 self.left[queue] = self.program.duration_ns[op] * self.unit * self.alone
                 self.active[self.link[queue]].append(queue)
                 self.num_running += 1
+                self.known_end = NONE
                 return
             self.end[op] = self.now
             waiting.popleft()
@@ -324,7 +335,7 @@ class _Stream:
         if not slowdown and wires.beside == wires.alone:
             return now + duration
         wires.advance(now)
-        wires.speed = wires.beside
+        wires.set_speed(wires.beside)
         left, speed = duration * (MILLION + slowdown), MILLION
         while wires.num_running:
             event = wires.next_end()
@@ -338,7 +349,7 @@ class _Stream:
             speed += slowdown
         end = now - (-left // speed)
         wires.advance(end)
-        wires.speed = wires.alone
+        wires.set_speed(wires.alone)
         return end
 
     def _wait(self, op: int, now: int) -> tuple[int, int]:

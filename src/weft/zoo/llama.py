@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,13 @@ from torch import Tensor, nn
 
 from weft.arguments import check_choice
 from weft.errors import CaptureError
+from weft.graph.rms_norm import RMS_NORM, RMS_NORM_BACKWARD
 from weft.zoo.checkpointing import CHECKPOINTS, Recomputation, recomputation_of, run_block
 from weft.zoo.fp8 import PRODUCTS, Fp8Linear
 from weft.zoo.vocabulary import LOSSES, ChunkedHead, OutputLoss, TokenEmbedding
+
+NORMS = ("operators", "kernel")
+ROTARIES = ("real", "complex")
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,32 @@ class LlamaConfig:
     tied: bool = False
     """Whether the output projection is the embedding's weight."""
     checkpoint: str = "none"
-    """The part of a block that backward computes again: `none`, `full`, `selective` or `layer` (`checkpointing.py`)."""
+    """The part of a block that backward computes again: one of `CHECKPOINTS` (`checkpointing.py`)."""
     repeat_kv: bool = False
     """Whether keys and values are copied for all query heads before attention, not shared by it."""
     products: str = "compute"
     """Dtype of the matrix products with weights in the blocks: `compute`, the dtype of a step, or `fp8`."""
+    norm: str = "operators"
+    """How the RMS norm runs: `operators` one by one, or as one `kernel` forward and one backward."""
+    rotary: str = "real"
+    """How rotary embeddings turn features: `real` sums of two halves, or `complex` products of pairs in f32."""
     loss: str = "f32"
     """How the loss is computed: `f32` for all tokens at once, `chunked` in 8 parts that are run back at once."""
 
     def __post_init__(self) -> None:
         check_choice("zoo", "checkpoint", self.checkpoint, CHECKPOINTS, error=CaptureError)
         check_choice("zoo", "products", self.products, PRODUCTS, error=CaptureError)
+        check_choice("zoo", "norm", self.norm, NORMS, error=CaptureError)
+        check_choice("zoo", "rotary", self.rotary, ROTARIES, error=CaptureError)
         check_choice("zoo", "loss", self.loss, LOSSES, error=CaptureError)
 
     @property
     def head_dim(self) -> int:
         return self.dim // self.num_heads
+
+    def make_norm(self) -> RMSNorm:
+        """The norm before a part of a block, or before the output."""
+        return (KernelRMSNorm if self.norm == "kernel" else RMSNorm)(self.dim, self.norm_eps)
 
     def linear(self, num_inputs: int, num_outputs: int) -> nn.Linear:
         """A projection of a block."""
@@ -105,14 +119,32 @@ class RMSNorm(nn.Module):
         return (wide * scale).to(x.dtype) * self.weight
 
 
+class KernelRMSNorm(RMSNorm):
+    """The same as one kernel in each direction, as torch runs `nn.RMSNorm` on CUDA since 2025."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, _KernelNorm.apply(x, self.weight, self.eps))
+
+
+class _KernelNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        normed, scales = RMS_NORM(x, weight, eps)
+        ctx.save_for_backward(x, scales, weight)
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        to_x, to_weight = RMS_NORM_BACKWARD(gradients[0], *ctx.saved_tensors)
+        return to_x, to_weight, None
+
+
 class Rotary(nn.Module):
     """The angles by which queries and keys are rotated at each position."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        half = config.head_dim // 2
-        frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
-        angles = torch.arange(config.sequence, dtype=torch.float32)[:, None, None] * frequencies
+        angles = _angles(config)
         self.register_buffer("cosines", torch.cat([angles.cos(), angles.cos()], -1), persistent=False)
         self.register_buffer("sines", torch.cat([-angles.sin(), angles.sin()], -1), persistent=False)
         self.cosines: Tensor
@@ -126,6 +158,28 @@ class Rotary(nn.Module):
         return turned.to(x.dtype)
 
 
+class ComplexRotary(nn.Module):
+    """The same with complex factors of pairs of neighbouring features, as torchtitan computes it."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        factors = torch.polar(torch.ones(()), _angles(config))
+        self.register_buffer("factors", factors, persistent=False)
+        self.factors: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotate the pairs of each head of `x`, which is [batch, sequence, heads, head_dim]."""
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * self.factors[: x.shape[1]]).flatten(3).to(x.dtype)
+
+
+def _angles(config: LlamaConfig) -> Tensor:
+    """Angles as [positions, 1, half of a head's features]."""
+    half = config.head_dim // 2
+    frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+    return torch.arange(config.sequence, dtype=torch.float32)[:, None, None] * frequencies
+
+
 class Attention(nn.Module):
     """Causal self-attention; several query heads share a key and a value head."""
 
@@ -137,7 +191,7 @@ class Attention(nn.Module):
         self.value = config.linear(config.dim, config.num_kv_heads * config.head_dim)
         self.output = config.linear(config.num_heads * config.head_dim, config.dim)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary | ComplexRotary) -> Tensor:
         heads = (*x.shape[:2], -1, self.head_dim)
         queries = rotary.turn(self.query(x).view(heads)).transpose(1, 2)
         keys = rotary.turn(self.key(x).view(heads)).transpose(1, 2)
@@ -176,12 +230,12 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = config.make_norm()
         self.attention = Attention(config)
-        self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward_norm = config.make_norm()
         self.feed_forward = feed_forward if feed_forward is not None else FeedForward(config)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary | ComplexRotary) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotary)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -195,11 +249,11 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = TokenEmbedding(config.vocabulary, config.dim)
-        self.rotary = Rotary(config)
+        self.rotary = (ComplexRotary if config.rotary == "complex" else Rotary)(config)
         self.layers = nn.ModuleList(self.make_block() for _ in range(config.num_layers))
         for number, block in enumerate(self.layers):
             block.recomputation = recomputation_of(config.checkpoint, number)  # type: ignore[assignment]
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.norm = config.make_norm()
         head = ChunkedHead if config.loss == "chunked" else nn.Linear
         self.output = head(config.dim, config.vocabulary, bias=False)
         self.loss = OutputLoss()

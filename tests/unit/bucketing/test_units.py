@@ -81,3 +81,12 @@ def test_without_module_names_there_are_no_units():
 def test_a_model_without_blocks_is_one_unit():
     nodes = launches("encoder", "encoder", "encoder", "decoder", "decoder", "decoder")
     assert set(units_of(nodes, "split").values()) == {"root 0"}
+
+
+def test_a_gradient_that_the_root_reduces_again_is_another_unit():
+    text = "".join(f"    {name}: f32[2, 4] = reduce_scatter(p, 'avg', 2, 'dp')\n" for name in "abc")
+    listing = f"group('dp', size=2)\n\ndef graph(p: f32[4, 4]):\n{text}    return [a, b, c]\n"
+    nodes = [node for node in weft.parse(listing).graph.nodes if node.op == "call_function"]
+    for node, path in zip(nodes, ["norm", "output", "output"], strict=True):
+        node.meta["nn_module_stack"] = {path: (path, object)}
+    assert list(units_of(nodes, "split").values()) == ["root 0", "root 0", "root 1"]

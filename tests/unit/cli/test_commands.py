@@ -108,7 +108,7 @@ def test_a_refusal_under_strict_ends_with_1_and_writes_nothing(weft: Weft, tmp_p
             ["-o", "missing/out.txt"],
             "missing/out.txt: its folder does not exist\ngive a file in a folder that exists\n",
         ),
-        (["--plan", "/"], "/: it is a folder\ngive a file in a folder that exists\n"),
+        (["-o", "/"], "/: it is a folder\ngive a file in a folder that exists\n"),
     ],
 )
 def test_options_that_name_nothing_end_with_2(

@@ -299,3 +299,36 @@ def test_symbolic_sizes_count_by_their_hints():
     assert times(text) == {"a": 800}
     found, names = priced(text.replace(", hint=25", ""))
     assert ({names[i] for i in found.unknown}, sum(found.ns)) == ({"a"}, 0)
+
+
+CASTS = "def graph(x: bf16[1000, 1000]):\n    a: f32[1000, 1000] = _to_copy(x, dtype=f32)\n    return [a]\n"
+
+
+def test_an_eager_cast_to_wider_elements_takes_a_time_for_each_element_whatever_the_bandwidth():
+    h200 = Device("unit", (), 4800.0, matmul_efficiency=0.76, memory_efficiency=0.87, num_multiprocessors=132)
+    devices = [h200, *(replace(h200, memory_gbps=h200.memory_gbps * factor) for factor in (2.0, 0.5, 0.25))]
+    found = [compute(Dag(weft.parse(CASTS).graph), replace(each, fuses=False)).ns[1] for each in devices]
+    plain = found[3] / 4  # a quarter of the bandwidth is too little to wait for the multiprocessors
+    assert found[0] == pytest.approx(2.25 * plain, rel=0.01)
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+    assert found[2] == pytest.approx(found[0], rel=0.01)
+
+
+def test_the_backward_of_a_norm_reads_its_inputs_twice():
+    text = (
+        "def graph(g: bf16[1000, 1000], x: bf16[1000, 1000], s: f32[1000, 1], w: bf16[1000]):\n"
+        "    n: (bf16[1000, 1000], bf16[1000]) = weft.rms_norm_backward.default(g, x, s, w)\n"
+        "    a: bf16[1000, 1000] = n[0]\n"
+        "    return [a]\n"
+    )
+    device = replace(DEVICE, memory_efficiency=0.5, num_multiprocessors=132)
+    ns = compute(Dag(weft.parse(text).graph), device).ns
+    assert sum(ns) == pytest.approx(5 * 2_000_000 / 0.5, rel=0.01)  # at 1 GB/s, half of it in use
+
+
+def test_complex_numbers_are_not_fused():
+    text = (
+        "def graph(x: c64[10]):\n    a: c64[10] = mul(x, x)\n    b: c64[10] = mul(a, a)\n"
+        "    c: f32[10, 2] = view_as_real(b)\n    d: f32[10, 2] = neg(c)\n    return [d]\n"
+    )
+    assert times(text) == {"a": 160, "b": 160, "d": 160}

@@ -19,7 +19,8 @@ from tests.unit.conftest import fake_mesh
 from weft.compat import new_fake_mode
 from weft.errors import GraphError, ListingError
 from weft.graph import ops
-from weft.graph.listings.text import digest, excerpt, line_of, parse, source_of
+from weft.graph.edit import Edit
+from weft.graph.listings.text import KnownLines, digest, excerpt, line_of, parse, render, source_of
 from weft.graph.metadata import same
 from weft.verification.rank import same_bits
 
@@ -551,3 +552,24 @@ def test_a_node_keeps_its_type_if_a_later_call_reshapes_its_tensor_in_place(call
     assert weft.listing(weft.parse(text)) == text
     with pytest.raises(ListingError, match="a has another type since r"):
         weft.parse(text.replace("neg(r)", "neg(a)"))
+
+
+def test_lines_of_an_earlier_version_are_used_again_and_changed_ones_are_written_anew():
+    module = parse("def graph(x: f32[4]):\n    a = relu(x)\n    b = neg(a)\n    c = neg(x)\n    return [b, c]\n")
+    known = KnownLines()
+    assert render(module, None, known) == render(module)
+    nodes = {node.name: node for node in module.graph.nodes}
+    with Edit(module.graph) as edit:
+        edit.set_arguments(nodes["b"], (nodes["x"],))
+        edit.move_before([nodes["c"]], nodes["a"])
+    before = known[nodes["a"]]
+    assert render(module, None, known) == render(module)
+    assert "b: f32[4] = neg(x)" in render(module, None, known)
+    assert known[nodes["a"]] is before
+
+
+def test_lines_with_symbols_are_always_written_anew():
+    text = "symbol('s0', hint=4)\n\ndef graph(x: f32[s0]):\n    a: f32[s0] = relu(x)\n    return [a]\n"
+    module, known = parse(text), KnownLines()
+    assert render(module, None, known) == text
+    assert not known

@@ -565,6 +565,9 @@ def test_a_plan_for_other_shapes_is_refused_with_what_differs():
     assert str(error.value) == (
         "plan: step 'sink-waits' was made for another graph\n"
         "    inputs: 'x: f32[8, 8], p: f32[4, 8]' here, 'x: f32[4, 4], p: f32[2, 4]' in the plan\n"
+        "    first different node here: a: f32[8, 8] = mm(x, x)\n"
+        "    in the plan: a: f32[4, 4] = mm(x, x)\n"
+        "    5 nodes only here, 5 only in the plan\n"
         "make the plan again for this graph with weft.optimize"
     )
     assert weft.listing(module) == text
@@ -659,7 +662,9 @@ def test_a_plan_for_other_nodes_is_refused():
         replay(weft.parse(LISTING.replace("relu(a)", "neg(a)")), plan)
     assert str(error.value) == (
         "plan: step 'sink-waits' was made for another graph\n"
-        "    the graphs differ in their nodes, not in their inputs or groups\n"
+        "    first different node here: b: f32[4, 4] = neg(a)\n"
+        "    in the plan: b: f32[4, 4] = relu(a)\n"
+        "    1 nodes only here, 1 only in the plan\n"
         "make the plan again for this graph with weft.optimize"
     )
 

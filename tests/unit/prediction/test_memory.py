@@ -12,7 +12,8 @@ import weft
 from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
-from weft.prediction.memory import StepMemory, does_not_fit, memory_of
+from weft.passes.runtimes import run_as
+from weft.prediction.memory import Held, StepMemory, does_not_fit, memory_of
 from weft.prediction.owners import MemoryPart, owners_of
 from weft.simulation.build import program_of
 from weft.simulation.program import Program
@@ -73,6 +74,28 @@ def test_gathered_and_reduced_buffers_of_fsdp2_have_streams_of_their_own():
     assert set(several.streams) == {"default", "all-gather", "reduce-scatter"}
     assert several.reserved_bytes > one.reserved_bytes
     assert several.allocated_bytes == one.allocated_bytes
+
+
+def test_buckets_of_fsdp2_are_gathered_and_reduced_in_the_memory_of_their_streams():
+    module = run_as(step("fsdp"), "fsdp2").module
+    nodes = list(module.graph.nodes)
+    owners = dict(zip(nodes, owners_of([Dag(module.graph)], "fsdp2"), strict=True))
+    launches = [node for node in nodes if node.name.endswith("_bucket")]
+    streams = {(str(node.target).split(".")[1], *owners[node]) for node in launches}
+    assert streams == {
+        ("all_gather_into_tensor", MemoryPart.GATHERED, "all-gather"),
+        ("reduce_scatter_tensor", MemoryPart.GRADIENTS, "reduce-scatter"),
+    }
+    # Gradients stay where they were reduced, and the optimizer finds all of them there.
+    assert memory(module, "fsdp2").streams["reduce-scatter"] >= parameters(module)
+
+
+def test_memory_that_nothing_uses_counts_while_it_is_held():
+    module = weft.parse(LISTING)
+    given = program(module), owners_of([Dag(module.graph)]), CLUSTER.device
+    plain, held = memory_of(*given), memory_of(*given, [Held(3, 4, 1 << 30)])
+    assert held.allocated_bytes - plain.allocated_bytes == 1 << 30
+    assert held.parts[MemoryPart.ACTIVATIONS] - plain.parts[MemoryPart.ACTIVATIONS] == 1 << 30
 
 
 LISTING = """def graph(x: f32[1024, 1024]):

@@ -54,6 +54,17 @@ def test_eager_takes_longer_than_compiled():
     assert times[0] < times[1]
 
 
+def test_eager_selective_checkpointing_keeps_what_backward_never_reads():
+    module = step(checkpoint="selective", sequence=4096)
+    unread = module.meta["weft.about"]["saved_unread_bytes"]
+    peaks = [
+        weft.predict(module, "h100-1x8", runtime=runtime, execution="eager").memory.allocated_bytes
+        for runtime in ("fsdp2", "simple-fsdp")  # the latter is one graph, and its partitioner drops such values
+    ]
+    assert unread > 0
+    assert peaks[0] - peaks[1] == unread
+
+
 def test_recomputation_counts_for_the_hardware_only():
     plain, again = flops_of_step([step()]), flops_of_step([step(checkpoint="full")])
     assert plain is not None

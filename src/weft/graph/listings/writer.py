@@ -27,9 +27,16 @@ VALUES = re.compile(
 INDENT = "    "
 
 
-def render(module: GraphModule, groups: GroupTable | None = None) -> str:
-    """The listing of a graph module."""
-    writer = _Writer(module, groups if groups is not None else read_groups(module))
+class KnownLines(dict[Node, tuple[Any, ...]]):
+    """The lines of earlier versions of one graph, each with the parts of the node that it was written from.
+
+    Only lines without symbols are known: a listing names its symbols by first use.
+    """
+
+
+def render(module: GraphModule, groups: GroupTable | None = None, known: KnownLines | None = None) -> str:
+    """The listing of a graph module. `known` holds lines from earlier calls with the same groups, and gets the new."""
+    writer = _Writer(module, groups if groups is not None else read_groups(module), known)
     writer.collect(module)
     body = writer.function("graph", module, "")
     return "\n".join([*writer.header(), *body]) + "\n"
@@ -67,8 +74,8 @@ def source_of(node: Node) -> str:
 class _Writer:
     """Writes one module; holds the groups, symbols and node names that its lines share."""
 
-    def __init__(self, module: GraphModule, groups: GroupTable) -> None:
-        self.module, self.groups = module, groups
+    def __init__(self, module: GraphModule, groups: GroupTable, known: KnownLines | None = None) -> None:
+        self.module, self.groups, self.known = module, groups, known
         self.types = TypeText(default_device(module.graph))
         self.constants: dict[str, tuple[Tensor, Any]] = {}
         self.inside: dict[Node, str] = {}
@@ -137,7 +144,7 @@ class _Writer:
                 lines.append(f"{inner}return {self.value(node.args[0])}")
             else:
                 lines += self._nested(node, module, inner)
-                lines.append(inner + self.line(node))
+                lines.append(inner + self._known_line(node))
         return [f"{indent}def {name}({', '.join(parameters)}):", *lines]
 
     def _input_type(self, node: Node, shared: dict[int, str]) -> str:
@@ -153,6 +160,18 @@ class _Writer:
             return []
         value = attribute(module, str(node.target))
         return self.function(str(node.target), value, indent) if isinstance(value, GraphModule) else []
+
+    def _known_line(self, node: Node) -> str:
+        """The line of a node, from an earlier listing if the node is still the same."""
+        if self.known is None:
+            return self.line(node)
+        parts = (self.types.device, node.name, node.target, node.args, node.kwargs, ops.value_of(node))
+        text, *before = self.known.get(node, ("",))
+        if not before or any(old is not new for old, new in zip(before, parts, strict=True)):
+            text = self.line(node)
+            if not self.types.symbols:
+                self.known[node] = (text, *parts)
+        return text
 
     def line(self, node: Node) -> str:
         if node.op == "output":

@@ -42,6 +42,7 @@ from weft.graph.operator_effects import is_alias
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
 from weft.graph.value_numbers import ValueNumbers
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
@@ -60,7 +61,7 @@ class DedupeCollectives(Pass):
     last. `bucket-all-gathers` explains units."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         actions: list[Action] = []
         decisions: list[Decision] = []
         replacements = self._merge_collectives(dag, context, actions, decisions)

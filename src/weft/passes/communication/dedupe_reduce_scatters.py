@@ -38,8 +38,8 @@ from torch.fx import Graph, Node
 from weft.bucketing.eligibility import Touches
 from weft.graph import metadata, ops
 from weft.graph.collective import Collective
-from weft.graph.dag import Dag
 from weft.graph.edit import Edit
+from weft.graph.versions import dag_of
 from weft.passes.base import NamedNodes, Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
@@ -57,7 +57,7 @@ class DedupeReduceScatters(Pass):
     reorders_launches = True
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         touches = Touches(dag)
         trees: dict[Node, list[Node]] = {}
         decisions: list[Decision] = []

@@ -36,6 +36,7 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import group_argument, runtime_name
 from weft.graph.operator_effects import is_cheap
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
@@ -53,7 +54,7 @@ class HoistLaunches(Pass):
     """Maximum bytes of results in flight per group. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        return self.plan_on(Dag(graph))
+        return self.plan_on(dag_of(graph))
 
     def plan_on(self, dag: Dag) -> Step:
         """The same for a Dag whose order may differ from that of the graph."""

@@ -49,6 +49,7 @@ from weft.errors import PipelineError, compose
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
 from weft.passes.portfolio import arrange
 from weft.plan.context import Context
@@ -85,7 +86,7 @@ class ScheduleFsdpUnits(Pass):
             raise PipelineError(compose(self.name(), what, do="use ahead=2, as FSDP2 runs"))
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         carried = Carried(dag, context.groups)
         first = self._put(carried)
         order = settle(first, lambda dag: self._put(Carried(dag, context.groups)), keep_issue_order=False)

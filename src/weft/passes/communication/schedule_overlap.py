@@ -48,6 +48,7 @@ from weft.bucketing.prices import BucketPrices
 from weft.errors import MemoryLimitError, compose
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.portfolio import Variant, all_choices, variants
@@ -140,7 +141,7 @@ class Planner:
         """Exposed time of each launch in the original graph."""
 
     def best(self) -> Candidate:
-        dag = Dag(self.graph)
+        dag = dag_of(self.graph)
         program = program_of(dag, self.context.groups, self.cluster)
         outcome = self._search(dag, program, self.context.memory_limit_bytes)
         self.exposed_ns = {program.names[op]: ns for op, ns in outcome.given_exposed_ns.items()}

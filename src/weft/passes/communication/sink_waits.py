@@ -36,6 +36,7 @@ from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import is_alias
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
@@ -52,7 +53,7 @@ class SinkWaits(Pass):
     """Maximum bytes in flight per group; a wait does not sink past a launch that would exceed it. None: no limit."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
-        return self.plan_on(Dag(graph))
+        return self.plan_on(dag_of(graph))
 
     def plan_on(self, dag: Dag) -> Step:
         """The same for a Dag whose order may differ from that of the graph."""

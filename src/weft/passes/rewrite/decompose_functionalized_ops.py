@@ -34,8 +34,8 @@ from torch.fx import Graph, Node
 from weft.compat import schema_of
 from weft.errors import PlanError, compose
 from weft.graph import ops
-from weft.graph.dag import Dag
 from weft.graph.edit import Edit
+from weft.graph.versions import dag_of
 from weft.passes.base import NamedNodes, Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -68,7 +68,7 @@ class DecomposeFunctionalizedOps(GraphwisePass):
         sites = [node for node in calls if node.target in WRAPPERS or is_kernel(node)]
         if not sites:
             return self.step([], [])
-        draft, uses = Draft(graph), LastUses(Dag(graph))
+        draft, uses = Draft(graph), LastUses(dag_of(graph))
         decisions: list[Decision] = []
         kernels: list[Unwrap] = []
         replacements: dict[Any, AnyNode] = {}

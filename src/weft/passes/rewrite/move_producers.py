@@ -34,6 +34,7 @@ from torch.fx import Graph, Node
 
 from weft.compat import input_nodes
 from weft.graph.dag import Dag
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -49,7 +50,7 @@ class MoveProducers(GraphwisePass):
     why_not_nested = "a plan can move only nodes of the outermost graph"
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         fixed = {i for i, _, _ in dag.effects.accesses} | {i for i, p in dag.effects.special if not p.is_view}
         fixed |= {i for i, node in enumerate(dag.nodes) if node.op != "call_function"}
         order: list[Node] = []

@@ -34,6 +34,7 @@ from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.effects import Effects
 from weft.graph.operator_effects import Profile, profile_of
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -49,7 +50,7 @@ class RemoveDeadCode(GraphwisePass):
     numerics = Numerics.EXACT
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         alive, kept_dead = _alive(dag)
         dead = [node for i, node in enumerate(dag.nodes) if i not in alive]
         decisions = [self._removed(node) for node in dead] + [self._kept(node) for node in kept_dead]

@@ -35,8 +35,8 @@ from torch.fx import Graph, Node
 
 from weft.compat import OpOverload, find_op, input_nodes
 from weft.graph import metadata, ops
-from weft.graph.dag import Dag
 from weft.graph.operator_effects import is_pointwise, profile
+from weft.graph.versions import dag_of
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
 from weft.plan.context import Context
@@ -70,7 +70,7 @@ class ReuseBuffers(GraphwisePass):
     """Write the results of pointwise operators in place too."""
 
     def plan_one(self, graph: Graph, context: Context) -> Step:
-        dag = Dag(graph)
+        dag = dag_of(graph)
         sites = [(node, source) for node in dag.nodes if (source := self._source(node)) is not None]
         if not sites:
             return self.step([], [])
