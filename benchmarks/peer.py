@@ -119,7 +119,7 @@ def run(name: str, module: GraphModule, cluster: Cluster) -> Attempt:
     """Run one variant on a copy of a graph; its seconds are those that the pass alone kept the processor busy."""
     groups = read_groups(module)
     copy = copy_module(module)
-    with _world(groups), _patched(), _on_meta(copy):
+    with fake_groups(groups), _patched(), _on_meta(copy):
         estimate = _estimates(copy, groups, cluster)
         with V.set_fake_mode(metadata.mode_of(copy.graph.nodes)):
             gc.collect()
@@ -154,7 +154,7 @@ def _estimates(module: GraphModule, groups: GroupTable, cluster: Cluster) -> Est
 
 
 @contextmanager
-def _world(groups: GroupTable) -> Iterator[None]:
+def fake_groups(groups: GroupTable) -> Iterator[None]:
     """A fake world in which the names that the graph calls its groups by are those of process groups."""
     table = list(groups)
     spans = [max((max(part) for part in group.ranks), default=0) + 1 if group.ranks else 0 for group in table]

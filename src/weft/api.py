@@ -49,7 +49,6 @@ from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
 from weft.verification.symbolic.equivalence import Proof, prove
 from weft.verification.virtual.cluster import VirtualCluster
-from weft.verification.written_out import written_out
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -246,7 +245,6 @@ def _verify(
     seed: int,
     groups: Groups | None,
 ) -> Verdict:
-    before, after = (_runnable(side, groups) for side in (before, after))
     first = before if isinstance(before, GraphModule) else before[0]
     table = read_groups(first, groups)
     num_ranks = ranks or (prod(mesh.values()) if mesh else lcm(1, *(group.span for group in table)))
@@ -268,11 +266,6 @@ def _verify(
     if not verdict:
         verdict = judge_rounding(verdict, Sides((before, after), sides, given, seed), results)
     return replace(verdict, backend=backend)
-
-
-def _runnable(side: GraphModule | Sequence[GraphModule], groups: Groups | None) -> GraphModule | list[GraphModule]:
-    """A side as ranks without CUDA can run it: symmetric-memory operators written out."""
-    return written_out(side, groups) if isinstance(side, GraphModule) else [written_out(one, groups) for one in side]
 
 
 _verify_modules = verify

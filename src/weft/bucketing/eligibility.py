@@ -132,6 +132,8 @@ def _why_not(collective: Collective, dag: Dag, strategy: Strategy) -> Refusal | 
     launch, kind, name = collective.launch, collective.kind, collective.launch.name
     if isinstance(launch.target, OpOverload) and "autograd" in launch.target.namespace:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it is differentiable, and a bucket is not")
+    if collective.form.copied:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: it copies through symmetric memory", name)
     if strategy == "coalesced" and kind not in COALESCED:
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: torch has no {kind.phrase} for lists of tensors")
     if collective.escapes:

@@ -184,6 +184,18 @@ class Cluster:
         level = self.level_of(group)
         return level.symmetric or Transport(level.link)
 
+    def copied(self, kind: Kind, group: Group, num_bytes: int) -> Estimate:
+        """The time of an all-gather or reduce-scatter by copies through symmetric memory, as `estimate` gives NCCL's.
+
+        Each rank copies a part from or to every peer. A reduce-scatter then sums the parts.
+        """
+        size, transport = self.num_ranks_of(group), self.symmetric(group)
+        part = num_bytes // size
+        us = transport.link.latency_us + (size - 1) * transport.copy_us(part, size)
+        if kind is Kind.REDUCE_SCATTER:
+            us += (self.device.traffic_ns((size + 1) * part) or 0) / 1000
+        return Estimate(us if size > 1 else 0.0, "symmetric")
+
     def num_ranks_of(self, group: Group) -> int:
         """Size of the largest of the groups; all ranks if it is unknown."""
         if group.ranks is not None:

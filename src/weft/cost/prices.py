@@ -89,7 +89,7 @@ class _LaunchPrices:
         self.sources: dict[int, str] = {}
         self.extrapolated: set[int] = set()
         self.unknown: set[int] = set()
-        self.known: dict[tuple[Kind, str, int], tuple[Estimate, str]] = {}
+        self.known: dict[tuple[Kind, str, int, bool], tuple[Estimate, str]] = {}
 
     def add(self, dag: Dag, i: int) -> None:
         node = dag.nodes[i]
@@ -97,14 +97,16 @@ class _LaunchPrices:
         group = self.groups.group(argument) if argument is not None else Group("", 0)
         if ops.is_fused(node.target) and self._add_fused(node, i, group):
             return
-        kind, num_bytes = ops.kind_of(node.target) or Kind.BARRIER, None
-        if ops.launch_form(node.target) is not None:
+        kind, num_bytes, form = ops.kind_of(node.target) or Kind.BARRIER, None, ops.launch_form(node.target)
+        if form is not None:
             num_bytes = full_bytes(Collective(node))
         if num_bytes is None:
             self.unknown.add(i)
-        key = (kind, group.name, num_bytes or 0)
+        copied = form is not None and form.copied
+        key = (kind, group.name, num_bytes or 0, copied)
         if key not in self.known:
-            self.known[key] = self.cluster.estimate(kind, group, num_bytes or 0), self.cluster.level_of(group).name
+            estimate = self.cluster.copied if copied else self.cluster.estimate
+            self.known[key] = estimate(kind, group, num_bytes or 0), self.cluster.level_of(group).name
         estimate, self.levels[i] = self.known[key]
         self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
         if estimate.extrapolated:

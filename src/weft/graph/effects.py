@@ -542,7 +542,7 @@ class Effects:
                 yield i, OUTSIDE, True
             if p.opaque or p.launch or p.wait:
                 yield i, COMMUNICATION, self.is_barrier(i, p)
-            if p.launch and ops.is_fused(self.nodes[i].target):
+            if p.launch and ops.uses_workspace(self.nodes[i].target):
                 group = runtime_name(group_argument(self.nodes[i]))
                 workspaces.setdefault(group, FIRST_WORKSPACE - len(workspaces))
                 yield i, workspaces[group], True

@@ -61,7 +61,8 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
     if ops.is_wait(target):
         return args[0]
     try:
-        if ops.launch_form(target) is not None:
+        form = ops.launch_form(target)
+        if form is not None and not form.copied:
             return _launched(target, _bind_values(target, args, kwargs), mode)
         if isinstance(target, OpOverload) and target.name() in FORBIDDEN:
             raise RuntimeError("the operator reaches outside the graph")
@@ -134,7 +135,7 @@ def update(nodes: Sequence[Node], changed: Iterable[Node], mode: FakeTensorMode)
     while heap:
         i = heapq.heappop(heap)
         node = nodes[i]
-        known = isinstance(node.target, OpOverload | type(getitem)) and ops.kind_of(node.target) is not Kind.BARRIER
+        known = isinstance(node.target, OpOverload | type(getitem)) and not ops.has_unknown_result(node.target)
         if i == last or node.op != "call_function" or not known:
             continue
         last = i

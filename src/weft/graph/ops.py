@@ -65,6 +65,11 @@ ROWS: tuple[tuple[str, str, Kind], ...] = (
 )
 WAITS: tuple[tuple[str, str], ...] = (("wait_tensor", "wait"), ("wait_tensors", "wait_all"))
 
+COPIED: dict[str, Kind] = {
+    "symm_mem::_low_contention_all_gather": Kind.ALL_GATHER,
+    "symm_mem::_low_contention_reduce_scatter": Kind.REDUCE_SCATTER,
+}
+"""Launches that copy through symmetric memory."""
 COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
 GROUP_ARGUMENTS = ("group_name", "group", "process_group")
 
@@ -81,6 +86,8 @@ class LaunchForm:
     """Takes and returns a list of tensors."""
     written: str | None
     """The argument written to: the input of an in-place form, `out` of an out form, the buffer of a recv."""
+    copied: bool = False
+    """Whether copies through symmetric memory take the place of NCCL."""
 
 
 @functools.cache
@@ -89,6 +96,8 @@ def launch_form(target: Any) -> LaunchForm | None:
     if not isinstance(target, OpOverload):
         return None
     namespace, _, name = target.name().partition("::")
+    if target.name() in COPIED:
+        return LaunchForm(COPIED[target.name()], "tensor", "group_name", coalesced=False, written=None, copied=True)
     if namespace not in (FUNCTIONAL, FUNCTIONAL + "_autograd"):
         return None
     kind = next((kind for row, _, kind in ROWS if row == name), None)
@@ -149,6 +158,18 @@ FUSED = frozenset(
 def is_fused(target: Any) -> bool:
     """Whether the operator multiplies while it communicates through symmetric memory."""
     return isinstance(target, OpOverload) and target.name() in FUSED
+
+
+def uses_workspace(target: Any) -> bool:
+    """Whether the operator communicates through the symmetric memory of its group."""
+    return is_fused(target) or (isinstance(target, OpOverload) and target.name() in COPIED)
+
+
+@functools.cache
+def has_unknown_result(target: Any) -> bool:
+    """Whether only a live group knows the sizes that a communication operator returns."""
+    form = launch_form(target)
+    return kind_of(target) is Kind.BARRIER or (form is not None and form.copied)
 
 
 def bind(node: Node) -> dict[str, Any]:

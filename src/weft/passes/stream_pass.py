@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from torch.fx import Graph, Node
 
+from weft.cost.prices import full_bytes
 from weft.errors import PipelineError, PlanError, compose
 from weft.graph.collective import Collective, collectives
 from weft.graph.dag import Dag
@@ -22,9 +23,10 @@ from weft.passes.base import NamedNodes, Pass
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step, Stream
+from weft.quantities import duration_text
 from weft.rewriting.launches import place_in
 from weft.streaming.chunking import Chunking
-from weft.streaming.gather_sites import GatherSite
+from weft.streaming.gather_sites import GatherSite, why_not_followed
 from weft.streaming.lowerings.low_contention import LowContention
 from weft.streaming.lowerings.portable import Portable
 from weft.streaming.lowerings.protocol import Lowering, Name
@@ -38,13 +40,14 @@ from weft.streaming.write_conflicts import WriteConflicts
 
 Site = GatherSite | ScatterSite
 SYMMETRIC = SymmetricMemory()
-LOWERINGS: tuple[Lowering, ...] = (SYMMETRIC, Portable(), LowContention(), Ring())
+COPIES = LowContention()
+LOWERINGS: tuple[Lowering, ...] = (SYMMETRIC, Portable(), COPIES, Ring())
 AUTO: tuple[Name, ...] = ("symmetric-memory", "portable")
 """The lowerings that `auto` tries for a given number of chunks, in this order."""
 APPLIED: dict[Name, str] = {
     "portable": "streamed {launch} with {products} in {chunks} chunks",
     "symmetric-memory": "fused {launch} and {products} into one symmetric-memory operator",
-    "low-contention": "copied {launch} from peer to peer while {products} runs",
+    "low-contention": "copied {launch} from peer to peer",
     "ring": "streamed {launch} with {products} around a ring of {chunks} ranks",
 }
 """The sentence for an applied site, by lowering."""
@@ -63,7 +66,8 @@ class StreamPass(Pass):
     kernel: Literal["auto", "portable", "symmetric-memory", "low-contention", "ring"] = "auto"
     """`portable`: plain nodes that every backend runs. `symmetric-memory`: torch's fused CUDA operators. `auto`: for
     each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run.
-    `low-contention`: not split, but copied through symmetric memory. `ring`: plain nodes that send from rank to rank,
+    `low-contention`: every gather and scatter whose copies through symmetric memory take no longer, with or without
+    products. `ring`: plain nodes that send from rank to rank,
     one chunk per rank; needs `rank`, and torch 2.12."""
 
     rank: int | None = None
@@ -86,6 +90,7 @@ class StreamPass(Pass):
         writes, roles = WriteConflicts(dag), Roles(dag)
         decisions: list[Decision] = []
         sites: list[Site] = []
+        copies: list[Stream] = []
         taken: set[Node] = set()
         for collective in collectives(graph):
             if collective.kind not in self.kinds:
@@ -94,6 +99,11 @@ class StreamPass(Pass):
                 role = roles.of(collective).value
                 what = f"{collective.launch.name} carries {role}, and only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
+                continue
+            if self.kernel == "low-contention":
+                refusal = self._why_not_copied(collective, context)
+                decisions.append(self._declined(collective, refusal) if refusal else self._copied(collective))
+                copies += [] if refusal else [Stream(collective.launch.name, (), 1, "low-contention")]
                 continue
             site = self._site(collective, dag, taken, context)
             if isinstance(site, Refusal):
@@ -120,7 +130,26 @@ class StreamPass(Pass):
             actions.append(Stream(name, products, cut.chunks, lowering.name, cut.ring_rank, cut.decomposed_over))
             sentence = APPLIED[lowering.name].format(launch=name, products=", ".join(products), chunks=cut.chunks)
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
-        return self.step(actions, decisions)
+        return self.step([*copies, *actions], decisions)
+
+    def _why_not_copied(self, collective: Collective, context: Context) -> Refusal | None:
+        """Why a collective is not copied through symmetric memory; None if it is."""
+        launch = collective.launch
+        unshared = why_not_shared(launch, context, asked_for=True)
+        refusal = why_not_followed(collective) or COPIES.why_not(_whole(launch), unshared)
+        if refusal is not None or context.cluster is None:
+            return refusal
+        group, num_bytes = context.groups.group(group_argument(launch)), full_bytes(collective) or 0
+        copied = context.cluster.copied(collective.kind, group, num_bytes).us
+        rings = context.cluster.collective_us(collective.kind, group, num_bytes)
+        if copied <= rings * (1 + context.cluster.device.overlap_slowdown):
+            return None
+        what = f"{launch.name} stays: copies take {duration_text(copied)}, and rings {duration_text(rings)}"
+        return Refusal(Reason.NO_GAIN, what)
+
+    def _copied(self, collective: Collective) -> Decision:
+        name = collective.launch.name
+        return self.decision(Reason.APPLIED, APPLIED["low-contention"].format(launch=name), name)
 
     def _notes(self, sites: Sequence[Site]) -> list[Decision]:
         """For each group that could share memory but does not, how to enable that."""
@@ -136,8 +165,6 @@ class StreamPass(Pass):
 
     def _cuts(self, sites: list[Site], dag: Dag, context: Context) -> list[Chunking | Refusal]:
         """For each site its chunks, or why it is not split."""
-        if self.kernel == "low-contention":
-            return [_whole(site) for site in sites]
         if self.chunks is not None:
             cuts = [site.cut(self.chunks) for site in sites]
             costs = ChunkCosts(context.cluster, context.groups) if context.cluster is not None else None
@@ -211,17 +238,18 @@ class StreamPass(Pass):
 
     def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:
         """The chunks of a planned site, derived again from the graph."""
+        if action.kernel == "low-contention":
+            return _whole(nodes[action.launch])
         site = self.read(Collective(nodes[action.launch]), dag)
         products = tuple(nodes[name] for name in action.products)
         if not isinstance(site, Refusal):
             site = replace(site.with_products(products), ring_rank=action.own)
-        whole = action.kernel == "low-contention"
-        found = site if isinstance(site, Refusal) else _whole(site) if whole else site.cut(action.chunks)
+        found = site if isinstance(site, Refusal) else site.cut(action.chunks)
         if isinstance(found, Refusal):
             raise PlanError(compose("plan", f"{action.launch} cannot be split as planned: {found.sentence}"))
         return replace(found, decomposed_over=action.apart)
 
 
-def _whole(site: Site) -> Chunking:
-    """A site that is not split."""
-    return Chunking(site.collective.launch, site.num_ranks, 1, 0, site.products, {})
+def _whole(launch: Node) -> Chunking:
+    """A collective that is not split, without products."""
+    return Chunking(launch, 0, 1, 0, (), {})

@@ -170,8 +170,8 @@ class _ProgramBuilder:
 
     def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
         """The most that merging can save of a collective: all but the time of its bytes in the largest bucket."""
-        kind = ops.kind_of(node.target)
-        if kind is None:
+        kind, form = ops.kind_of(node.target), ops.launch_form(node.target)
+        if kind is None or (form is not None and form.copied):  # no bucket takes a copy
             return 0
         num_bytes = full_bytes(Collective(node)) if kind is not Kind.BARRIER else None
         if num_bytes is None:

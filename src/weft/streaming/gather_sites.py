@@ -34,7 +34,9 @@ from weft.streaming.chunking import (
 )
 from weft.streaming.layouts import Layout, Unfollowed, identity
 from weft.streaming.rowwise import Rowwise, read_rowwise
-from weft.streaming.view_layouts import Laid, is_view, sizes_of, view_of
+from weft.streaming.view_layouts import Laid, is_view, qualified, sizes_of, view_of
+
+BYTES = "aten::view.dtype"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class GatherSite:
 def why_not_followed(collective: Collective) -> Refusal | None:
     """Why a collective cannot be streamed, whatever its neighbours are; None if it can."""
     name, form = collective.launch.name, collective.form
+    if form.copied:
+        return Refusal(Reason.ALREADY_DONE, f"{name} is already copied through symmetric memory", name)
     if form.coalesced or not collective.is_functional:
         what = "sends a list of tensors" if form.coalesced else "writes into a given buffer"
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} {what}", name)
@@ -149,6 +153,10 @@ class _GatherReader:
         if is_view(node):
             return self._view(node)
         call = read_rowwise(node)
+        if call is not None and self._is_part_as_bytes(node):
+            source = node.all_input_nodes[0]
+            self.known[node], self.origin[node] = self.known[source], self.origin[source]
+            return True
         if call is None:
             what = f"{name} feeds no matrix product: {node.name} uses its result"
             self.broken.append(Refusal(Reason.NO_PRODUCT, what, node.name))
@@ -183,10 +191,23 @@ class _GatherReader:
             return False
         return True
 
+    def _is_part_as_bytes(self, node: Node) -> bool:
+        """Whether a node reads the bytes of a part of the gathered tensor as another dtype, as DTensor does in fp8."""
+        laid = self.known.get(node.all_input_nodes[0])
+        if qualified(node.target) != BYTES or not isinstance(laid, Layout):
+            return False
+        return prod(laid.shape) != prod(sizes_of(self.origin[node.all_input_nodes[0]]) or ())
+
+    def _has_sent_dtype(self, node: Node) -> bool:
+        return ops.value_of(node).dtype == ops.value_of(self.origin[node]).dtype
+
     def _why_not(self, call: Rowwise) -> Refusal | None:
         name, node = self.collective.launch.name, call.node
         for argument, source in call.tensors.items():
             laid = self.known.get(source)
+            if laid is not None and qualified(node.target) != BYTES and not self._has_sent_dtype(source):
+                what = f"{name} stays whole: {node.name} takes its bytes as another dtype"
+                return Refusal(Reason.OTHER_ORDER, what, source.name)
             if laid is None:
                 if self.dag.before[self.dag.index[source]] >> self.bit & 1:
                     what = f"{node.name} waits for all of {name}: its {argument} {source.name} depends on {name} too"

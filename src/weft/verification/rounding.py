@@ -28,6 +28,7 @@ from weft.graph.operator_effects import profile
 from weft.verification.comparison import Verdict, compare
 from weft.verification.rank import RankResult, tensors_in
 from weft.verification.virtual.cluster import VirtualCluster
+from weft.verification.written_out import each_written_out
 
 WIDE = 1 << 20
 """Factor on the number of terms in f64: an allowance for ill-conditioned graphs. The tolerance is 1024 times the usual
@@ -53,7 +54,12 @@ class Sides:
 def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankResult]]) -> Verdict:
     """The final verdict on runs that differ by more than their sums over ranks explain."""
     num_ranks = len(sides.inputs)
-    modules = [module for side in sides.modules for module in ([side] if isinstance(side, GraphModule) else side)]
+    written = [
+        module
+        for side, tables in zip(sides.modules, sides.tables, strict=True)
+        for module in each_written_out(*_by_rank(side, tables))
+    ]
+    modules = list(dict.fromkeys(written))
     if any(_hides_values(module) for module in modules):
         return verdict
     terms = max(count_terms(module, num_ranks) for module in modules)
@@ -69,6 +75,12 @@ def judge_rounding(verdict: Verdict, sides: Sides, results: Sequence[list[RankRe
     if not in_f64:
         return in_f64
     return compare(*results, num_terms=terms, reference=wide[0])
+
+
+def _by_rank(side: ModuleOrModules, tables: Tables) -> tuple[list[GraphModule], list[GroupTable]]:
+    """The modules of a side, each with the groups of its rank."""
+    modules = [side] if isinstance(side, GraphModule) else list(side)
+    return modules, [tables] * len(modules) if isinstance(tables, GroupTable) else list(tables)[: len(modules)]
 
 
 def count_terms(module: GraphModule, num_ranks: int) -> int:

@@ -12,7 +12,7 @@ functions that end in `_fallback`), not what a rewrite wanted to express.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import getitem
 from typing import Any
 
@@ -21,22 +21,30 @@ from torch.fx import GraphModule, Node
 
 from weft.graph import ops
 from weft.graph.edit import Edit, copy_module, recompile
-from weft.graph.groups import read_groups
+from weft.graph.groups import GroupTable
 
 aten = torch.ops.aten
 
 
-def written_out(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> GraphModule:
+def written_out(module: GraphModule, groups: GroupTable) -> GraphModule:
     """A copy of a module without symmetric-memory operators; the module itself if it has none."""
     if not any(_short_name(node) in _WRITERS for node in module.graph.nodes):
         return module
     made = copy_module(module)
-    table = read_groups(module, groups)
     with Edit(made.graph) as edit:
         for node in [node for node in made.graph.nodes if _short_name(node) in _WRITERS]:
-            _WRITERS[_short_name(node)](_OperatorWriter(edit, node, table.group(ops.bind(node)["group_name"]).size))
+            _WRITERS[_short_name(node)](_OperatorWriter(edit, node, groups.group(ops.bind(node)["group_name"]).size))
     recompile(made)
     return made
+
+
+def each_written_out(modules: Sequence[GraphModule], groups: Sequence[GroupTable]) -> list[GraphModule]:
+    """The modules of all ranks without symmetric-memory operators; ranks that share a module still do."""
+    made: dict[int, GraphModule] = {}
+    for module, table in zip(modules, groups, strict=True):
+        if id(module) not in made:
+            made[id(module)] = written_out(module, table)
+    return [made[id(module)] for module in modules]
 
 
 def _short_name(node: Node) -> str:

@@ -5,6 +5,7 @@ They have no kernel for the CPU, so `weft.verify` writes them out in plain nodes
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,3 +338,15 @@ def test_a_note_says_how_to_enable_symmetric_memory(monkeypatch: pytest.MonkeyPa
     assert note.sentence.startswith(
         "the group of ag does not use symmetric memory: to enable it, call torch.distributed"
     )
+
+
+@pytest.mark.slow
+def test_a_decoder_with_all_its_products_fused_is_proved_equal():
+    before = weft.parse((Path(__file__).parents[2] / "graphs/llama-debug-tp.txt").read_text())
+    options = "{only=activations chunks=2 kernel=symmetric-memory}"
+    spec = f"fuse-all-gather-matmuls{options},fuse-matmul-reduce-scatters{options},schedule-overlap"
+    after = weft.optimize(before, cluster="h100-8", pipeline=spec).module
+    text = weft.listing(after)
+    assert [text.count(f"symm_mem.fused_{name}.") for name in ("all_gather_matmul", "matmul_reduce_scatter")] == [9, 9]
+    proof = prove(before, after, reassociates=True)
+    assert proof, str(proof)

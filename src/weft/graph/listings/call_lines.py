@@ -92,7 +92,7 @@ class LineReader(LiteralReader):
         op = ops.op_of(called)
         if op is None:
             raise PlanError(compose("plan", f"no operator is called {called!r}", do=nearest(called, ops.op_names())))
-        if isinstance(op, HigherOrderOperator) or profile(op).opaque or ops.kind_of(op) is ops.Kind.BARRIER:
+        if isinstance(op, HigherOrderOperator) or profile(op).opaque or ops.has_unknown_result(op):
             raise PlanError(compose("plan", f"{called} cannot be created by a plan: its effects are unknown"))
         words = {at.id: plain_name(at.id) for at in ast.walk(call) if isinstance(at, ast.Name)}
         names = {

@@ -335,7 +335,7 @@ class _Reader(LiteralReader):
             self.fail(at, f"no operator is called {called!r}", nearest(called, _known_names()), called)
         args = tuple(self.literal(a, names) for a in at.args)
         kwargs = self.keywords(at, (), names=names)
-        if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
+        if isinstance(target, HigherOrderOperator) or ops.has_unknown_result(target):
             # Its type is taken as written: the call is not run, not even on fake values.
             value = self.value_of_type(annotation) if annotation is not None else None
             return edit.call(target, args, kwargs, name=name, value=value if value is not None else ())

@@ -35,6 +35,7 @@ from weft.graph.operator_effects import attribute
 from weft.verification.rank import Partition, RankResult, check_inputs, one_per_rank, partition_of, show
 from weft.verification.real_ranks.messages import Answer, Job, Prepare, Progress, pack, unpack
 from weft.verification.rendezvous import with_distinct_groups
+from weft.verification.written_out import each_written_out
 
 START_TIMEOUT_S = 120.0
 """Timeout for starting all processes. Each one imports torch, which takes seconds, or longer on a busy machine."""
@@ -181,6 +182,7 @@ class RealRanks:
             raise VerificationError(compose("real ranks", what, do="use fewer ranks or a larger world"))
         graphs = one_per_rank(modules, GraphModule, num_ranks, "modules")
         tables = with_distinct_groups(one_per_rank(groups, GroupTable, num_ranks, "group tables"))
+        graphs = each_written_out(graphs, tables)
         check_inputs(inputs, [sum(node.op == "placeholder" for node in graph.graph.nodes) for graph in graphs])
         parts = [_used_groups(graph, table, num_ranks) for graph, table in zip(graphs, tables, strict=True)]
         jobs = list(_jobs(graphs, inputs, tables, parts, seed, repeat))

@@ -99,7 +99,7 @@ def _because(error: Exception) -> str:
 def _run_both(
     before: GraphModule, after: GraphModule, groups: Groups | None, terms: Terms, reassociates: bool
 ) -> list[SymbolicRun]:
-    modules = [written_out(module, groups) for module in (before, after)]
+    modules = [written_out(module, read_groups(module, groups)) for module in (before, after)]
     tables = [read_groups(module, groups) for module in modules]
     names = _group_names(modules, tables)
     dags = [Dag(module.graph) for module in modules]

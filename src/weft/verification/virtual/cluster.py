@@ -31,6 +31,7 @@ from weft.verification.virtual.hazards import Given, Hazard, read_hazard, write_
 from weft.verification.virtual.in_flight import TensorInFlight, TensorsInFlight
 from weft.verification.virtual.launches import LaunchReader, poison
 from weft.verification.virtual.meetings import Rendezvous
+from weft.verification.written_out import each_written_out
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class VirtualCluster:
         """
         graphs = one_per_rank(modules, GraphModule, self.num_ranks, "modules")
         tables = with_distinct_groups(one_per_rank(groups, GroupTable, self.num_ranks, "group tables"))
+        graphs = each_written_out(graphs, tables)
         programs = {id(module): RankProgram(module) for module in graphs}
         check_inputs(inputs, [len(programs[id(module)].placeholders) for module in graphs])
         rendezvous, places = Rendezvous(tables), MeetingPlaces()
