@@ -52,6 +52,7 @@ ALL_BUT_LAST = [*PRODUCTS_OF_A_BLOCK[:-1]]
         ("full", {str(i): ALL_BUT_LAST for i in range(LAYERS)}, LAYERS),
         ("selective", {str(i): ["key", "output", "up"] for i in range(LAYERS)}, 0),
         ("products", {}, 0),
+        ("attention", {str(i): ALL_BUT_LAST for i in range(LAYERS)}, 0),
         ("layer", {"1": ALL_BUT_LAST}, 1),
     ],
 )

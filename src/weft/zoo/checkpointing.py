@@ -6,7 +6,9 @@ selective   the policy of torchtitan for single operators: of the matrix product
             the first, third, fifth ... are saved, and the others are computed again; results of attention and of
             reduce-scatters, and the largest magnitudes that scale fp8 products, are saved; everything else, the fp8
             products included, is computed again
-products    as selective, but every matrix product is saved, as torchtitan's graph trainer does it
+products    as selective, but every matrix product is saved: the default policy of torchtitan's graph trainer
+attention   as full, but the results of attention are saved: the policy `full` of that trainer, which saves every
+            operator that torch tags as random
 layer       every second block is `full`
 
 FSDP gathers the weights of a block once more in backward, or keeps them. Checkpointing never changes that number:
@@ -27,7 +29,7 @@ from weft.zoo.parallel.collectives import ALL_GATHER, REDUCE_SCATTER, WAIT
 
 __tracebackhide__ = True  # errors should show a line of the model
 
-CHECKPOINTS = ("none", "full", "selective", "products", "layer")
+CHECKPOINTS = ("none", "full", "selective", "products", "attention", "layer")
 PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 SAVED = frozenset({REDUCE_SCATTER, torch.ops.aten.max.default})
 ATTENTION = "aten::_scaled_dot_product_"
@@ -38,10 +40,8 @@ ATTENTION = "aten::_scaled_dot_product_"
 class Recomputation:
     """The part of a block that backward computes again."""
 
-    selective: bool
-    """Whether some operators are saved; without, the block keeps only its input."""
-    saves_every_product: bool = False
-    """Whether that is every matrix product, or every second one."""
+    mode: str
+    """`full`, `selective`, `products` or `attention`."""
     kept_groups: frozenset[str] = frozenset()
     """Run-time names of the groups whose gathered weights are kept."""
 
@@ -50,7 +50,7 @@ def recomputation_of(mode: str, block: int) -> Recomputation | None:
     """The part of the block of this number that backward computes again under a mode of checkpointing."""
     if mode == "none" or (mode == "layer" and block % 2 == 0):
         return None
-    return Recomputation(selective=mode in ("selective", "products"), saves_every_product=mode == "products")
+    return Recomputation("full" if mode == "layer" else mode)
 
 
 def keep_gathered(block: nn.Module, groups: frozenset[str]) -> None:
@@ -95,9 +95,12 @@ class _Policy:
     def _saves(self, context: Any, op: Any, args: tuple[Any, ...]) -> bool:
         if op is ALL_GATHER:
             return args[2] in self.recomputation.kept_groups
-        if not self.recomputation.selective:
+        mode = self.recomputation.mode
+        if op.name().startswith(ATTENTION):
+            return mode != "full"
+        if mode not in ("selective", "products"):
             return False
         if op in PRODUCTS:
             self.num_products[context.is_recompute] += 1
-            return self.recomputation.saves_every_product or self.num_products[context.is_recompute] % 2 == 1
-        return op in SAVED or op.name().startswith(ATTENTION)
+            return mode == "products" or self.num_products[context.is_recompute] % 2 == 1
+        return op in SAVED

@@ -208,7 +208,8 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
         ({"batch": 0}, "zoo: batch is 0, expected 1 or more\nuse batch=1 or more"),
         (
             {"checkpoint": "selectve"},
-            "zoo: checkpoint is 'selectve', expected none, full, selective, products, layer\ndid you mean 'selective'?",
+            "zoo: checkpoint is 'selectve', expected none, full, selective, products, attention, layer\n"
+            "did you mean 'selective'?",
         ),
         ({"norm": "fused"}, "zoo: norm is 'fused', expected operators, kernel\nuse one of operators, kernel"),
         ({"rotary": "imaginary"}, "zoo: rotary is 'imaginary', expected real, complex\nuse one of real, complex"),
