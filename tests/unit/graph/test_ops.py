@@ -51,7 +51,14 @@ def test_no_functional_operator_is_both_a_launch_and_a_wait(full: str):
 @pytest.mark.parametrize("full", registered("c10d", "_dtensor", "symm_mem", "fsdp"))
 def test_communication_without_a_row_is_a_barrier(full: str):
     assert ops.is_communication(target(full))
-    assert ops.kind_of(target(full)) is Kind.BARRIER
+    assert ops.kind_of(target(full)) is ops.COPIED.get(target(full).name(), Kind.BARRIER)
+
+
+@pytest.mark.parametrize(("name", "kind"), ops.COPIED.items())
+def test_copies_through_symmetric_memory_are_launches(name: str, kind: Kind):
+    form = ops.launch_form(target(f"{name}.default"))
+    assert form is not None
+    assert (form.kind, form.copied, form.written) == (kind, True, None)
 
 
 def test_an_operator_of_any_namespace_with_a_group_argument_is_a_barrier():
