@@ -66,7 +66,7 @@ def read_all(
 
 
 def plan_file(plan: Path | None) -> Path | None:
-    """The file that must be writable for a plan; None if there is no plan, or a folder chooses its file."""
+    """The file that must be writable for a plan; None without a plan, or if a folder names the file."""
     return None if plan is not None and plan.is_dir() else plan
 
 

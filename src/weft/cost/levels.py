@@ -28,7 +28,7 @@ class Transport:
     """Copies between the memories of peers, which a kernel or a copy engine makes without NCCL."""
 
     link: Link
-    """The latency is that of a barrier between all ranks, and a hop that of one copy."""
+    """Its latency is the time of a barrier between all ranks, and each hop is one copy."""
     sm_share: float = 0.0
     """Share of the multiprocessors that the copies occupy; 0 for copy engines."""
 
