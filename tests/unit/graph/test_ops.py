@@ -4,6 +4,7 @@ import operator
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory  # registers its operators
 from torch.fx import Graph, Node
 
 import weft
