@@ -2,9 +2,9 @@
 
 Contract: inside `analyses_kept`, `dag_of` builds the Dag of a graph once, and returns the same one until an edit
 changes the graph. `Edit` is the only writer of graphs, so it alone says when a version ends: `begin_edit` sets the kept
-Dag aside, and `end_edit` keeps the one that holds from then on. While an edit is open, and outside of `analyses_kept`,
-every call builds a new Dag. With `CHECKS_EVERY_USE`, which the tests set, a kept Dag is built again at each use and
-compared.
+Dag aside, and `end_edit` keeps the one that holds from then on. After a pass from another package, the pipeline calls
+`forget`. While an edit is open, and outside of `analyses_kept`, every call builds a new Dag. With `CHECKS_EVERY_USE`,
+which the tests set, a kept Dag is built again at each use and compared.
 """
 
 from __future__ import annotations
@@ -82,6 +82,13 @@ def end_edit(graph: Graph, dag: Dag | None) -> None:
         versions.being_edited.discard(graph)
         if dag is not None:
             versions.keep(graph, dag)
+
+
+def forget(graph: Graph) -> None:
+    """Build the Dag of a graph anew at its next use: code that is not ours may have changed it without an `Edit`."""
+    versions = _VERSIONS.get()
+    if versions is not None:
+        versions.dags.pop(graph, None)
 
 
 def _check(graph: Graph, known: Dag) -> None:

@@ -28,7 +28,7 @@ from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import KnownLines, digest, render
-from weft.graph.versions import analyses_kept, dag_of
+from weft.graph.versions import analyses_kept, dag_of, forget
 from weft.passes.base import Pass, find_pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
@@ -226,6 +226,8 @@ def _run_passes(
         mine = replace(context, strict=False) if place in from_presets else context
         done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
         seconds = time.perf_counter() - start
+        if not type(rewrite).__module__.startswith("weft."):
+            forget(made.graph)
         after = render(made, context.groups, lines) if changed else listing
         log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current

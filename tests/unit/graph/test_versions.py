@@ -1,12 +1,14 @@
 """The analyses that are kept for each version of a graph."""
 
 import pytest
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 import weft
 from weft.errors import GraphError
 from weft.graph.edit import Edit
 from weft.graph.versions import MOST_GRAPHS, analyses_kept, dag_of
+from weft.plan.context import Context
+from weft.plan.plan import Step
 
 
 def step() -> GraphModule:
@@ -74,3 +76,30 @@ def test_a_change_that_no_edit_made_is_found_when_uses_are_checked():
         named(module, "b").args = (named(module, "a"),)
         with pytest.raises(GraphError, match="the graph changed, but its kept Dag did not"):
             dag_of(module.graph)
+
+
+class WritesDirectly(weft.Pass):
+    """Swaps two nodes without telling its edit."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        return Step(str(self))
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        first, second = (node for node in edit.graph.nodes if node.op == "call_function")
+        first.prepend(second)
+
+
+def test_a_pass_from_another_package_ends_a_version():
+    module, seen = step(), list[list[str]]()
+
+    class Looks(WritesDirectly):
+        def plan(self, graph: Graph, context: Context) -> Step:
+            seen.append([node.name for node in dag_of(graph).nodes])
+            return Step(str(self))
+
+        def apply(self, edit: Edit, step: Step) -> None:
+            pass
+
+    with analyses_kept():
+        weft.Pipeline((Looks(), WritesDirectly(), Looks())).run(module)
+    assert seen == [["x", "a", "b", "output"], ["x", "b", "a", "output"]]
