@@ -155,7 +155,7 @@ def _estimates(module: GraphModule, groups: GroupTable, cluster: Cluster) -> Est
 
 @contextmanager
 def fake_groups(groups: GroupTable) -> Iterator[None]:
-    """A fake world in which the names that the graph calls its groups by are those of process groups."""
+    """A fake world whose process groups have the names that the graph uses for its groups."""
     table = list(groups)
     spans = [max((max(part) for part in group.ranks), default=0) + 1 if group.ranks else 0 for group in table]
     spans += [group.size * group.stride for group in table]

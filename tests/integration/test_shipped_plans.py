@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import weft
 import weft.frontends.options
-from tests.integration.functions import attend, attend_arguments
+from tests.integration.functions import attend, attend_arguments, gather_and_multiply, gather_and_multiply_arguments
 from tests.integration.training import Trained, same, train
 from tests.integration.worlds import World
 from weft.cli.main import app
@@ -87,6 +87,19 @@ def test_an_edited_plan_is_not_applied(mesh: DeviceMesh, tmp_path: Path):
     messages = compile_and_run(mesh, plan=tmp_path).messages
     assert all("edited" in message or "not a valid plan" in message for message in messages)
     assert messages
+
+
+@pytest.mark.needs_cpp
+def test_plans_are_recorded_again_although_inductor_has_the_graph_in_its_cache(mesh: DeviceMesh, tmp_path: Path):
+    for _ in range(2):
+        torch._dynamo.reset()
+        SESSION.reset()
+        compiled = torch.compile(gather_and_multiply, backend="weft", options={"weft.record": tmp_path / "plans"})
+        compiled(*gather_and_multiply_arguments(mesh.get_group().group_name))
+        files = [*(tmp_path / "plans").glob("*.json")]
+        assert files != []
+        for file in files:
+            file.unlink()
 
 
 def test_other_plans_in_the_folder_give_another_identity(tmp_path: Path):

@@ -61,7 +61,12 @@ class InductorPass:
         return Path(report) if report is not None else Path(compat.inductor_cache_folder()) / "weft"
 
     def uuid(self) -> str | None:
-        """The identity of this pass for Inductor's caches; None if a hook of the user has none."""
+        """The identity of this pass for Inductor's caches; None, which disables them, if a hook of the user has none.
+
+        It is also None while plans are recorded: a graph from a cache never reaches the pass.
+        """
+        if self.options.record is not None:
+            return None
         identity = None
         with SESSION.contained("an identity for Inductor's caches", self.options.strict):
             if not compat.settings_of("inductor").use_post_grad_passes:

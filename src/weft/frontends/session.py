@@ -60,6 +60,10 @@ OTHER_RANKS = (
     "all ranks with this graph should leave it unchanged; if only some of them print this, they run different "
     "collectives and will hang; the option weft.agreement detects that"
 )
+SAME_PLANS = (
+    "all ranks must find the same plans: if only some of them print this, they may run different collectives and hang; "
+    "the option weft.agreement detects that"
+)
 _HOME = Path(__file__).parents[2]
 _NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
 NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
@@ -145,8 +149,9 @@ class Session:
             entry = self._entry(identity)
         if is_disabled():
             self.say(f"{DISABLE} is set, so no graph is changed")
-            num_left = sum(1 for _ in collectives(module.graph))
-            self._add(replace(entry, skipped=f"{DISABLE} is set", num_left=num_left), None)
+            with self.contained("a report of a graph", strict=False):
+                num_left = sum(1 for _ in collectives(module.graph))
+                self._add(replace(entry, skipped=f"{DISABLE} is set", num_left=num_left), None)
             return False
         try:
             with compat.timed("weft"):
@@ -184,7 +189,8 @@ class Session:
             except PlanError as error:
                 if options.strict:
                     raise
-                self.say(f"a graph is planned anew: {error}")
+                lines = [f"a graph is planned anew: {error}", *([SAME_PLANS] if _num_ranks() > 1 else [])]
+                self.say("\n".join(lines))
         return _optimize(module, options, fuses)
 
     @contextmanager

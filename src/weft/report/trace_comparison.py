@@ -273,7 +273,7 @@ def _totals(prediction: PredictedStep, step: MeasuredStep, exposed_ns: int) -> t
         ("communication", communication_ns, sum(ran) if is_timed else None),
         ("exposed", exposed_ns, step.exposed_ns if is_timed else None),
         ("gaps", predicted_idle_ns, idle_ns if is_timed else None),
-        ("of which the host is late", None, step.host_late_ns),
+        ("gaps from a late host", None, step.host_late_ns),
     ]
     return tuple(ComparedTime(name, *(None if ns is None else ns / NS_PER_US for ns in both)) for name, *both in rows)
 

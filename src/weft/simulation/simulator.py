@@ -137,7 +137,7 @@ def check_order(program: Program, order: Sequence[int]) -> None:
     position = [NONE] * size
     for place, op in enumerate(order):
         if not 0 <= op < size or position[op] != NONE:
-            what = f"operation {op} appears twice" if 0 <= op < size else f"there is no operation {op}"
+            what = f"operation {op} appears twice" if 0 <= op < size else f"operation {op} does not exist"
             raise GraphError(compose("simulate", what, do=f"list each of 0 to {size - 1} once"))
         position[op] = place
     if len(order) != size:

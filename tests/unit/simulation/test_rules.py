@@ -83,7 +83,7 @@ def test_another_order_is_simulated():
             "simulate: b comes before a, which it needs\ngive an order that respects the edges of the program",
         ),
         ([0, 1, 1], "simulate: operation 1 appears twice\nlist each of 0 to 2 once"),
-        ([0, 1, 3], "simulate: there is no operation 3\nlist each of 0 to 2 once"),
+        ([0, 1, 3], "simulate: operation 3 does not exist\nlist each of 0 to 2 once"),
         ([0, 1], "simulate: the order has 2 operations, the program 3\nlist each of 0 to 2 once"),
     ],
 )
