@@ -35,6 +35,7 @@ from torch.fx import GraphModule
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from buckets import mps  # type: ignore[import-not-found]  # beside this file
+from train_profile import communication_of, events_of, record  # type: ignore[import-not-found]
 from train_rank import Rank, figures, local, mesh_of  # type: ignore[import-not-found]
 from train_variants import Variant  # type: ignore[import-not-found]
 
@@ -45,7 +46,10 @@ from weft.graph.edit import copy_module, recompile
 
 SHAPE = {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "sequence": 4096, "vocabulary": 8192}
 TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "sequence": 64, "vocabulary": 256}
-BATCH, WARM_UP, STEPS, ROUNDS = 4, 3, 12, 3
+BATCH, WARM_UP, STEPS, ROUNDS = 4, 2, 8, 3
+LIMIT_S = 170
+"""Time limit of a job; a job that fails or takes longer is recorded with its error."""
+SHOWN_KERNELS = 12
 CLEAN = "clean,algebra,communication"
 STREAM = "fuse-all-gather-matmuls{{only=activations{0}}},fuse-matmul-reduce-scatters{{only=activations{0}}}"
 PIPELINES = {
@@ -143,18 +147,48 @@ def run_job(held: Rank, cluster: Cluster) -> list[dict[str, Any]]:
         return Variant(run)
 
     variants = {name: made(module) for name, module in modules.items()}
-    values = {name: held.check(variant) for name, variant in variants.items()}
+    values: dict[str, dict[str, Any]] = {}
+    for name, variant in list(variants.items()):
+        try:
+            values[name] = held.check(variant)
+        except RuntimeError as error:  # all ranks run the same graph, so all of them raise
+            values[name] = {"error": str(error)[:400]}
+            about[name] |= values[name]
+            del variants[name]
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(ROUNDS):  # in turn, because the machine drifts
         for name, variant in variants.items():
             times[name] += held.time(variant, WARM_UP)
-    return [{"variant": name, **figures(times[name]), **values[name], **about[name]} for name in variants]
+    profiles = {name: kernels_of(held, variant) for name, variant in variants.items()}
+    failed = [{"variant": name, **about[name]} for name in modules if name not in variants]
+    measured = [
+        {"variant": name, **figures(times[name]), **values[name], **about[name], **profiles[name]} for name in variants
+    ]
+    return measured + failed
+
+
+def kernels_of(held: Rank, variant: Variant) -> dict[str, Any]:
+    """Communication, exposed communication and the longest kernels of one profiled step of this rank."""
+    if held.device.type != "cuda":
+        return {}
+    dist.barrier()
+    path = record(variant.run, Path(held.job["folder"]) / f"profile{held.rank}.json", device="cuda")
+    events = events_of(path)
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            spent[event["name"][:70]] += event["dur"]
+            count[event["name"][:70]] += 1
+    kernels = {name: (count[name], round(us)) for name, us in spent.most_common(SHOWN_KERNELS)}
+    return {**(communication_of(events) or {}), "kernels": kernels}
 
 
 def run(rank: int, job: dict[str, Any], path: str) -> None:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29700 + job["ranks"])}
-    os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+    os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "TORCH_NCCL_HIGH_PRIORITY": "1"}
+    os.environ |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // job["ranks"])}
     warnings.simplefilter("ignore")
     on_gpu = job["device"] == "cuda"
     if on_gpu:
@@ -180,10 +214,30 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
     dist.destroy_process_group()
 
 
+def spawned(job: dict[str, Any], path: str) -> str:
+    """Run a job in its own processes; return the error, empty if none."""
+    ranks = mp.spawn(run, (job, path), job["ranks"], join=False)
+    until = time.monotonic() + LIMIT_S
+    try:
+        while not ranks.join(timeout=1):
+            if time.monotonic() > until:
+                return f"not finished after {LIMIT_S} s"
+    except Exception as error:
+        return str(error)[-2000:]
+    finally:
+        for process in ranks.processes:
+            if process.is_alive():
+                process.kill()
+    return ""
+
+
 def show(found: dict[str, Any]) -> None:
     print(f"{found['parallel']}, {found['ranks']} ranks; copies {found['copies_us']}; {found['transport']}")
-    peer = next((row["step_ms"] for row in found["rows"] if row["variant"] == PEER), None)
+    peer = next((row.get("step_ms") for row in found["rows"] if row["variant"] == PEER), None)
     for row in found["rows"]:
+        if "step_ms" not in row:
+            print(f"  {row['variant']:24} {row['error']}", flush=True)
+            continue
         share = f", {row['step_ms'] / peer:.2f} of Inductor's" if peer else ""
         predicted = f"predicted {row['predicted_ms']:.1f}" if row.get("predicted_ms") else ""
         print(
@@ -224,9 +278,13 @@ def main() -> None:
     with started, tempfile.TemporaryDirectory() as folder:
         for job in jobs:
             path = f"{folder}/job.json"
-            mp.spawn(run, ({**job, "folder": folder}, path), job["ranks"])
-            found.append(json.loads(Path(path).read_text()))
-            show(found[-1])
+            error = spawned({**job, "folder": folder}, path)
+            if error:
+                found.append({"parallel": job["parallel"], "ranks": job["ranks"], "error": error})
+                print(f"{job['parallel']}, {job['ranks']} ranks: {error}", flush=True)
+            else:
+                found.append(json.loads(Path(path).read_text()))
+                show(found[-1])
             if options.json:
                 Path(options.json).write_text(json.dumps({**about, "jobs": found}, indent=1))
 
