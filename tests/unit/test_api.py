@@ -232,7 +232,7 @@ def test_the_report_as_json_is_complete():
     assert data["version"] == weft.__version__
     assert [entry["spec"] for entry in data["passes"]] == [record.spec for record in report.passes]
     assert len(data["applied"]) == len(report.applied)
-    assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").plan.digest
+    assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").report.bare_plan.digest
 
 
 def test_a_report_with_a_cluster_is_drawn_and_one_without_says_what_to_do(tmp_path: Path):
