@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 import weft
 from weft.bounds import checker
 from weft.cost.cluster import Cluster
-from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
+from weft.errors import ClusterError, PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.graph.output_names import result_names
@@ -221,6 +221,11 @@ def test_the_text_of_the_report_holds_the_table_and_the_decisions():
     assert lines[3].split() == ["pass", "applied", "declined", "ms"]
     assert "+ sink-waits: moved w down to its first use, r" in lines
     assert lines[-1] == "checked: structure: every invariant holds after every pass"
+
+
+def test_a_cluster_with_too_few_ranks_is_an_error_before_anybody_looks_at_the_report():
+    with pytest.raises(ClusterError, match="it has 8 ranks, group 'dp' needs 64"):
+        weft.optimize(module_of(), cluster="h100-8", pipeline="sink-waits", groups={"dp": 64})
 
 
 def test_the_report_as_json_is_complete():
