@@ -198,9 +198,14 @@ def _memory(jobs: Jobs) -> JobMemory:
 def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int]) -> int:
     """Peak bytes that a job adds, if each storage that dies in it is freed after its last operation that uses it."""
     program, ops = jobs.program, jobs.ops[job]
+    if len(ops) == 1:  # it frees nothing before its peak
+        return sum([num_bytes for storage, num_bytes in program.allocates[ops[0]] if storage not in program.given])
     last: dict[int, int] = {}
     for op in ops:
-        last.update((storage, op) for storage in (*program.uses[op], *(s for s, _ in program.allocates[op])))
+        for storage in program.uses[op]:
+            last[storage] = op
+        for storage, _ in program.allocates[op]:
+            last[storage] = op
     freed: dict[int, list[int]] = {}
     for storage, op in last.items():
         if dies.get(storage) == job:

@@ -55,7 +55,9 @@ def canonical_digest(module: GraphModule, groups: GroupTable) -> str | None:
 
 def digest(text: str) -> str:
     """The digest of a listing in plans and reports. It leaves out values of constants, which differ between ranks."""
-    return hashlib.sha256(VALUES.sub(r"\1)", text).encode()).hexdigest()[:32]
+    if "tensor(" in text:
+        text = VALUES.sub(r"\1)", text)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def line_of(node: Node, groups: GroupTable | None = None) -> str:
@@ -187,12 +189,28 @@ class _Writer:
         """The line of a node, from an earlier listing if the node is still the same."""
         if self.known is None:
             return self.line(node)
-        parts = (self.types.device, node.name, node.target, node.args, node.kwargs, ops.value_of(node))
-        text, *before = self.known.get(node, ("",))
-        if not before or any(old is not new for old, new in zip(before, parts, strict=True)):
-            text = self.line(node)
-            if not self.types.symbols:
-                self.known[node] = (text, *parts)
+        device, name, target, args, kwargs, value = parts = (
+            self.types.device,
+            node.name,
+            node.target,
+            node.args,
+            node.kwargs,
+            node.meta.get("val"),
+        )
+        found = self.known.get(node)
+        if (
+            found is not None
+            and found[3] is args
+            and found[5] is value
+            and found[4] is kwargs
+            and found[1] is name
+            and found[2] is target
+            and found[0] is device
+        ):
+            return found[6]
+        text = self.line(node)
+        if not self.types.symbols:
+            self.known[node] = (*parts, text)
         return text
 
     def line(self, node: Node) -> str:
