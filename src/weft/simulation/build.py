@@ -346,7 +346,8 @@ def _span(value: Any) -> int:
     if not isinstance(value, Tensor):
         return 0
     last = hint_of(value.storage_offset()) or 0
-    for size, stride in zip(map(hint_of, value.shape), map(hint_of, value.stride()), strict=True):
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        size, stride = size if type(size) is int else hint_of(size), stride if type(stride) is int else hint_of(stride)
         if not size or stride is None:
             return 0
         last += (size - 1) * stride
