@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm, prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.arguments import (
+    check_cache,
     check_cluster,
     check_groups,
     check_mesh,
@@ -25,7 +27,7 @@ from weft.arguments import (
 from weft.bounds.bounded_simulation import simulate_modules
 from weft.compat import real_values
 from weft.cost.cluster import Cluster
-from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
+from weft.errors import ListingError, PlanError, ReportError, VerificationError, WeftError, compose
 from weft.graph.aliasing import may_share_inputs
 from weft.graph.collective import collectives
 from weft.graph.dag import collector_paused
@@ -34,7 +36,9 @@ from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
 from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
+from weft.passes.cache_key import key_of
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
+from weft.plan.cache import PlanCache, is_switched_off
 from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
@@ -49,6 +53,8 @@ from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
 from weft.verification.symbolic.equivalence import Proof, prove
 from weft.verification.virtual.cluster import VirtualCluster
+
+log = logging.getLogger("weft")
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -82,6 +88,7 @@ def optimize(
     groups: Groups | None = None,
     withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
+    cache: bool | str | Path = True,
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself does not change.
 
@@ -93,7 +100,8 @@ def optimize(
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
     runs both on every rank of a virtual cluster. `withheld` maps groups whose launches no pass may merge to the
     reason why; `weft.verification.agreement.agreement.withheld` finds them for ranks with different graphs.
-    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures.
+    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures. `cache` is the
+    folder of the plan cache (`planning.md`), or False to search for a plan even if an earlier call found one.
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an invalid argument,
     `RefusedError` if `strict` or the memory limit cannot be met, `VerificationError` if the check fails.
@@ -108,17 +116,45 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
+    check_cache("optimize", cache)
     with collector_paused(), analyses_kept():
-        run = chosen.run(
-            module,
-            cluster=described,
-            groups=groups,
-            memory_limit_bytes=memory_limit_bytes,
-            effort=effort,
-            strict=strict,
-            withheld=withheld,
-        )
+
+        def search() -> Run:
+            return chosen.run(
+                module,
+                cluster=described,
+                groups=groups,
+                memory_limit_bytes=memory_limit_bytes,
+                effort=effort,
+                strict=strict,
+                withheld=withheld,
+            )
+
+        if cache is False or is_switched_off():
+            run = search()
+        else:
+            table = read_groups(module, groups)
+            context = Context(table, described, memory_limit_bytes, effort, strict, withheld or {})
+            key = key_of(module, chosen, context)
+            run = _from_cache(PlanCache(None if cache is True else cache), key, module, groups, search)
         return _checked(module, run, described, verify, groups, tokens_per_step)
+
+
+def _from_cache(
+    cache: PlanCache, key: str | None, module: GraphModule, groups: Groups | None, search: Callable[[], Run]
+) -> Run:
+    """The run of a plan in the cache; without one, a plan is searched and kept."""
+    if key is None:
+        return search()
+    try:
+        plan = cache.find(key)
+        if plan is not None:
+            return replace(replay(module, plan, groups=groups), from_cache=True)
+    except WeftError as error:
+        log.warning("weft: a graph is planned anew: %s", error)
+    run = search()
+    cache.keep(key, run.plan)
+    return run
 
 
 def carry_out(
@@ -182,6 +218,7 @@ def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report
         bare_plan=run.plan,
         witnesses=witnesses,
         may_share_inputs=may_share_inputs(module),
+        from_cache=run.from_cache,
     )
 
 

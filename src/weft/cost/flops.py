@@ -19,6 +19,7 @@ from torch.fx import Node
 from weft.compat import OpOverload, hint_of, input_nodes
 from weft.cost.kernels import AttentionShape, ProductShape
 from weft.graph import ops
+from weft.graph.ops import cached_by_target
 
 FIRST_OPERAND = {
     "mm": "self",
@@ -52,7 +53,7 @@ class UnknownSizeError(Exception):
     """A size has no hint, or metadata is missing."""
 
 
-@functools.cache
+@cached_by_target
 def rule_of(target: Any) -> Rule | None:
     """The rule that counts the flops of an operator; None if it is not a product."""
     if not isinstance(target, OpOverload):
@@ -98,7 +99,7 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
     return None
 
 
-@functools.cache
+@cached_by_target
 def name_of(target: Any) -> str:
     """The name of an operator without namespace and overload."""
     return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""

@@ -54,10 +54,7 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
     found = compute(dag, cluster.device)
     given = _given_ns(dag, overrides or {})
     compute_ns, unknown = list(found.ns), set(found.unknown)
-    launches = _LaunchPrices(groups, cluster)
-    for i, profile in dag.effects.special:
-        if profile.launch:
-            launches.add(dag, i)
+    launches = price_launches(dag, groups, cluster)
     unknown |= launches.unknown
     for i, ns in given.items():
         if i in launches.ns:
@@ -79,7 +76,16 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
     )
 
 
-class _LaunchPrices:
+def price_launches(dag: Dag, groups: GroupTable, cluster: Cluster) -> LaunchPrices:
+    """Price the launches of a graph. Raises if the cluster cannot run them."""
+    found = LaunchPrices(groups, cluster)
+    for i, profile in dag.effects.special:
+        if profile.launch:
+            found.add(dag, i)
+    return found
+
+
+class LaunchPrices:
     """Prices launches; equal ones are estimated once."""
 
     def __init__(self, groups: GroupTable, cluster: Cluster) -> None:

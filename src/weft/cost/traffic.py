@@ -17,7 +17,6 @@ Time and memory are linear in nodes and edges; the result depends on the order o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -31,6 +30,7 @@ from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import profile, shares_storage
+from weft.graph.ops import cached_by_target
 
 
 class TrafficKind(IntEnum):
@@ -77,7 +77,7 @@ UNREAD = {"copy_": "self", "fill_": "self", "zero_": "self", "nll_loss_backward"
 """Operators that do not read one of their arguments: they overwrite it, or need only its shape."""
 
 
-@functools.cache
+@cached_by_target
 def kind_of(target: Any) -> TrafficKind:
     """How calls of an operator access memory. Operators that may copy are decided call by call, by metadata."""
     if not isinstance(target, OpOverload):

@@ -9,7 +9,6 @@ asynchronous counts as asynchronous, and a copy that may block does not count as
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +20,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops, understated
+from weft.graph.ops import cached_by_target
 
 EARLY = "non_blocking"
 """The argument that makes a copy asynchronous."""
@@ -52,7 +52,7 @@ class Transfer:
     """The nodes whose storage is written: arguments, or the copy itself."""
 
 
-@functools.cache
+@cached_by_target
 def may_transfer(target: Any) -> bool:
     """Whether calls of an operator may copy between host and device, or make the host wait for the device."""
     if not isinstance(target, OpOverload):
@@ -111,7 +111,7 @@ def transfer_of(node: Node) -> Transfer | None:
     return Transfer(Wait.LEAVES, sources, destinations) if may_leave and is_early else None
 
 
-@functools.cache
+@cached_by_target
 def _may_be_early(target: Any) -> bool:
     """Whether an operator has the argument that makes a copy asynchronous."""
     return isinstance(target, OpOverload) and any(name == EARLY for name, *_ in ops.parameters(target))

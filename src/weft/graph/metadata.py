@@ -10,7 +10,6 @@ that return one tensor of known size, either new or a view of the first argument
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from weft.compat import (
 from weft.errors import GraphError, compose
 from weft.graph import ops
 from weft.graph.operator_effects import profile
-from weft.graph.ops import Kind
+from weft.graph.ops import Kind, cached_by_target
 
 MAX_RESULTS = 1 << 12
 """Maximum number of results of one call: protects the reader of listings from malicious splits."""
@@ -87,7 +86,7 @@ def _check_enumerations(target: Any, args: Sequence[Any], kwargs: Mapping[str, A
         raise RuntimeError(f"{' and '.join(names)}: a number is not accepted")
 
 
-@functools.cache
+@cached_by_target
 def _enumerations(target: Any) -> tuple[list[int], list[str]]:
     """The arguments that take a dtype, a layout or a memory format: their positions, and their names."""
     arguments = schema_of(target).arguments if isinstance(target, OpOverload) else ()
@@ -113,7 +112,7 @@ def _check_number_of_results(target: Any, args: Sequence[Any], kwargs: Mapping[s
         raise RuntimeError(f"it has {min(extent, parts)} results, at most {MAX_RESULTS} are possible")
 
 
-@functools.cache
+@cached_by_target
 def _returns_list(target: Any) -> bool:
     returns = schema_of(target).returns if isinstance(target, OpOverload) else ()
     return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
@@ -292,7 +291,7 @@ def call_remembered(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     return fake_tensor(mode, found.size, found.stride, found.dtype, found.device)
 
 
-@functools.cache
+@cached_by_target
 def _kind(target: Any) -> str | None:
     """`new` for operators that return a new tensor, `view` for views of the first argument, `either` if that depends on
     the arguments, None for operators that are not cached."""

@@ -6,7 +6,6 @@ and writing all its arguments, drawing random numbers, and communicating.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -30,7 +29,7 @@ from weft.compat import (
     storage_key,
 )
 from weft.graph import host, ops, understated
-from weft.graph.ops import attribute
+from weft.graph.ops import attribute, cached_by_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ NEW_RESULTS = frozenset({"flex_attention", "flex_attention_backward", "map_impl"
 """Their results are new, whatever their graphs return."""
 
 
-@functools.cache
+@cached_by_target
 def profile(target: Any) -> Profile:
     """The profile of the target of a `call_function` node; `profile_of` also looks into nested graphs."""
     if target is getitem:
@@ -182,7 +181,7 @@ def is_pointwise(target: Any) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
-@functools.cache
+@cached_by_target
 def is_cheap(target: Any) -> bool:
     """Whether the operator only moves, casts or scales data, so that it may move with a launch as its prologue."""
     if target is getitem:

@@ -28,6 +28,7 @@ from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import KnownLines, digest, render
+from weft.graph.renaming import LentNames, lend_names
 from weft.graph.versions import analyses_kept, dag_of, forget
 from weft.passes.base import Pass, find_pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
@@ -63,6 +64,8 @@ class Run:
     before: str
     """The listing before the first pass."""
     after: str
+    from_cache: bool = False
+    """Whether the plan was found in the plan cache instead of searched."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,13 @@ def replay_in_place(
     kept = Snapshot(module)
     try:
         refresh_names(module.graph)  # otherwise new nodes may get other names than in the copy
-        for step in plan.steps:
-            parse_pass(step.spec).run(module.graph, context, step)
+        lent = lend_names(module.graph, plan.listing)
+        try:
+            for step in plan.steps:
+                parse_pass(step.spec).run(module.graph, context, step)
+        finally:
+            if lent is not None:
+                lent.give_back()
         recompile(module)
     except BaseException:
         kept.restore()
@@ -219,7 +227,10 @@ def _run_passes(
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
-    current = digest(listing)
+    own, current = listing, digest(listing)
+    lent = None if plan is None or plan.start == current else _lend_names(made, context.groups, plan)
+    if lent is not None and plan is not None:
+        listing, current, lines = plan.listing, plan.start, KnownLines()
     for place, (rewrite, step) in enumerate(work):
         _check_digest(step, current, listing, plan if place == 0 else None, facts)
         start = time.perf_counter()
@@ -232,10 +243,36 @@ def _run_passes(
         log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current
     _check_result(plan, current, listing, facts)
+    if lent is not None and plan is not None:
+        lent.give_back()
+        recompile(made)
+        return Run(made, plan, tuple(_in_own_names(entry, lent) for entry in log), own, render(made, context.groups))
     recompile(made)
-    before = log[0].before if log else listing
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=current, listing=before), tuple(log), before, listing)
+    return Run(made, Plan(steps, facts, result=current, listing=own), tuple(log), own, listing)
+
+
+def _lend_names(module: GraphModule, groups: GroupTable, plan: Plan) -> LentNames | None:
+    """Lend a module the names of the graph that a plan was made for; None if they differ in more than names."""
+    lent = lend_names(module.graph, plan.listing)
+    if lent is not None and digest(render(module, groups)) != plan.start:
+        lent.give_back()
+        return None
+    return lent
+
+
+def _in_own_names(entry: LogEntry, lent: LentNames) -> LogEntry:
+    """The outcome of a pass with the graph's own names in its decisions."""
+    decisions = (
+        replace(
+            each,
+            nodes=tuple(lent.back.get(name, name) for name in each.nodes),
+            blocking=lent.own_name(each.blocking),
+            sentence=lent.in_own_names(each.sentence, (*each.nodes, *filter(None, [each.blocking]))),
+        )
+        for each in entry.step.decisions
+    )
+    return replace(entry, step=replace(entry.step, decisions=tuple(decisions)))
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:

@@ -243,6 +243,11 @@ class Plan:
     format: int = FORMAT
 
     @property
+    def start(self) -> str:
+        """Digest of the listing that the plan was made for."""
+        return self.steps[0].digest if self.steps else self.result
+
+    @property
     def digest(self) -> str:
         """Two plans have the same digest exactly if they are equal, on every rank."""
         return _digest_of(asdict(self))
@@ -251,6 +256,15 @@ class Plan:
         """The plan as JSON, with its digest. Equal plans give equal text."""
         contents = asdict(self)
         return json.dumps({**contents, "digest": _digest_of(contents)}, indent=1, sort_keys=True)
+
+    def to_bytes(self) -> bytes:
+        """The plan as compact JSON without a digest, for a cache that checks its files itself."""
+        return _reader_of(type(self)).dump_json(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The plan that `to_bytes` wrote. Raises ValueError for anything else."""
+        return _reader_of(cls).validate_json(data)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file. Its folder must exist."""

@@ -34,6 +34,7 @@ SHARED_INPUTS = (
     "inputs of this graph may share memory, and the graph writes to some of them, so no read of an input moves across "
     "such a write; to record which inputs share memory, use weft.capture or trace the graph with fake tensors"
 )
+FROM_CACHE = "the plan comes from the plan cache, so the passes were timed while they carried it out"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Report:
     version: str = field(default=VERSION)
     may_share_inputs: bool = False
     """Whether inputs may share memory with one that the graph writes; reads of inputs then keep their place."""
+    from_cache: bool = False
+    """Whether the plan was found in the plan cache. Then the passes were timed while they carried it out."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -103,7 +106,8 @@ class Report:
 
     @property
     def plan_digest(self) -> str:
-        return self.plan.digest
+        """The digest of the plan without evidence: equal for ranks that made the same decisions."""
+        return self.bare_plan.digest
 
     @property
     def refusals(self) -> tuple[Decision, ...]:
@@ -118,7 +122,7 @@ class Report:
     @property
     def notes(self) -> tuple[str, ...]:
         """Gaps in the graph's or the cluster's description, and their effect on the result."""
-        return (SHARED_INPUTS,) if self.may_share_inputs else ()
+        return (*([SHARED_INPUTS] if self.may_share_inputs else []), *([FROM_CACHE] if self.from_cache else []))
 
     def to_json(self, *, simulate: bool = True) -> str:
         """The report as JSON, with the simulation of both graphs if a cluster was given and `simulate` is set."""

@@ -94,40 +94,49 @@ def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
     for op, kind in enumerate(program.kinds):
         job = job_of[op]
         if job != NO_JOB:
+            mine, landed = preds[job], comm_preds[job]
             for pred in program.preds[op]:
-                if job_of[pred] != NO_JOB:
-                    preds[job][job_of[pred]] = None
-                else:
-                    preds[job].update(dict.fromkeys(needs[pred].jobs))
-                    comm_preds[job].update(dict.fromkeys(needs[pred].launches))
+                other = job_of[pred]
+                if other != NO_JOB:
+                    mine[other] = None
+                    continue
+                need = needs[pred]
+                for each in need.jobs:
+                    mine[each] = None
+                for each in need.launches:
+                    landed[each] = None
             continue
         found = [needs[pred] if job_of[pred] == NO_JOB else Needs((job_of[pred],), ()) for pred in program.preds[op]]
         if kind is OpKind.WAIT:
-            found.append(Needs((), tuple(job_of[launch] for launch in program.waits_for[op])))
+            found.append(Needs((), tuple([job_of[launch] for launch in program.waits_for[op]])))
         needs[op] = _union(found)
     for job in range(size):
         preds[job].pop(job, None)
     succs: list[list[int]] = [[] for _ in range(size)]
     for job in range(size):
-        for pred in {**preds[job], **comm_preds[job]}:
+        mine, landed = preds[job], comm_preds[job]
+        for pred in mine:
             succs[pred].append(job)
+        for pred in landed:
+            if pred not in mine:
+                succs[pred].append(job)
     duration = [_duration(program, members) for members in ops]
     queue = [program.queue[members[-1]] for members in ops]
     return Jobs(
         program,
-        tuple(tuple(members) for members in ops),
+        tuple([tuple(members) for members in ops]),
         tuple(duration),
         tuple(queue),
-        tuple(tuple(p) for p in preds),
-        tuple(tuple(p) for p in comm_preds),
-        tuple(tuple(s) for s in succs),
+        tuple([tuple(p) for p in preds]),
+        tuple([tuple(p) for p in comm_preds]),
+        tuple([tuple(s) for s in succs]),
         tuple(job_of),
     )
 
 
 def _duration(program: Program, members: list[int]) -> int:
     """The time of a job, with a launch gap for each of its kernels."""
-    ns = sum(program.duration_ns[op] for op in members)
+    ns = sum([program.duration_ns[op] for op in members]) if len(members) > 1 else program.duration_ns[members[0]]
     if not program.launch_gap_ns or program.kinds[members[0]] is not OpKind.COMPUTE:
         return ns
     kernels = {program.kernel[op] if program.kernel else op for op in members if program.duration_ns[op]}

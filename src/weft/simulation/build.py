@@ -16,7 +16,6 @@ that a later graph takes is freed after its last use there; every other output s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
@@ -35,7 +34,7 @@ from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import is_alias, waited_inside
-from weft.graph.ops import Kind, attribute
+from weft.graph.ops import Kind, attribute, cached_by_target
 from weft.graph.output_names import result_names
 from weft.graph.versions import dag_of
 from weft.simulation.program import OpKind, Program, Queue
@@ -304,7 +303,7 @@ def _kind_of(node: Node) -> OpKind:
     return OpKind.NOTHING if kind is OpKind.COMPUTE and is_alias(node) else kind
 
 
-@functools.cache
+@cached_by_target
 def _kind_of_target(target: Any) -> OpKind:
     if ops.launch_form(target) is not None:
         return OpKind.LAUNCH
@@ -347,7 +346,8 @@ def _span(value: Any) -> int:
     if not isinstance(value, Tensor):
         return 0
     last = hint_of(value.storage_offset()) or 0
-    for size, stride in zip(map(hint_of, value.shape), map(hint_of, value.stride()), strict=True):
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        size, stride = size if type(size) is int else hint_of(size), stride if type(stride) is int else hint_of(stride)
         if not size or stride is None:
             return 0
         last += (size - 1) * stride
