@@ -1,0 +1,133 @@
+"""Chain: choices from everything kept to everything made again, each step the cheapest by an estimate.
+
+Contract: a choice is a number for each group of sites: so many of its first sites are made again. The first layers come
+first, because their values are held longest. The estimate adds up the work that a choice repeats: the step takes as
+long as compute or the busiest link, whichever is longer. Only the order of the chain depends on the estimate; the
+planner judges every choice that is taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.compat import input_nodes
+from weft.retention.sites import Sites
+from weft.simulation.program import MILLION, OpKind
+
+Choice = tuple[int, ...]
+LESSER_SHARE = 0.05
+"""Share of all work in the estimate, besides the longest resource: no overlap is perfect."""
+
+
+def kept_sites(sites: Sites, choice: Choice) -> frozenset[int]:
+    """The free sites that a choice keeps."""
+    kept = set(sites.stops)
+    for group, again in zip(sites.groups, choice, strict=True):
+        kept.update(group.sites[again:])
+    return frozenset(kept)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work and memory of a choice: time of compute, time of each link, bytes that wait for the late part."""
+
+    compute_ns: int
+    link_ns: tuple[int, ...]
+    num_bytes: int
+
+
+class Estimator:
+    """Adds up the work of choices for one program."""
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites, self.program = sites, sites.program
+        program = self.program
+        repeated = {late for late in sites.twin if sites.site_of[late] == late}
+        compute, links = 0, [0] * len(program.links)
+        for op, kind in enumerate(program.kinds):
+            if op in repeated:
+                continue
+            compute += self.compute_ns(op)
+            if kind is OpKind.LAUNCH:
+                links[program.queues[program.queue[op]].link] += self.link_ns(op)
+        self.once = Work(compute, tuple(links), 0)
+        """The work of the step if nothing is made again."""
+        index = sites.dag.index
+        self.sources = [
+            [index[source] for source in input_nodes(node)] for node in sites.dag.nodes[: sites.cut]
+        ]
+
+    def compute_ns(self, op: int) -> int:
+        return self.program.duration_ns[op] if self.program.kinds[op] is OpKind.COMPUTE else 0
+
+    def link_ns(self, op: int) -> int:
+        """The time of a collective's bytes. Merged with others it takes no more."""
+        latency = self.program.latency_ns[op] if self.program.latency_ns else 0
+        return self.program.duration_ns[op] - latency
+
+    def work(self, choice: Choice) -> Work:
+        sites, program, kept = self.sites, self.program, kept_sites(self.sites, choice)
+        compute, links, num_bytes = self.once.compute_ns, list(self.once.link_ns), 0
+        seen: set[int] = set()
+        held: set[int] = set()
+        stack = [site for site in sites.needed]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            site = sites.site_of[node]
+            if not sites.is_free(site) or site in kept:
+                if site >= 0 and site not in held:
+                    held.add(site)
+                    num_bytes += sites.num_bytes[site]
+                continue
+            if program.kinds[node] is OpKind.LAUNCH:
+                links[program.queues[program.queue[node]].link] += self.link_ns(node)
+            compute += self.compute_ns(node)
+            stack += self.sources[node]
+        return Work(compute, tuple(links), num_bytes)
+
+    def step_ns(self, work: Work) -> float:
+        """The estimated step."""
+        wire = max(work.link_ns, default=0)
+        slow = self.program.slowdown_ppm / (MILLION + self.program.slowdown_ppm)
+        overlapped = max(work.compute_ns + slow * min(wire, work.compute_ns), wire)
+        return overlapped + LESSER_SHARE * (work.compute_ns + sum(work.link_ns))
+
+
+def chain(estimator: Estimator) -> Iterator[Choice]:
+    """Choices from everything kept to everything made again, one group more each time, the best ratio first.
+
+    Ratios only grow as more groups are made again, so a stale one is computed anew when its turn comes.
+    """
+    groups = estimator.sites.groups
+    choice = (0,) * len(groups)
+    now = estimator.work(choice)
+    yield choice
+    waiting = [(_ratio(estimator, now, choice, k), k) for k in range(len(groups))]
+    heapq.heapify(waiting)
+    while waiting:
+        _, k = heapq.heappop(waiting)
+        ratio = _ratio(estimator, now, choice, k)
+        if waiting and ratio > waiting[0][0]:
+            heapq.heappush(waiting, (ratio, k))
+            continue
+        choice = with_group(choice, k, len(groups[k].sites))
+        now = estimator.work(choice)
+        yield choice
+
+
+def with_group(choice: Choice, k: int, again: int) -> Choice:
+    """The choice with another number for one group."""
+    return (*choice[:k], again, *choice[k + 1 :])
+
+
+def _ratio(estimator: Estimator, now: Work, choice: Choice, k: int) -> float:
+    """Estimated time for each byte that one group more frees; it comes last if it frees none."""
+    then = estimator.work(with_group(choice, k, len(estimator.sites.groups[k].sites)))
+    freed = now.num_bytes - then.num_bytes
+    paid = estimator.step_ns(then) - estimator.step_ns(now)
+    return paid / freed if freed > 0 else float("inf")
