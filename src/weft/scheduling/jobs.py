@@ -19,6 +19,8 @@ NO_JOB = -1
 FUSED_SPAN = 100
 """Fused operations further apart than this many operations are separate jobs. Moving part of the backward pass next to
 the forward kernel that it could fuse with would keep its result alive in between."""
+NARROW_SPANS = (30, 10, 3)
+"""Shorter distances, for memory limits that leave no room for results that such a move keeps alive."""
 
 
 class Needs(NamedTuple):
@@ -54,11 +56,14 @@ class Jobs:
         return len(self.ops)
 
 
-def jobs_of(program: Program) -> Jobs:
-    """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations."""
+def jobs_of(program: Program, span: int = FUSED_SPAN) -> Jobs:
+    """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations.
+
+    `span` is the distance, in operations, up to which fused operations are one job.
+    """
     unfused: frozenset[int] = frozenset()
     while True:
-        jobs = _jobs(program, _members(program, unfused))
+        jobs = _jobs(program, _members(program, unfused, span))
         order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
             return _jobs(program, _folded(jobs, order))
@@ -134,15 +139,15 @@ def _duration(program: Program, members: list[int]) -> int:
     return ns + program.launch_gap_ns * len(kernels)
 
 
-def _members(program: Program, unfused: frozenset[int]) -> list[list[int]]:
-    """The operations of each job: fused operations together, except those in `unfused`."""
+def _members(program: Program, unfused: frozenset[int], span: int) -> list[list[int]]:
+    """The operations of each job: fused operations together, except those in `unfused` or too far apart."""
     by_kernel: dict[int, int] = {}
     ops: list[list[int]] = []
     for op, kind in enumerate(program.kinds):
         if kind is OpKind.NOTHING or (kind is OpKind.WAIT and program.waits_for[op]):
             continue
         kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in unfused else -1
-        if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= FUSED_SPAN:
+        if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= span:
             ops[by_kernel[kernel]].append(op)
             continue
         if kernel >= 0:

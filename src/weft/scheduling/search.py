@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
 from weft.scheduling.job_tables import JobTables
-from weft.scheduling.jobs import Emitter, Jobs, jobs_of
+from weft.scheduling.jobs import FUSED_SPAN, NARROW_SPANS, Emitter, Jobs, jobs_of
 from weft.scheduling.local_moves import Moves, with_waits
 from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
@@ -130,12 +130,11 @@ class _Search:
         size = max(len(program.names), 1)
         self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
         self.num_evaluations = self.left
-        self.jobs = jobs_of(program)
-        self.tables = JobTables(self.jobs)
+        self.footprint = Footprint(program)
+        self.jobs, self.tables = self._cut_into_jobs(limit_bytes)
         self.emitter = Emitter(self.jobs)
         self.merging = merging(self.jobs) if merging is not None else None
         trace = run(program)
-        self.footprint = Footprint(program)
         self.takes_part = takes_part(program)
         peak = self.footprint.peak(trace.order)
         self.given_exposed = trace.exposed_ns
@@ -152,6 +151,21 @@ class _Search:
         self.squeezed_before: set[Knobs] = set()
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
+
+    def _cut_into_jobs(self, limit_bytes: int | None) -> tuple[Jobs, JobTables]:
+        """The jobs of the program: cut smaller if the whole ones, run one after the other, exceed a given limit."""
+        found: list[tuple[int, Jobs, JobTables]] = []
+        for span in (FUSED_SPAN, *NARROW_SPANS):
+            jobs = jobs_of(self.program, span)
+            tables = JobTables(jobs)
+            if limit_bytes is None:
+                return jobs, tables
+            peak = self.footprint.peak(Emitter(jobs).order(schedule(tables, LEAN).events))
+            if peak <= limit_bytes:
+                return jobs, tables
+            found.append((peak, jobs, tables))
+        _, jobs, tables = min(found, key=lambda each: each[0])
+        return jobs, tables
 
     def outcome(self) -> Outcome:
         if self.best.peak_bytes > self.limit:
