@@ -320,7 +320,7 @@ def bisect(
         return "" if proof else str(proof)
 
     compared = compare_values if verify == "values" else compare_names
-    return find_fault(module, chosen.chosen(module.graph, context.groups).passes, context, compared)
+    return find_fault(module, chosen.chosen(module.graph, context.groups, memory_limit_bytes).passes, context, compared)
 
 
 def _tables(

@@ -19,8 +19,8 @@ NO_JOB = -1
 FUSED_SPAN = 100
 """Fused operations further apart than this many operations are separate jobs. Moving part of the backward pass next to
 the forward kernel that it could fuse with would keep its result alive in between."""
-NARROW_SPANS = (30, 10, 3)
-"""Shorter distances, for memory limits that leave no room for results that such a move keeps alive."""
+NARROW_SPANS = (100, 30, 10, 3)
+"""Distances for memory limits that leave no room for results which a job keeps alive on its way to a later place."""
 
 
 class Needs(NamedTuple):
@@ -56,29 +56,29 @@ class Jobs:
         return len(self.ops)
 
 
-def jobs_of(program: Program, span: int = FUSED_SPAN) -> Jobs:
+def jobs_of(program: Program, span: int | None = None) -> Jobs:
     """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations.
 
-    `span` is the distance, in operations, up to which fused operations are one job.
+    With a `span`, operations that are further apart are separate jobs, fused or not.
     """
     unfused: frozenset[int] = frozenset()
     while True:
-        jobs = _jobs(program, _members(program, unfused, span))
+        jobs = _jobs(program, _members(program, unfused, FUSED_SPAN if span is None else span))
         order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
-            return _jobs(program, _folded(jobs, order))
+            return _jobs(program, _folded(jobs, order, len(program.kinds) if span is None else span))
         stuck = set(range(len(jobs))).difference(order)
         unfused |= {op for job in stuck if len(jobs.ops[job]) > 1 for op in jobs.ops[job]}
 
 
-def _folded(jobs: Jobs, order: list[int]) -> list[list[int]]:
+def _folded(jobs: Jobs, order: list[int], span: int) -> list[list[int]]:
     """The operations of jobs in order. A chain of kernels without other consumers becomes one job."""
     ops: list[list[int]] = []
     number: dict[int, int] = {}
     for job in order:
         preds = jobs.preds[job]
         follows = jobs.queue[job] < 0 and len(preds) == 1 and not jobs.comm_preds[job] and jobs.queue[preds[0]] < 0
-        if follows and len(jobs.succs[preds[0]]) == 1:
+        if follows and len(jobs.succs[preds[0]]) == 1 and jobs.ops[job][0] - jobs.ops[preds[0]][-1] <= span:
             number[job] = number[preds[0]]
             ops[number[job]] += jobs.ops[job]
         else:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
 from weft.scheduling.job_tables import JobTables
-from weft.scheduling.jobs import FUSED_SPAN, NARROW_SPANS, Emitter, Jobs, jobs_of
+from weft.scheduling.jobs import NARROW_SPANS, Emitter, Jobs, jobs_of
 from weft.scheduling.local_moves import Moves, with_waits
 from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
@@ -153,14 +153,14 @@ class _Search:
         self.moves = Moves(self.jobs, self.merging, self.random)
 
     def _cut_into_jobs(self, limit_bytes: int | None) -> tuple[Jobs, JobTables]:
-        """The jobs of the program: cut smaller if the whole ones, run one after the other, exceed a given limit."""
+        """The jobs of the program: cut smaller if whole ones, in order and with immediate waits, exceed a given limit."""
         found: list[tuple[int, Jobs, JobTables]] = []
-        for span in (FUSED_SPAN, *NARROW_SPANS):
+        for span in (None, *NARROW_SPANS):
             jobs = jobs_of(self.program, span)
             tables = JobTables(jobs)
             if limit_bytes is None:
                 return jobs, tables
-            peak = self.footprint.peak(Emitter(jobs).order(schedule(tables, LEAN).events))
+            peak = self.footprint.given_bytes + int(tables.memory.curve.max(initial=0))
             if peak <= limit_bytes:
                 return jobs, tables
             found.append((peak, jobs, tables))
