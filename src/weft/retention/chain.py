@@ -30,7 +30,7 @@ def kept_sites(sites: Sites, choice: Choice) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
-class Work:
+class RepeatedWork:
     """Work and memory of a choice: time of compute, time of each link, bytes that wait for the late part."""
 
     compute_ns: int
@@ -52,12 +52,10 @@ class Estimator:
             compute += self.compute_ns(op)
             if kind is OpKind.LAUNCH:
                 links[program.queues[program.queue[op]].link] += self.link_ns(op)
-        self.once = Work(compute, tuple(links), 0)
+        self.once = RepeatedWork(compute, tuple(links), 0)
         """The work of the step if nothing is made again."""
         index = sites.dag.index
-        self.sources = [
-            [index[source] for source in input_nodes(node)] for node in sites.dag.nodes[: sites.cut]
-        ]
+        self.sources = [[index[source] for source in input_nodes(node)] for node in sites.dag.nodes[: sites.cut]]
 
     def compute_ns(self, op: int) -> int:
         return self.program.duration_ns[op] if self.program.kinds[op] is OpKind.COMPUTE else 0
@@ -67,12 +65,12 @@ class Estimator:
         latency = self.program.latency_ns[op] if self.program.latency_ns else 0
         return self.program.duration_ns[op] - latency
 
-    def work(self, choice: Choice) -> Work:
+    def work(self, choice: Choice) -> RepeatedWork:
         sites, program, kept = self.sites, self.program, kept_sites(self.sites, choice)
         compute, links, num_bytes = self.once.compute_ns, list(self.once.link_ns), 0
         seen: set[int] = set()
         held: set[int] = set()
-        stack = [site for site in sites.needed]
+        stack = list(sites.needed)
         while stack:
             node = stack.pop()
             if node in seen:
@@ -88,9 +86,9 @@ class Estimator:
                 links[program.queues[program.queue[node]].link] += self.link_ns(node)
             compute += self.compute_ns(node)
             stack += self.sources[node]
-        return Work(compute, tuple(links), num_bytes)
+        return RepeatedWork(compute, tuple(links), num_bytes)
 
-    def step_ns(self, work: Work) -> float:
+    def step_ns(self, work: RepeatedWork) -> float:
         """The estimated step."""
         wire = max(work.link_ns, default=0)
         slow = self.program.slowdown_ppm / (MILLION + self.program.slowdown_ppm)
@@ -125,7 +123,7 @@ def with_group(choice: Choice, k: int, again: int) -> Choice:
     return (*choice[:k], again, *choice[k + 1 :])
 
 
-def _ratio(estimator: Estimator, now: Work, choice: Choice, k: int) -> float:
+def _ratio(estimator: Estimator, now: RepeatedWork, choice: Choice, k: int) -> float:
     """Estimated time for each byte that one group more frees; it comes last if it frees none."""
     then = estimator.work(with_group(choice, k, len(estimator.sites.groups[k].sites)))
     freed = now.num_bytes - then.num_bytes

@@ -64,10 +64,11 @@ class Decider:
         """The shortest step within the limit; without one, the smallest peak."""
         return min(self.trials.values(), key=self._rank)
 
-    def _rank(self, trial: Trial) -> tuple[bool, int, int]:
+    def _rank(self, trial: Trial) -> tuple[bool, int, int, int]:
+        copies = len(trial.action.copies) if trial.action is not None else 0
         if trial.peak_bytes > self.limit:
-            return True, trial.peak_bytes, trial.step_ns
-        return False, trial.step_ns, trial.peak_bytes
+            return True, trial.peak_bytes, trial.step_ns, copies
+        return False, trial.step_ns, copies, trial.peak_bytes
 
     def decide(self) -> Trial:
         """Plan choices until none is left worth planning."""
@@ -205,9 +206,7 @@ class Decider:
                     name = ("gathered again" if group.is_gathered else "recomputed") if is_again else "kept"
                     num_bytes = sum(self.sites.num_bytes[site] for site in here)
                     is_new = any((site in group.repeated) != is_again for site in here)
-                    rows.append(
-                        Retention(group.name, name, len(here), num_bytes, work_us if is_again else 0.0, is_new)
-                    )
+                    rows.append(Retention(group.name, name, len(here), num_bytes, work_us if is_again else 0.0, is_new))
         return tuple(rows)
 
     def _work_us(self, choice: Choice, k: int) -> float:

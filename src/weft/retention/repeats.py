@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from typing import Any
 
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -21,8 +22,7 @@ def repeat(edit: Edit, nodes: MutableMapping[str, Node], action: Repeat) -> None
     for name, copy, before in action.copies:
         node = nodes[name]
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: latest.get(n, n))
-        target = node.target
-        assert callable(target)
+        target: Any = node.target
         made = edit.call(target, args, kwargs, before=nodes[before], name=copy, like=[node])
         if "partitioner_tag" in made.meta:
             made.meta["partitioner_tag"] = BACKWARD

@@ -68,6 +68,7 @@ class Sites:
             found = makers.pop() if is_one else -1
             self.site_of.append(found if found >= 0 and dag.nodes[found].op == "call_function" else -1)
         self.cut = self._cut()
+        self._in_flight = {f.launch for f in effects.flights if f.wait is None or f.wait >= self.cut}
         self.why_fixed: dict[int, str] = {}
         """The early sites that cannot be made again, each with the reason."""
         self._find_fixed()
@@ -126,8 +127,11 @@ class Sites:
         form = ops.launch_form(node.target)
         if form is None:
             return "it draws random numbers" if profile_of(node).random else "its effects are not known"
-        if form.written is not None or form.kind in (*ops.POINT_TO_POINT, ops.Kind.BARRIER) or form.copied:
-            return "the collective does more than return new tensors"
+        is_other = form.written is not None or form.kind in (*ops.POINT_TO_POINT, ops.Kind.BARRIER) or form.copied
+        if is_other or form.coalesced:
+            return "the collective does more than return one new tensor"
+        if self.dag.index[node] in self._in_flight:
+            return "its collective is still in flight at the end of forward"
         if self._groups.canonical(Collective(node).group) in self._withheld:
             return "other ranks hold other graphs"
         return None
@@ -194,7 +198,7 @@ class Sites:
             within = counts[path, key] = counts.get((path, key), -1) + 1 if path else 0
             found.setdefault((*key, within), []).append(site)
         groups: list[SiteGroup] = []
-        for key, sites in found.items():
+        for sites in found.values():
             path, target = NUMBER.sub("*", module_of(self.dag.nodes[sites[0]])), self.dag.nodes[sites[0]].target
             name = f"{path} {ops.name_of(target) or target}".strip()
             gathered = self._is_gathered(sites[0])

@@ -153,7 +153,7 @@ class _Search:
         self.moves = Moves(self.jobs, self.merging, self.random)
 
     def _cut_into_jobs(self, limit_bytes: int | None) -> tuple[Jobs, JobTables]:
-        """The jobs of the program: cut smaller if whole ones, in order and with immediate waits, exceed a given limit."""
+        """The jobs of the program; smaller ones if the usual ones, in order and with immediate waits, do not fit."""
         found: list[tuple[int, Jobs, JobTables]] = []
         for span in (None, *NARROW_SPANS):
             jobs = jobs_of(self.program, span)

@@ -57,6 +57,7 @@ class DecideMemory(Pass):
 
     numerics = Numerics.EXACT
     reorders_launches = True
+    keeps_memory_limit = True
 
     merge: Literal["all", "gathers", "none"] = "all"
     """The collectives that `schedule-overlap` may merge afterwards."""
