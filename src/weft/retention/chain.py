@@ -1,8 +1,9 @@
 """Chain: choices from everything kept to everything made again, each step the cheapest by an estimate.
 
 Contract: a choice is a number for each group of sites: so many of its first sites are made again. The first layers come
-first, because their values are held longest. The estimate adds up the work that a choice repeats: the step takes as
-long as compute or the busiest link, whichever is longer. Only the order of the chain depends on the estimate; the
+first, because their values are held longest. The estimate adds up the work that a choice repeats and charges two
+rates for it: how much longer a step becomes with more compute, and with more communication. Where the wire is the
+bottleneck, compute is nearly free, and the other way round. Only the order of the chain depends on the estimate; the
 planner judges every choice that is taken.
 """
 
@@ -14,16 +15,33 @@ from dataclasses import dataclass
 
 from weft.compat import input_nodes
 from weft.retention.sites import Sites
-from weft.simulation.program import MILLION, OpKind
+from weft.simulation.program import OpKind
 
 Choice = tuple[int, ...]
-LESSER_SHARE = 0.05
-"""Share of all work in the estimate, besides the longest resource: no overlap is perfect."""
+LEAST_RATE, MOST_RATE = 0.02, 1.5
+"""Limits of the rates: no work is quite free, and none costs much more than its own time."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How much longer a step becomes for each nanosecond of work that is repeated."""
+
+    compute: float = 1.0
+    links: float = 0.5
+
+    def cost_ns(self, work: RepeatedWork) -> float:
+        """The estimated cost of repeated work."""
+        return self.compute * work.compute_ns + self.links * sum(work.link_ns)
+
+
+def rate_of(more_step_ns: int, more_work_ns: int, otherwise: float) -> float:
+    """The rate that a longer step shows for more work."""
+    return min(max(more_step_ns / more_work_ns, LEAST_RATE), MOST_RATE) if more_work_ns > 0 else otherwise
 
 
 def kept_sites(sites: Sites, choice: Choice) -> frozenset[int]:
     """The free sites that a choice keeps."""
-    kept = set(sites.stops)
+    kept = set(sites.stops | sites.kept_anyway)
     for group, again in zip(sites.groups, choice, strict=True):
         kept.update(group.sites[again:])
     return frozenset(kept)
@@ -43,21 +61,11 @@ class Estimator:
 
     def __init__(self, sites: Sites) -> None:
         self.sites, self.program = sites, sites.program
-        program = self.program
-        repeated = {late for late in sites.twin if sites.site_of[late] == late}
-        compute, links = 0, [0] * len(program.links)
-        for op, kind in enumerate(program.kinds):
-            if op in repeated:
-                continue
-            compute += self.compute_ns(op)
-            if kind is OpKind.LAUNCH:
-                links[program.queues[program.queue[op]].link] += self.link_ns(op)
-        self.once = RepeatedWork(compute, tuple(links), 0)
-        """The work of the step if nothing is made again."""
         index = sites.dag.index
         self.sources = [[index[source] for source in input_nodes(node)] for node in sites.dag.nodes[: sites.cut]]
 
     def compute_ns(self, op: int) -> int:
+        """The time of an operation on the compute stream."""
         return self.program.duration_ns[op] if self.program.kinds[op] is OpKind.COMPUTE else 0
 
     def link_ns(self, op: int) -> int:
@@ -66,8 +74,9 @@ class Estimator:
         return self.program.duration_ns[op] - latency
 
     def work(self, choice: Choice) -> RepeatedWork:
+        """The work that a choice repeats, and the bytes that it keeps."""
         sites, program, kept = self.sites, self.program, kept_sites(self.sites, choice)
-        compute, links, num_bytes = self.once.compute_ns, list(self.once.link_ns), 0
+        compute, links, num_bytes = 0, [0] * len(program.links), 0
         seen: set[int] = set()
         held: set[int] = set()
         stack = list(sites.needed)
@@ -88,15 +97,8 @@ class Estimator:
             stack += self.sources[node]
         return RepeatedWork(compute, tuple(links), num_bytes)
 
-    def step_ns(self, work: RepeatedWork) -> float:
-        """The estimated step."""
-        wire = max(work.link_ns, default=0)
-        slow = self.program.slowdown_ppm / (MILLION + self.program.slowdown_ppm)
-        overlapped = max(work.compute_ns + slow * min(wire, work.compute_ns), wire)
-        return overlapped + LESSER_SHARE * (work.compute_ns + sum(work.link_ns))
 
-
-def chain(estimator: Estimator) -> Iterator[Choice]:
+def chain(estimator: Estimator, rates: Rates) -> Iterator[Choice]:
     """Choices from everything kept to everything made again, one group more each time, the best ratio first.
 
     Ratios only grow as more groups are made again, so a stale one is computed anew when its turn comes.
@@ -105,11 +107,11 @@ def chain(estimator: Estimator) -> Iterator[Choice]:
     choice = (0,) * len(groups)
     now = estimator.work(choice)
     yield choice
-    waiting = [(_ratio(estimator, now, choice, k), k) for k in range(len(groups))]
+    waiting = [(_ratio(estimator, rates, now, choice, k), k) for k in range(len(groups))]
     heapq.heapify(waiting)
     while waiting:
         _, k = heapq.heappop(waiting)
-        ratio = _ratio(estimator, now, choice, k)
+        ratio = _ratio(estimator, rates, now, choice, k)
         if waiting and ratio > waiting[0][0]:
             heapq.heappush(waiting, (ratio, k))
             continue
@@ -123,9 +125,9 @@ def with_group(choice: Choice, k: int, again: int) -> Choice:
     return (*choice[:k], again, *choice[k + 1 :])
 
 
-def _ratio(estimator: Estimator, now: RepeatedWork, choice: Choice, k: int) -> float:
+def _ratio(estimator: Estimator, rates: Rates, now: RepeatedWork, choice: Choice, k: int) -> float:
     """Estimated time for each byte that one group more frees; it comes last if it frees none."""
     then = estimator.work(with_group(choice, k, len(estimator.sites.groups[k].sites)))
     freed = now.num_bytes - then.num_bytes
-    paid = estimator.step_ns(then) - estimator.step_ns(now)
+    paid = rates.cost_ns(then) - rates.cost_ns(now)
     return paid / freed if freed > 0 else float("inf")

@@ -19,7 +19,7 @@ from weft.graph.ops import Kind
 from weft.graph.versions import dag_of
 from weft.plan.context import Context
 from weft.plan.plan import Repeat, Retention
-from weft.retention.chain import Choice, Estimator, chain, kept_sites, with_group
+from weft.retention.chain import Choice, Estimator, Rates, chain, kept_sites, rate_of, with_group
 from weft.retention.rebuild import OverwrittenError, rebuild
 from weft.retention.repeats import repeat
 from weft.retention.sites import Sites
@@ -27,10 +27,8 @@ from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import search
 from weft.simulation.build import program_of
 
-TRIALS = {"fast": 12, "default": 20, "best": 80}
+TRIALS = {"fast": 12, "default": 12, "best": 60}
 """Maximum number of choices that are planned."""
-SMALL_SHARE = 2000
-"""Groups smaller than the peak by this factor stay as they are: their choice changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class Decider:
         self.estimator = Estimator(self.sites)
         self.trials: dict[Choice | None, Trial] = {}
         self.most_trials = TRIALS[context.effort]
+        self.rates = Rates()
 
     @property
     def best(self) -> Trial:
@@ -75,13 +74,36 @@ class Decider:
         self.plan(None)
         if not self.sites.groups:
             return self.best
-        choices = list(chain(self.estimator))
+        self.rates = self._measured_rates()
+        choices = list(chain(self.estimator, self.rates))
         first = self._first_that_fits(choices)
         if first is not None:
             self._use_room(choices, first)
             self._split(choices, first)
             self._refine()
         return self.best
+
+    def _measured_rates(self) -> Rates:
+        """Rates from three choices that are planned without the limit: all kept, gathers again, other values again."""
+        groups = self.sites.groups
+        choices = [
+            tuple(len(group.sites) if is_again(group) else 0 for group in groups)
+            for is_again in (lambda _: False, lambda group: group.is_gathered, lambda group: not group.is_gathered)
+        ]
+        kept, gathered, recomputed = (self._plan_freely(choice) for choice in choices)
+        work = [self.estimator.work(choice) for choice in choices]
+        return Rates(
+            rate_of(recomputed - kept, work[2].compute_ns - work[0].compute_ns, Rates.compute),
+            rate_of(gathered - kept, sum(work[1].link_ns) - sum(work[0].link_ns), Rates.links),
+        )
+
+    def _plan_freely(self, choice: Choice) -> int:
+        """The step of a choice without the limit. If it fits all the same, it is a trial like any other."""
+        action = self.action(choice)
+        step_ns, peak_bytes = self._search(action, None)
+        if peak_bytes <= self.limit:
+            self.trials[choice] = Trial(choice, action, step_ns, peak_bytes)
+        return step_ns
 
     def _first_that_fits(self, choices: list[Choice]) -> int | None:
         """The place in the chain from which choices fit, found by halving; None if none of those tried fits."""
@@ -145,7 +167,7 @@ class Decider:
                 changed = with_group(choice, k, again)
                 work = estimator.work(changed)
                 if work.num_bytes - now.num_bytes <= room and work.num_bytes != now.num_bytes:
-                    found.append((estimator.step_ns(work) - estimator.step_ns(now), k, changed))
+                    found.append((self.rates.cost_ns(work) - self.rates.cost_ns(now), k, changed))
         yield from (changed for _, _, changed in sorted(found))
 
     def fits(self, choice: Choice) -> bool:
@@ -159,7 +181,7 @@ class Decider:
             if len(self.trials) >= self.most_trials:
                 return None
             action = self.action(choice)
-            outcome = self._search(action)
+            outcome = self._search(action, self.limit)
             self.trials[choice] = Trial(choice, action, *outcome)
         return self.trials[choice]
 
@@ -172,7 +194,7 @@ class Decider:
                 self.sites.why_fixed[error.site] = "its inputs are overwritten before its late use"
         return None
 
-    def _search(self, action: Repeat | None) -> tuple[int, int]:
+    def _search(self, action: Repeat | None, limit_bytes: int | None) -> tuple[int, int]:
         """Step and peak of the planned graph."""
         dag, program = self.dag, self.program
         if action is not None:
@@ -181,8 +203,8 @@ class Decider:
                 repeat(edit, {node.name: node for node in graph.nodes}, action)
             dag = dag_of(graph)
             program = program_of(dag, self.context.groups, self.context.target_cluster)
-        effort = "default" if self.context.effort == "best" else "fast"
-        found = search(program, effort, self.limit, self._merging(dag))
+        effort = "default" if self.context.effort == "best" else self.context.effort
+        found = search(program, effort, limit_bytes, self._merging(dag))
         return found.step_ns, found.peak_bytes
 
     def _merging(self, dag: Dag) -> Callable[[Jobs], BucketPrices]:

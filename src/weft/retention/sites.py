@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from operator import getitem
 from typing import Any
 
@@ -29,8 +30,12 @@ from weft.graph.host import is_read_on_host, transfer_of
 from weft.graph.operator_effects import is_alias, only_computes, profile_of
 from weft.graph.products import is_product
 from weft.graph.value_numbers import ValueNumbers
-from weft.simulation.program import Program
+from weft.simulation.program import OpKind, Program
 
+LONG = 500
+"""A value is worth a choice if it is held for at least this part of all compute without being used: 1/500."""
+SMALL = 1000
+"""Groups smaller than this part of all groups together, 1/1000, stay as they are."""
 NUMBER = re.compile(r"\d+")
 
 
@@ -187,23 +192,60 @@ class Sites:
         return frozenset(again - read)
 
     @cached_property
+    def kept_anyway(self) -> frozenset[int]:
+        """The needed sites in no group that the given graph keeps."""
+        grouped = {site for group in self.groups for site in group.sites}
+        return frozenset(site for site in self.needed if site not in grouped and site not in self.repeated)
+
+    @cached_property
     def groups(self) -> tuple[SiteGroup, ...]:
-        """Groups of the free sites that the late part needs, in the order of the graph."""
+        """Groups of the free sites that the late part needs, in the order of the graph; not those of little memory."""
         found: dict[Hashable, list[int]] = {}
         counts: dict[Hashable, int] = {}
-        for site in [site for site in self.needed if self.is_free(site) and self.num_bytes[site]]:
+        for site in [site for site in self.needed if self.is_free(site) and self._is_held_long(site)]:
             node = self.dag.nodes[site]
             path = module_of(node)
             key = (NUMBER.sub("*", path), str(node.target), _type_of(node))
             within = counts[path, key] = counts.get((path, key), -1) + 1 if path else 0
             found.setdefault((*key, within), []).append(site)
         groups: list[SiteGroup] = []
-        for sites in found.values():
+        sizes = [sum(self.num_bytes[site] for site in sites) for sites in found.values()]
+        for sites, num_bytes in zip(found.values(), sizes, strict=True):
+            if num_bytes * SMALL < sum(sizes):
+                continue
             path, target = NUMBER.sub("*", module_of(self.dag.nodes[sites[0]])), self.dag.nodes[sites[0]].target
             name = f"{path} {ops.name_of(target) or target}".strip()
             gathered = self._is_gathered(sites[0])
             groups.append(SiteGroup(name, tuple(sites), gathered, frozenset(sites) & self.repeated))
         return tuple(groups)
+
+    def _is_held_long(self, site: int) -> bool:
+        """Whether much other work runs between the last early and the first late use of a value that takes memory."""
+        last, first = self._uses.get(site, (0, 0))
+        return bool(self.num_bytes[site]) and (self._elapsed[first] - self._elapsed[last]) * LONG > self._elapsed[-1]
+
+    @cached_property
+    def _elapsed(self) -> list[int]:
+        """Compute time before each node, in the order of the graph."""
+        durations = (
+            ns if kind is OpKind.COMPUTE else 0
+            for ns, kind in zip(self.program.duration_ns, self.program.kinds, strict=True)
+        )
+        return list(accumulate(durations, initial=0))
+
+    @cached_property
+    def _uses(self) -> dict[int, tuple[int, int]]:
+        """For each needed site the place behind its last early use, and its first late use."""
+        last: dict[int, int] = {}
+        first: dict[int, int] = {}
+        for i, node in enumerate(self.dag.nodes):
+            for source in input_nodes(node):
+                j = self.dag.index[source]
+                if i < self.cut:
+                    last[self.site_of[j]] = i + 1
+                elif i not in self.twin:
+                    first.setdefault(self._early_site(source), i)
+        return {site: (last.get(site, site + 1), first[site]) for site in self.needed}
 
     def _is_gathered(self, site: int) -> bool:
         """Whether a collective makes the value of inputs of the graph alone."""
