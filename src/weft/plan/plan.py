@@ -180,8 +180,13 @@ class Retention:
     """Bytes of all these values together."""
     work_us: float
     """Time of the kernels and collectives that run a second time for them; 0 for values that are kept."""
-    is_new: bool
-    """Whether the given graph did something else."""
+    given: Literal["kept", "made again", "not needed", "both"]
+    """What the given graph does with them."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the given graph does something else."""
+        return (self.given == "kept") != (self.choice == "kept")
 
 
 @dataclass(frozen=True)

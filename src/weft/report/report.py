@@ -162,7 +162,7 @@ class Report:
             return []
         rows = sorted(self.memory, key=lambda row: -row.num_bytes)
         cells = [
-            (row.group, row.choice, row.num_values, size_text(row.num_bytes), duration_text(row.work_us), _mark(row))
+            (row.group, row.choice, row.num_values, size_text(row.num_bytes), duration_text(row.work_us), row.given)
             for row in rows[:MAX_MEMORY]
         ]
         lines = table([("values", "choice", "number", "size", "work repeated", "in the given graph"), *cells])
@@ -205,10 +205,6 @@ class Report:
     def _simulated(self) -> dict[str, Any] | None:
         """The simulation of both graphs for the JSON."""
         return None
-
-
-def _mark(row: Retention) -> str:
-    return ("made again" if row.choice == "kept" else "kept") if row.is_new else "the same"
 
 
 def record_memory(log: Iterable[LogEntry]) -> tuple[Retention, ...]:

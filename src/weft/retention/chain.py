@@ -18,6 +18,7 @@ from weft.retention.sites import Sites
 from weft.simulation.program import OpKind
 
 Choice = tuple[int, ...]
+NEVER = float("inf")
 LEAST_RATE, MOST_RATE = 0.02, 1.5
 """Limits of the rates: no work is quite free, and none costs much more than its own time."""
 
@@ -44,6 +45,7 @@ def kept_sites(sites: Sites, choice: Choice) -> frozenset[int]:
     kept = set(sites.stops | sites.kept_anyway)
     for group, again in zip(sites.groups, choice, strict=True):
         kept.update(group.sites[again:])
+        kept.difference_update(group.sites[:again])
     return frozenset(kept)
 
 
@@ -54,6 +56,8 @@ class RepeatedWork:
     compute_ns: int
     link_ns: tuple[int, ...]
     num_bytes: int
+    held: frozenset[int] = frozenset()
+    """The sites that wait for the late part."""
 
 
 class Estimator:
@@ -95,13 +99,14 @@ class Estimator:
                 links[program.queues[program.queue[node]].link] += self.link_ns(node)
             compute += self.compute_ns(node)
             stack += self.sources[node]
-        return RepeatedWork(compute, tuple(links), num_bytes)
+        return RepeatedWork(compute, tuple(links), num_bytes, frozenset(held))
 
 
 def chain(estimator: Estimator, rates: Rates) -> Iterator[Choice]:
     """Choices from everything kept to everything made again, one group more each time, the best ratio first.
 
-    Ratios only grow as more groups are made again, so a stale one is computed anew when its turn comes.
+    Ratios mostly grow as more groups are made again, so a stale one is computed anew when its turn comes. Those of
+    sources become known only once other values are made from them; until then they free nothing.
     """
     groups = estimator.sites.groups
     choice = (0,) * len(groups)
@@ -110,6 +115,11 @@ def chain(estimator: Estimator, rates: Rates) -> Iterator[Choice]:
     waiting = [(_ratio(estimator, rates, now, choice, k), k) for k in range(len(groups))]
     heapq.heapify(waiting)
     while waiting:
+        if waiting[0][0] == NEVER:
+            waiting = [(_ratio(estimator, rates, now, choice, k), k) for _, k in waiting]
+            heapq.heapify(waiting)
+            if waiting[0][0] == NEVER:
+                return
         _, k = heapq.heappop(waiting)
         ratio = _ratio(estimator, rates, now, choice, k)
         if waiting and ratio > waiting[0][0]:
@@ -126,8 +136,8 @@ def with_group(choice: Choice, k: int, again: int) -> Choice:
 
 
 def _ratio(estimator: Estimator, rates: Rates, now: RepeatedWork, choice: Choice, k: int) -> float:
-    """Estimated time for each byte that one group more frees; it comes last if it frees none."""
+    """Estimated time for each byte that one group more frees; NEVER if it frees none."""
     then = estimator.work(with_group(choice, k, len(estimator.sites.groups[k].sites)))
     freed = now.num_bytes - then.num_bytes
     paid = rates.cost_ns(then) - rates.cost_ns(now)
-    return paid / freed if freed > 0 else float("inf")
+    return paid / freed if freed > 0 else NEVER

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.fx import Graph
 
@@ -22,12 +23,12 @@ from weft.plan.plan import Repeat, Retention
 from weft.retention.chain import Choice, Estimator, Rates, chain, kept_sites, rate_of, with_group
 from weft.retention.rebuild import OverwrittenError, rebuild
 from weft.retention.repeats import repeat
-from weft.retention.sites import Sites
+from weft.retention.sites import SiteGroup, Sites
 from weft.scheduling.jobs import Jobs
 from weft.scheduling.search import search
 from weft.simulation.build import program_of
 
-TRIALS = {"fast": 12, "default": 12, "best": 60}
+TRIALS = {"fast": 14, "default": 14, "best": 60}
 """Maximum number of choices that are planned."""
 
 
@@ -79,7 +80,8 @@ class Decider:
         first = self._first_that_fits(choices)
         if first is not None:
             self._use_room(choices, first)
-            self._split(choices, first)
+            if self.best.choice == choices[first]:
+                self._split(choices, first)
             self._refine()
         return self.best
 
@@ -124,11 +126,10 @@ class Decider:
         return last
 
     def _use_room(self, choices: list[Choice], first: int) -> None:
-        """Go on along the chain while that makes the step shorter: the planner uses the room that is freed."""
-        for place in range(first + 1, len(choices)):
-            before = self.best
-            if self.plan(choices[place]) is None or self.best is before:
-                return
+        """Go on along the chain in growing strides: the planner needs room for its buffers in flight."""
+        place, stride = first + 1, 1
+        while place < len(choices) and self.plan(choices[place]) is not None:
+            place, stride = place + stride, stride * 2
 
     def _split(self, choices: list[Choice], first: int) -> None:
         """Make only some layers of the last group again, as few as fit."""
@@ -219,16 +220,19 @@ class Decider:
     def table(self, choice: Choice | None) -> tuple[Retention, ...]:
         """What happens to each group; a group that is split has a row for each part."""
         rows: list[Retention] = []
+        held = self.estimator.work(choice).held if choice is not None else frozenset[int]()
         for k, group in enumerate(self.sites.groups):
             again = frozenset(group.sites[: choice[k]]) if choice is not None else group.repeated
             work_us = self._work_us(choice, k) if choice is not None else 0.0
             for is_again in (True, False):
                 here = [site for site in group.sites if (site in again) == is_again]
+                if group.is_source:
+                    here = [site for site in here if site in held]
                 if here:
                     name = ("gathered again" if group.is_gathered else "recomputed") if is_again else "kept"
                     num_bytes = sum(self.sites.num_bytes[site] for site in here)
-                    is_new = any((site in group.repeated) != is_again for site in here)
-                    rows.append(Retention(group.name, name, len(here), num_bytes, work_us if is_again else 0.0, is_new))
+                    given = _given(group, here)
+                    rows.append(Retention(group.name, name, len(here), num_bytes, work_us * is_again, given))
         return tuple(rows)
 
     def _work_us(self, choice: Choice, k: int) -> float:
@@ -236,3 +240,11 @@ class Decider:
         with_it, without = (self.estimator.work(c) for c in (choice, with_group(choice, k, 0)))
         links = sum(with_it.link_ns) - sum(without.link_ns)
         return (with_it.compute_ns - without.compute_ns + links) / 1000
+
+
+def _given(group: SiteGroup, sites: list[int]) -> Literal["kept", "made again", "not needed", "both"]:
+    """What the given graph does with some sites of a group."""
+    if group.is_source:
+        return "not needed"
+    num_again = sum(site in group.repeated for site in sites)
+    return "kept" if not num_again else "made again" if num_again == len(sites) else "both"

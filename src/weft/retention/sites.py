@@ -28,7 +28,6 @@ from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable
 from weft.graph.host import is_read_on_host, transfer_of
 from weft.graph.operator_effects import is_alias, only_computes, profile_of
-from weft.graph.products import is_product
 from weft.graph.value_numbers import ValueNumbers
 from weft.simulation.program import OpKind, Program
 
@@ -51,6 +50,9 @@ class SiteGroup:
     """Whether the value is a gathered weight or made of one."""
     repeated: frozenset[int]
     """The sites that the late part of the given graph makes again."""
+    is_source: bool = False
+    """Whether the given graph does not need the values in its late part, but values that are made again come from them.
+    """
 
 
 class Sites:
@@ -199,10 +201,16 @@ class Sites:
 
     @cached_property
     def groups(self) -> tuple[SiteGroup, ...]:
-        """Groups of the free sites that the late part needs, in the order of the graph; not those of little memory."""
+        """Groups of the free sites that the late part needs or would make others from; not those of little memory."""
+        needed = [site for site in self.needed if self.is_free(site) and self._is_held_long(site)]
+        sources = [site for site in sorted(self.stops) if self.is_free(site)]
+        groups = self._alike(needed, is_source=False)
+        return (*groups, *(g for g in self._alike(sources, is_source=True) if not self._is_stream(g)))
+
+    def _alike(self, chosen: list[int], is_source: bool) -> tuple[SiteGroup, ...]:
         found: dict[Hashable, list[int]] = {}
         counts: dict[Hashable, int] = {}
-        for site in [site for site in self.needed if self.is_free(site) and self._is_held_long(site)]:
+        for site in chosen:
             node = self.dag.nodes[site]
             path = module_of(node)
             key = (NUMBER.sub("*", path), str(node.target), _type_of(node))
@@ -216,8 +224,27 @@ class Sites:
             path, target = NUMBER.sub("*", module_of(self.dag.nodes[sites[0]])), self.dag.nodes[sites[0]].target
             name = f"{path} {ops.name_of(target) or target}".strip()
             gathered = self._is_gathered(sites[0])
-            groups.append(SiteGroup(name, tuple(sites), gathered, frozenset(sites) & self.repeated))
+            groups.append(SiteGroup(name, tuple(sites), gathered, frozenset(sites) & self.repeated, is_source))
         return tuple(groups)
+
+    def _is_stream(self, group: SiteGroup) -> bool:
+        """Whether one site of a group is made of another one, as each sum of residuals is of the one before.
+
+        Making all of them again would run the whole early part a second time.
+        """
+        inside, stops = set(group.sites), self.stops - set(group.sites)
+        for start in group.sites[1:2]:
+            seen: set[int] = set()
+            waiting = [self.dag.index[source] for source in input_nodes(self.dag.nodes[start])]
+            while waiting:
+                i = waiting.pop()
+                if i in seen or self.site_of[i] in stops:
+                    continue
+                seen.add(i)
+                if i in inside:
+                    return True
+                waiting += [self.dag.index[source] for source in input_nodes(self.dag.nodes[i])]
+        return False
 
     def _is_held_long(self, site: int) -> bool:
         """Whether much other work runs between the last early and the first late use of a value that takes memory."""
@@ -266,31 +293,28 @@ class Sites:
         return found
 
     @cached_property
-    def is_heavy(self) -> list[bool]:
-        """For each early node whether it is a product, attention or a collective of activations."""
-        return [
-            is_product(node.target) or (ops.launch_form(node.target) is not None and not self.is_of_inputs[i])
-            for i, node in enumerate(self.dag.nodes[: self.cut])
-        ]
-
-    @cached_property
     def stops(self) -> frozenset[int]:
-        """Early sites that the late part does not need now, at which recomputation ends: keeping them is cheaper."""
-        price: dict[int, int] = {}
+        """Early sites that the late part does not need now, at which recomputation ends: keeping them is cheaper.
+
+        Time is worth half the bytes that the early part, on average, computes in it for later.
+        """
+        durations, kinds = self.program.duration_ns, self.program.kinds
+        early_ns = sum(ns for ns, kind in zip(durations[: self.cut], kinds, strict=False) if kind is OpKind.COMPUTE)
+        held = [site for site in self.needed if self._is_held_long(site) and not self.is_of_inputs[site]]
+        per_ns = sum(self.num_bytes[site] for site in held) / max(2 * early_ns, 1)
+        price: dict[int, float] = {}
         stops: set[int] = set()
         for i in range(self.cut):
             if self.site_of[i] != i:
                 continue
             if not self.is_free(i) or i in self.needed:
-                price[i] = 0 if i in self.needed else self.num_bytes[i]
+                price[i] = 0.0 if i in self.needed else self.num_bytes[i]
                 continue
             sources = {self.site_of[self.dag.index[source]] for source in input_nodes(self.dag.nodes[i])}
-            through = sum(price.get(site, 0) for site in sources if site >= 0)
-            if self.is_heavy[i] or through >= self.num_bytes[i] > 0:
+            through = sum(price.get(site, 0.0) for site in sources) + durations[i] * per_ns
+            if through >= self.num_bytes[i] > 0 and not self.is_of_inputs[i]:
                 stops.add(i)
-                price[i] = self.num_bytes[i]
-            else:
-                price[i] = through
+            price[i] = min(through, self.num_bytes[i])
         return frozenset(stops)
 
 

@@ -106,6 +106,7 @@ class DecideMemory(Pass):
 def _sentence(row: Retention) -> str:
     size = size_text(row.num_bytes)
     if row.choice == "kept":
-        return f"{row.group}: keeps {row.num_values} values, {size}, instead of making them again"
+        why = "instead of making them again" if row.given == "made again" else "to make others from them"
+        return f"{row.group}: keeps {row.num_values} values, {size}, {why}"
     work = duration_text(row.work_us)
     return f"{row.group}: {row.choice}, {row.num_values} values, {size}, for {work} more work"
