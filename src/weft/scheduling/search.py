@@ -130,6 +130,7 @@ class _Search:
         size = max(len(program.names), 1)
         self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
         self.num_evaluations = self.left
+        self.sends = limit_bytes is not None
         self.footprint = Footprint(program)
         self.jobs, self.tables = self._cut_into_jobs(limit_bytes)
         self.emitter = Emitter(self.jobs)
@@ -212,10 +213,10 @@ class _Search:
     def portfolio(self) -> Iterator[Knobs]:
         """Settings to try; later ones vary the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
-            yield Knobs(window, hold, lookahead)
+            yield Knobs(window, hold, lookahead, sends=self.sends)
         yield from self.squeezed()
         if self.best.knobs is None:
-            yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
+            yield from (replace(LEAN, lookahead=lookahead, sends=self.sends) for lookahead in (0, 30))
         for bucket, patience in ((20, 0), (100, 300), (500, 300), (1000, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         yield from self.filled()
@@ -261,7 +262,7 @@ class _Search:
         return self.limit < found.peak_bytes < UNKNOWN and found.step_ns < self.best.step_ns
 
     def best_knobs(self) -> Knobs:
-        return self.best.knobs or Knobs()
+        return self.best.knobs or Knobs(sends=self.sends)
 
     def changed(self, knobs: Knobs) -> Knobs:
         """The settings with one of them changed at random."""
@@ -379,7 +380,7 @@ class _Search:
         The sequence of tries does not depend on the limit; only its end does. So a user who allows the peak that an
         error named gets the order that needs it.
         """
-        lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]
+        lean = [replace(LEAN, lookahead=lookahead, sends=sends) for sends in (False, True) for lookahead in (0, 5, 30)]
         for knobs in lean:
             if self.best.peak_bytes > self.limit:
                 self.keep_leaner(self.judge(schedule(self.tables, knobs), knobs))
