@@ -170,7 +170,7 @@ class Unwrap:
 
 @dataclass(frozen=True)
 class Retention:
-    """What happens to alike values between the early and the late part of a step."""
+    """The choice for alike values that the late part of a step needs from the early part."""
 
     group: str
     """Module path without layer numbers, and operator."""
@@ -181,7 +181,7 @@ class Retention:
     work_us: float
     """Time of the kernels and collectives that run a second time for them; 0 for values that are kept."""
     given: Literal["kept", "made again", "not needed", "both"]
-    """What the given graph does with them."""
+    """Their treatment by the given graph."""
 
     @property
     def is_new(self) -> bool:

@@ -91,7 +91,7 @@ class Report:
     streams: tuple[StreamRecord, ...] = ()
     """One for each pass that streams collectives through matrix products."""
     memory: tuple[Retention, ...] = ()
-    """What happens to the values that backward needs, if a memory limit was given."""
+    """The choices for the values that backward needs, if a memory limit was given."""
     cluster: str | None = None
     bare_plan: Plan = field(default=Plan(()), repr=False)
     """The plan without evidence; `plan` has it. The JSON holds its digest instead."""

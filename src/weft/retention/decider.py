@@ -218,7 +218,7 @@ class Decider:
         return merging
 
     def table(self, choice: Choice | None) -> tuple[Retention, ...]:
-        """What happens to each group; a group that is split has a row for each part."""
+        """A row for the choice of each group; a group that is split has a row for each part."""
         rows: list[Retention] = []
         held = self.estimator.work(choice).held if choice is not None else frozenset[int]()
         for k, group in enumerate(self.sites.groups):
@@ -243,7 +243,7 @@ class Decider:
 
 
 def _given(group: SiteGroup, sites: list[int]) -> Literal["kept", "made again", "not needed", "both"]:
-    """What the given graph does with some sites of a group."""
+    """The treatment of some sites of a group by the given graph."""
     if group.is_source:
         return "not needed"
     num_again = sum(site in group.repeated for site in sites)

@@ -3,7 +3,7 @@
 Contract: every late node gets the same values as before, from kept sites or from nodes that repeat the early ones right
 before their first late use. All late uses of a value share one repetition. A repetition that the graph has already
 stays where it is, unless an earlier one is needed or the value is kept. A value whose inputs are overwritten before its
-late use cannot be made again; the caller is told which site to keep.
+late use cannot be made again; the error names the site to keep.
 """
 
 from __future__ import annotations

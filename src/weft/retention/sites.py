@@ -202,7 +202,8 @@ class Sites:
     @cached_property
     def groups(self) -> tuple[SiteGroup, ...]:
         """Groups of the free sites that the late part needs or would make others from; not those of little memory."""
-        needed = [site for site in self.needed if self.is_free(site) and self._is_held_long(site)]
+        worth = [site for site in self.needed if self._is_held_long(site) or site in self.repeated]
+        needed = [site for site in worth if self.is_free(site)]
         sources = [site for site in sorted(self.stops) if self.is_free(site)]
         groups = self._alike(needed, is_source=False)
         return (*groups, *(g for g in self._alike(sources, is_source=True) if not self._is_stream(g)))
@@ -262,7 +263,7 @@ class Sites:
 
     @cached_property
     def _uses(self) -> dict[int, tuple[int, int]]:
-        """For each needed site the place behind its last early use, and its first late use."""
+        """For each needed site the place after its last early use, and its first late use."""
         last: dict[int, int] = {}
         first: dict[int, int] = {}
         for i, node in enumerate(self.dag.nodes):

@@ -78,7 +78,7 @@ class DecideMemory(Pass):
 
     def _refusal(self, best: Trial, limit: int) -> str:
         what = (
-            f"found no choice and no order that fits in {limit} bytes; the smallest peak found is {best.peak_bytes}, "
+            f"found no order that fits in {limit} bytes; the smallest peak found is {best.peak_bytes}, "
             f"with a step of {duration_text(best.step_ns / 1000)}"
         )
         return compose(self.name(), what, do=f"allow {best.peak_bytes} bytes")
