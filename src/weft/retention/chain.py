@@ -125,8 +125,7 @@ def chain(estimator: Estimator, rates: Rates) -> Iterator[Choice]:
         if waiting and ratio > waiting[0][0]:
             heapq.heappush(waiting, (ratio, k))
             continue
-        choice = with_group(choice, k, len(groups[k].sites))
-        now = estimator.work(choice)
+        choice, now = _made_again(estimator, now, choice, k)
         yield choice
 
 
@@ -135,9 +134,26 @@ def with_group(choice: Choice, k: int, again: int) -> Choice:
     return (*choice[:k], again, *choice[k + 1 :])
 
 
+def _made_again(estimator: Estimator, now: RepeatedWork, choice: Choice, k: int) -> tuple[Choice, RepeatedWork]:
+    """The choice that makes one group more again, and its work.
+
+    If sources of as many bytes would be held instead, such as the chunks of a product, they are made again too.
+    """
+    groups = estimator.sites.groups
+    changed = with_group(choice, k, len(groups[k].sites))
+    then = estimator.work(changed)
+    if then.num_bytes >= now.num_bytes:
+        added = then.held - now.held
+        for j, group in enumerate(groups):
+            if group.is_source and not added.isdisjoint(group.sites):
+                changed = with_group(changed, j, len(group.sites))
+        then = estimator.work(changed)
+    return changed, then
+
+
 def _ratio(estimator: Estimator, rates: Rates, now: RepeatedWork, choice: Choice, k: int) -> float:
     """Estimated time for each byte that one group more frees; NEVER if it frees none."""
-    then = estimator.work(with_group(choice, k, len(estimator.sites.groups[k].sites)))
+    _, then = _made_again(estimator, now, choice, k)
     freed = now.num_bytes - then.num_bytes
     paid = rates.cost_ns(then) - rates.cost_ns(now)
     return paid / freed if freed > 0 else NEVER
