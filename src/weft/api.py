@@ -43,7 +43,7 @@ from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
 from weft.process import left_as_it_was
-from weft.report.report import GraphRecord, Report, record_passes, record_streams
+from weft.report.report import GraphRecord, Report, record_memory, record_passes, record_streams
 from weft.report.simulated import notes_on, with_simulations
 from weft.report.work import check_tokens
 from weft.simulation.timeline import Timeline
@@ -213,6 +213,7 @@ def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report
         after=_record(run.module, run.after),
         passes=record_passes(run.log),
         streams=record_streams(run.log),
+        memory=record_memory(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
         bare_plan=run.plan,
@@ -357,7 +358,7 @@ def bisect(
         return "" if proof else str(proof)
 
     compared = compare_values if verify == "values" else compare_names
-    return find_fault(module, chosen.chosen(module.graph, context.groups).passes, context, compared)
+    return find_fault(module, chosen.chosen(module.graph, context.groups, memory_limit_bytes).passes, context, compared)
 
 
 def _tables(

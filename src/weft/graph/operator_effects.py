@@ -219,6 +219,21 @@ def profile_of(node: Node) -> Profile:
     return Profile(plain=not (random or joins), several=apart, random=random, joins=joins)
 
 
+def draws(node: Node) -> bool:
+    """Whether the node draws random numbers; attention without dropout does not."""
+    if not profile_of(node).random:
+        return False
+    return not isinstance(node.target, OpOverload) or ops.bind(node).get("dropout_p") != 0.0
+
+
+def only_computes(node: Node) -> bool:
+    """Whether a call gives new tensors that depend on its arguments alone, so that a second call gives the same."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    found = profile(node.target)
+    return found.plain or (found.random and not draws(node) and not (found.writes or found.aliases or found.may_share))
+
+
 def _has_only_graphs(node: Node) -> bool:
     """Whether a call takes only operators and nested graphs as code, which can be analysed."""
     owner = node.graph.owning_module

@@ -40,6 +40,8 @@ from weft.simulation.simulator import simulate
 from weft.version import VERSION
 
 BREAKS = re.compile(r"[,{}]")
+PLANNER, DECIDER = "schedule-overlap", "decide-memory"
+"""The pass that plans the order in every preset, and the pass that decides what to keep for it."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,28 @@ class Pipeline:
         specs = list(map(str, self.passes))
         return ",".join(specs if self.auto_at is None else [*specs[: self.auto_at], AUTO, *specs[self.auto_at :]])
 
-    def chosen(self, graph: Graph, groups: GroupTable) -> Self:
-        """This pipeline with `auto` expanded to the preset that fits the graph."""
+    def chosen(self, graph: Graph, groups: GroupTable, memory_limit_bytes: int | None = None) -> Self:
+        """This pipeline with `auto` expanded to the preset that fits the graph.
+
+        With a memory limit, each preset decides what to keep in memory before it plans the order.
+        """
+        expanded = self._expanded(graph, groups)
+        return expanded if memory_limit_bytes is None else expanded._deciding_memory()
+
+    def _deciding_memory(self) -> Self:
+        passes: list[Pass] = []
+        from_presets: set[int] = set()
+        for k, each in enumerate(self.passes):
+            is_preset = k in self.from_presets
+            if is_preset and each.name() == PLANNER:
+                from_presets.add(len(passes))
+                passes.append(parse_pass(str(each).replace(PLANNER, DECIDER, 1)))  # both have the same options
+            if is_preset:
+                from_presets.add(len(passes))
+            passes.append(each)
+        return replace(self, passes=tuple(passes), from_presets=frozenset(from_presets))
+
+    def _expanded(self, graph: Graph, groups: GroupTable) -> Self:
         if self.auto_at is None:
             return self
         at, preset = self.auto_at, self.parse(recognise(dag_of(graph), groups)).passes
@@ -138,7 +160,7 @@ class Pipeline:
         """
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
-        chosen = self.chosen(module.graph, context.groups)
+        chosen = self.chosen(module.graph, context.groups, memory_limit_bytes)
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
             what = f"no pass of {str(self)!r} keeps a memory limit"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))

@@ -77,6 +77,8 @@ class Knobs:
     that keep a queue busy for longer than the stream, shortest first."""
     budget_bytes: int = NO_LIMIT
     """Memory budget, by `JobMemory`."""
+    sends: bool = False
+    """When memory is short, launch any collective that frees memory, even if its result is needed only much later."""
 
 
 class Merging(Protocol):
@@ -416,7 +418,10 @@ class _Scheduling:
     def _backlog(self) -> int | None:
         """The first ready reduction that would free memory."""
         frees = self.tables.memory.frees
-        return next((o for others in self.others for o in others if frees[o] and self.when(o) <= self.now), None)
+        found = next((o for others in self.others for o in others if frees[o] and self.when(o) <= self.now), None)
+        if found is not None or not self.knobs.sends:
+            return found
+        return next((g for gathers in self.gathers for _, g in gathers if frees[g] and self.when(g) <= self.now), None)
 
     def _run(self, job: int, end: int) -> None:
         """Finish a job: release what it held, and wait for collectives that are over if that frees memory."""
