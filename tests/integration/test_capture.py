@@ -551,7 +551,7 @@ def test_a_wrapper_that_communicates_from_hooks_is_refused_with_what_to_use_inst
     first, *_, last = str(caught.value).splitlines()
     assert how in first
     assert "from hooks that are not part of the graph" in first
-    assert last.startswith("use DTensor parameters (as weft.zoo does)")
+    assert last.startswith("shard with weft.simple_fsdp(model, mesh)")
 
 
 def test_a_step_that_fails_is_shown_with_its_reason_and_its_line():
