@@ -94,6 +94,8 @@ def transfer_of(node: Node) -> Transfer | None:
     if _may_be_early(target) and _is_on_one_device(node):
         return None
     bound = ops.bind(node)
+    if _name(target) in INDEXING and _has_plain_indices(bound):
+        return None
     if EARLY not in bound:
         on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
         waits = Wait.SYNCS if _reads_on_host(target) else Wait.MAY_SYNC
@@ -109,6 +111,14 @@ def transfer_of(node: Node) -> Transfer | None:
         return Transfer(Wait.SYNCS if is_known else Wait.MAY_SYNC)
     may_leave = any(place in ("cpu", None) for place in begins) and any(place != "cpu" for place in ends)
     return Transfer(Wait.LEAVES, sources, destinations) if may_leave and is_early else None
+
+
+def _has_plain_indices(bound: dict[str, Any]) -> bool:
+    """Whether all indices are known to be numbers on the device of the indexed tensor."""
+    place = _device(bound["self"]) if isinstance(bound.get("self"), Node) else None
+    values = [ops.value_of(index) for index in _nodes([bound["indices"]])]
+    plain = [isinstance(v, Tensor) and v.dtype not in MASKS and v.device.type == place for v in values]
+    return place is not None and all(plain)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, pl
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 from weft.graph.ops import attribute
+from weft.graph.unknown_graph import UnknownGraph
 
 INLINE_NUMEL = 64
 """Maximum number of elements of a constant that a listing shows with its values."""
@@ -78,6 +79,8 @@ class _Writer:
         self.module, self.groups, self.known = module, groups, known
         self.types = TypeText(default_device(module.graph))
         self.constants: dict[str, tuple[Tensor, Any]] = {}
+        self.lost: dict[str, None] = {}
+        """The paths of nested graphs whose body is unknown."""
         self.inside: dict[Node, str] = {}
         """The inputs that lie in the memory of a constant, with its path."""
 
@@ -87,6 +90,8 @@ class _Writer:
             value = attribute(module, str(node.target)) if node.op == "get_attr" else None
             if isinstance(value, GraphModule):
                 self.collect(value)
+            elif isinstance(value, UnknownGraph):
+                self.lost[str(node.target)] = None
             elif isinstance(value, Tensor):
                 self.constants[str(node.target)] = (value, ops.value_of(node))
         if module is self.module and self.constants:
@@ -104,6 +109,7 @@ class _Writer:
                 lines.append(f"symbol({name!r})")
         if may_share_inputs(self.module):
             lines.append(f"inputs({MAY_SHARE!r})")
+        lines += [f"nested({path!r})" for path in self.lost]
         places = placed(self.module, {path: value for path, (value, _) in self.constants.items()})
         silent = {place.base for path, place in places.items() if not self._is_told(path, place)}
         for path, (value, fake) in self.constants.items():
