@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
+from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.versions import dag_of
@@ -190,7 +191,7 @@ def with_simulations(
         **told,
         graphs=(first, second),
         work=work,
-        cluster_notes=notes_on(cluster),
+        cluster_notes=(*notes_on_sizes(before), *notes_on(cluster)),
         kind=step_kind(dags[:1], cluster),
         device_bytes=cluster.device.memory_bytes,
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -41,6 +42,14 @@ def render(module: GraphModule, groups: GroupTable | None = None, known: KnownLi
     writer.collect(module)
     body = writer.function("graph", module, "")
     return "\n".join([*writer.header(), *body]) + "\n"
+
+
+def symbol_names(module: GraphModule) -> dict[sympy.Symbol, str]:
+    """The symbols of sizes in a module, with their names in its listing."""
+    writer = _Writer(module, read_groups(module))
+    writer.collect(module)
+    writer.function("graph", module, "")
+    return writer.types.symbols
 
 
 def digest(text: str) -> str:
