@@ -43,7 +43,7 @@ def size_of(number: Any) -> int | None:
     values = _ASSUMED.get(number.node.shape_env) if number.node.shape_env is not None else None
     if not values:
         return None
-    found = expression_of(number).xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
+    found: Any = expression_of(number).xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
     return max(int(found), 0) if found.is_number else None
 
 
@@ -143,4 +143,4 @@ def _balance(module: GraphModule, unknown: Mapping[sympy.Symbol, torch.SymInt]) 
             _state(unknown, symbol, share)
             del left[symbol]
     for symbol in left if share is not None else ():
-        _state(unknown, symbol, share)
+        _state(unknown, symbol, share or 0)
