@@ -81,6 +81,14 @@ def assume_sizes(module: GraphModule, sizes: Sizes) -> None:
         _state(unknown, by_name[name], value)
 
 
+def assume_part(number: Any, whole: Any, parts: int) -> None:
+    """Assume that a new number is an even part of one with an assumed value, as in a chunk of a batch."""
+    value = size_of(whole)
+    symbol = expression_of(number) if isinstance(number, torch.SymInt) else None
+    if isinstance(symbol, sympy.Symbol) and value is not None and hint_of(number) is None:
+        _ASSUMED.setdefault(number.node.shape_env, {})[symbol] = value // parts
+
+
 def notes_on_sizes(module: GraphModule) -> tuple[str, ...]:
     """Sentences for a report: the assumed sizes, and those without a value."""
     unknown = _unknown_numbers(module)

@@ -25,11 +25,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import input_nodes
+from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
 from weft.graph.operator_effects import is_pointwise, profile_of
 from weft.graph.ops import Kind
 from weft.plan.decision import Reason, Refusal
+from weft.rewriting import routed_rows
+from weft.rewriting.routed_rows import Routed
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Loss:
     """The results of a mean loss: the sum of the chunks' sums, over the sum of their weights."""
 
 
-Form = BatchDim | Sum | Loss | tuple["BatchDim | None", ...] | None
+Form = BatchDim | Sum | Loss | Routed | tuple["BatchDim | None", ...] | None
 """The form of a value or of a list of values; None: shared."""
 
 
@@ -109,16 +111,33 @@ class BatchRows:
             if name in LINEAR and forms[0] is not None:  # other calls take the whole sum
                 self.followed[node] = Followed(forms[0])
             return
-        found = profile_of(node)
-        rule = _rule_of(node.target, name)
+        found, rule = profile_of(node), _rule_of(node.target, name)
+        is_routed = any(isinstance(form, Routed) for form in forms)
         if (found.random and rule is not _attended) or found.writes or found.ordered or found.opaque:
             does = "draws random numbers" if found.random else "writes its input" if found.writes else "has effects"
             raise MixesRows(f"the batch is not split: {node.name} {does}", Reason.HAS_EFFECT)
-        if rule is None:
+        if is_routed:
+            self.followed[node] = self._follow_route(node, name)
+            self._check(node, self.followed[node].form)
+            return
+        if rule is None or not isinstance(node.target, OpOverload | type(getitem)):
             raise MixesRows(f"the batch is not split: {name} of {node.name} has no rule", Reason.UNSUPPORTED_FORM)
         made = rule(self, node, ops.bind(node) if node.target is not getitem else {})
         self._check(node, made.form)
         self.followed[node] = made
+
+    def _follow_route(self, node: Node, name: str) -> Followed:
+        """Rows on their way to experts and back."""
+        made = routed_rows.follow(self.form, node, name, self._num_rows)
+        if made is None:
+            raise _mixed(node, f"leaves the known ways of rows to experts and back ({name})")
+        if made.role == "rows":
+            return _zeros(self, node, ops.bind(node)) if name == "new_zeros" else Followed(BatchDim(0))
+        return Followed(Sum() if made.role == "sum" else made)
+
+    def _num_rows(self, node: Any) -> int | None:
+        """The extent of dim 0 if it has the batch's rows once."""
+        return _shape(node)[0] if self.form(node) == BatchDim(0) else None
 
     def _check(self, node: Node, form: Form) -> None:
         value = ops.value_of(node)
@@ -231,6 +250,15 @@ def _unsqueezed(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed
     return Followed(BatchDim(rows.dim + (at <= rows.dim), rows.outer))
 
 
+def _squeezed(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
+    rows, old = batch.rows(bound["self"]), _shape(bound["self"])
+    given = bound["dim"]
+    dims = {d % len(old) for d in (given if isinstance(given, list | tuple) else [given])}
+    if rows.dim in dims:
+        raise _mixed(node, "removes the dim of the batch if it has one row")
+    return Followed(BatchDim(rows.dim - sum(d < rows.dim and old[d] == 1 for d in dims), rows.outer))
+
+
 def _reduced(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     """Sums and the like: rows stay unless they are reduced; only sums and means of rows add up."""
     source, name = bound["self"], str(ops.name_of(node.target))
@@ -240,6 +268,9 @@ def _reduced(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     if not dims or rows.dim in dims:
         if name.partition(".")[0] not in ("sum", "mean"):
             raise _mixed(node, f"is a statistic over the batch ({name})")
+        counts = routed_rows.counted_ids(node) if name == "sum.dim_IntList" else None
+        if counts is not None and batch.form(counts.ids) == BatchDim(0):
+            return Followed(counts)
         return Followed(Sum(1.0 if name.startswith("sum") else 1 / batch.chunks))
     lost = 0 if bound.get("keepdim") else sum(d < rows.dim for d in dims)
     return Followed(BatchDim(rows.dim - lost, rows.outer))
@@ -347,6 +378,25 @@ def _launched(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     raise _mixed(node, "exchanges rows of the batch between ranks")
 
 
+def _zeros(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
+    """Zeros: any part of them is zero."""
+    size = bound["size"]
+    if not size or not all(isinstance(n, int) for n in size):
+        raise _mixed(node, "has no known size")
+    return Followed(BatchDim(0), {"size": [batch.part(size[0]), *size[1:]]})
+
+
+def _sorted(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
+    """A sort of ids begins the way of rows to experts; other sorts go along another dim."""
+    rows, rank = batch.rows(bound["self"]), len(_shape(bound["self"]))
+    if bound["dim"] % rank != rows.dim:
+        return Followed((rows, rows))
+    made = routed_rows.sorted_ids(node) if rows == BatchDim(0) else None
+    if made is None:
+        raise _mixed(node, "sorts the batch")
+    return Followed(made)
+
+
 def _item(batch: BatchRows, node: Node, _bound: dict[str, Any]) -> Followed:
     source, index = node.args
     form = batch.form(source)
@@ -384,10 +434,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("view", "_unsafe_view"), _viewed),
     **dict.fromkeys(("sum", "sum.dim_IntList", "mean", "mean.dim", "amax", "amin"), _reduced),
     **dict.fromkeys(
-        ("_softmax", "_log_softmax", "gather", "scatter_add", "topk", "roll", "slice", "select.int"), _beside
+        ("_softmax", "_log_softmax", "gather", "scatter_add", "scatter.src", "topk", "roll", "slice", "select.int"),
+        _beside,
     ),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "cumsum"), _beside),
     **dict.fromkeys(LIKE, _elementwise),
+    **dict.fromkeys(("sort", "sort.stable"), _sorted),
+    **dict.fromkeys(("squeeze.dim", "squeeze.dims"), _squeezed),
+    "new_zeros": _zeros,
     "expand": _expanded,
     "unsqueeze": _unsqueezed,
     "split": _split,

@@ -150,3 +150,10 @@ def test_an_all_to_all_states_the_size_of_its_group():
 def test_a_declared_nested_graph_has_a_path_of_names():
     with pytest.raises(ListingError, match="'a b' is not a path of names"):
         weft.parse("nested('a b')\n\ndef graph(x: f32[2]):\n    return [x]\n")
+
+
+@pytest.mark.parametrize(("file", "batch"), [("experts_forward.txt", "x"), ("experts_backward.txt", "tangents_1")])
+def test_a_text_whose_rows_cannot_be_followed_is_not_split(file: str, batch: str):
+    result = weft.optimize(read_runnable(DATA / file), pipeline=f"split-batch{{chunks=2 inputs={batch}}}")
+    (decision,) = result.report.declined
+    assert decision.sentence.startswith("the batch is not split: ")

@@ -43,7 +43,8 @@ from torch.fx.node import map_arg
 
 from weft.errors import GraphError
 from weft.graph import metadata, ops
-from weft.graph.edit import copy_graph
+from weft.graph.assumed_sizes import assume_part
+from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import group_argument
 from weft.graph.listings.call_lines import GroupOf, write
 from weft.passes.base import Numerics, Pass
@@ -54,11 +55,14 @@ from weft.plan.plan import Rewrite, Step
 from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, Sum
 from weft.rewriting.draft import Draft
 from weft.rewriting.new_nodes import AnyNode, New
+from weft.rewriting.routed_rows import Routed
 from weft.simulation.build import program_of
 from weft.simulation.simulator import run
 
 CHOICES = (2, 3, 4)
 """Numbers of chunks that are tried on a cluster."""
+CHUNK = "_chunk"
+"""Ends the name of a node, before the number of its chunk."""
 INTEGERS = (torch.int32, torch.int64)
 
 
@@ -84,6 +88,19 @@ class SplitBatch(Pass):
         if self.chunks:
             return self._split(graph, given, self.chunks)
         return self._best(graph, given, context)
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        """Carry out the step, and assume that each chunk has an even part of the sizes that the data decides."""
+        wholes = {node.name: ops.value_of(node) for node in edit.graph.nodes if _is_number(node)}
+        super().apply(edit, step)
+        parts: dict[str, list[Node]] = {}
+        for node in edit.graph.nodes:
+            name, is_chunk, _ = node.name.rpartition(CHUNK)
+            if is_chunk and name in wholes:
+                parts.setdefault(name, []).append(node)
+        for name, nodes in parts.items():
+            for node in nodes:
+                assume_part(ops.value_of(node), wholes[name], len(nodes))
 
     def _inputs(self, graph: Graph) -> list[Node] | Refusal:
         nodes = [node for node in graph.nodes if node.op == "placeholder"]
@@ -124,6 +141,10 @@ class SplitBatch(Pass):
             return self.step([], [self.decision(found.reason, found.sentence, blocking=found.blocking)])
         sentence = f"split the batch of {', '.join(node.name for node in given)} into {chunks} chunks"
         return self.step(found, [self.decision(Reason.APPLIED, sentence, *(node.name for node in given))])
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(ops.value_of(node), torch.SymInt)
 
 
 def _is_integers(node: Node) -> bool:
@@ -186,6 +207,8 @@ class _Chunks:
         whole_users = [user for user in node.users if not self._is_chunked(user, node)]
         if whole_users and isinstance(followed.form, BatchDim | Sum):
             self.heirs[node] = self._whole(node, followed.form, made)
+        if whole_users and isinstance(followed.form, Routed):
+            raise GraphError(f"{node.name} is on the way to an expert and used by {whole_users[0].name}")
         if isinstance(followed.form, Loss) and node.target is getitem:
             self.heirs[node] = self._loss(node, made)
         return made
@@ -218,13 +241,13 @@ class _Chunks:
         if ops.launch_form(node.target) is not None:
             group = group_argument(node)
             args = tuple(GroupOf(node) if part is group else part for part in args)
-        return self._call(node, node.target, args, kwargs, f"{node.name}_chunk{c}", made)
+        return self._call(node, node.target, args, kwargs, f"{node.name}{CHUNK}{c}", made)
 
     def _slice(self, source: Node, dim: int, c: int, before: Node, made: list[New]) -> New:
         whole = self.heirs.get(source, source)
         extent = ops.value_of(source).shape[dim] // self.batch.chunks
         args = (whole, dim, c * extent, (c + 1) * extent)
-        return self._call(before, ops.op_of("slice"), args, {}, f"{source.name}_chunk{c}", made)
+        return self._call(before, ops.op_of("slice"), args, {}, f"{source.name}{CHUNK}{c}", made)
 
     def _whole(self, node: Node, form: BatchDim | Sum, made: list[New]) -> AnyNode:
         parts = self.parts[node]
