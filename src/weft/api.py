@@ -405,7 +405,7 @@ def predict(
     `execution` says what is compiled: `compiled`, `blocks` (each repeated one), `eager` or `cuda-graphs` (compiled and
     replayed). `attention` names a kernel of the device, such as `flash2` or `cudnn`. `tokens_per_step`, of all ranks
     together, is only needed if the graph does not state it. `straggler_sigma` is the standard deviation of the ranks'
-    step times, as a share. `sizes` and the other arguments are those of `weft.simulate`. The error bars come from steps
+    step times, as a share. `sizes` and other arguments are as in `weft.simulate`. The error bars come from steps
     that were published or measured (`validation.md`).
     """
     check_modules("predict", modules)

@@ -102,7 +102,7 @@ def _has_arrived(node: Node) -> bool:
 
 
 def _is_size_given(node: Node) -> bool:
-    """Whether a call such as `repeat_interleave` is told the size of its result, and need not count."""
+    """Whether a call such as `repeat_interleave` takes the size of its result as an argument, and need not count."""
     target: Any = node.target
     names = [name for name, *_ in ops.parameters(target)]
     return "output_size" in names and ops.bind(node).get("output_size") is not None

@@ -66,7 +66,7 @@ class Followed:
     literals: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments with other numbers in a chunk, by name."""
     slices: Mapping[Node, int] = field(default_factory=dict[Node, int])
-    """Shared inputs of which a chunk takes its slice along a dim."""
+    """Shared inputs, each with the dim along which a chunk takes its slice."""
 
 
 class MixesRows(Exception):  # noqa: N818  # a signal inside this module
