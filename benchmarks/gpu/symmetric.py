@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/gpu/symmetric.py --json symmetric.json [--ranks 2 4] [--parallel tp fsdp-tp]
     PYTHONPATH=src python benchmarks/gpu/symmetric.py --device cpu --ranks 2 --parallel tp --tiny   # without a GPU
 
-The ranks of a job first measure their copies through symmetric memory: a barrier, and copies from a peer of several
-sizes. The fitted transport replaces that of the preset `loopback`. Then the variants run on one captured graph, in
+The ranks of a job first measure the cluster that they form, as `train.py` does, and their copies through symmetric
+memory: a barrier, and copies from a peer of several sizes. Then the variants run on one captured graph, in
 turn: as captured, planned without streaming, with chunks as plain nodes, with `auto` while symmetric memory is enabled,
 with fused operators wherever they can run, and Inductor's micro-pipeline pass. Each row has the median step, the range
 of the middle half, the largest error of the loss and of the gradients against eager, the number of fused operators, and
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
 import sys
@@ -35,6 +36,7 @@ from torch.fx import GraphModule
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from buckets import mps  # type: ignore[import-not-found]  # beside this file
+from train_calibrate import calibrate  # type: ignore[import-not-found]
 from train_profile import communication_of, events_of, record  # type: ignore[import-not-found]
 from train_rank import Rank, figures, local, mesh_of  # type: ignore[import-not-found]
 from train_variants import Variant  # type: ignore[import-not-found]
@@ -46,10 +48,10 @@ from weft.graph.edit import copy_module, recompile
 
 SHAPE = {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "sequence": 4096, "vocabulary": 8192}
 TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "sequence": 64, "vocabulary": 256}
-BATCH, WARM_UP, STEPS, ROUNDS = 4, 2, 8, 3
-LIMIT_S = 170
+BATCH, WARM_UP, STEPS, ROUNDS = 4, 1, 5, 3
+LIMIT_S = 240
 """Time limit of a job; a job that fails or takes longer is recorded with its error."""
-SHOWN_KERNELS = 12
+SHOWN_KERNELS = 40
 CLEAN = "clean,algebra,communication"
 STREAM = "fuse-all-gather-matmuls{{only=activations{0}}},fuse-matmul-reduce-scatters{{only=activations{0}}}"
 PIPELINES = {
@@ -77,7 +79,7 @@ def measured_transport(group: str, rank: int, ranks: int) -> tuple[Transport, di
         found[str(size)] = _median_us(lambda size=size: here[:size].copy_(peer[:size]))
     slope = (found[str(largest)] - found[str(COPIED_BYTES[1])]) / (largest - COPIED_BYTES[1])
     numbers = [found["barrier"], found[str(COPIED_BYTES[0])], 1e-3 / slope]
-    told: list[Any] = [None] * ranks
+    told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, numbers)  # one transport for all ranks: plans must not differ
     barrier, copy, gbps = (sorted(column)[len(column) // 2] for column in zip(*told, strict=True))
     return Transport(Link(barrier, copy, gbps)), found
@@ -119,17 +121,21 @@ def modules_of(held: Rank, cluster: Cluster) -> tuple[dict[str, GraphModule], di
     modules: dict[str, GraphModule] = {}
     about: dict[str, dict[str, Any]] = {}
     for name, pipeline in PIPELINES.items():
+        if name not in held.job["variants"]:
+            continue
         started = time.perf_counter()
         result = weft.optimize(before, cluster.running("eager"), pipeline=pipeline)
         modules[name] = result.module
         told = Counter(f"{d.reason.value}: {d.sentence}" for d in result.report.declined if d.pass_name[:4] == "fuse")
         step_ms = result.plan.evidence.step_ns / 1e6 if result.plan.evidence else None
         about[name] = {"pass_s": round(time.perf_counter() - started, 2), "predicted_ms": step_ms, "declined": told}
-    if held.device.type == "cuda":
+    if held.device.type == "cuda" and PEER in held.job["variants"]:
         modules[PEER], about[PEER] = peer_module(before), {}
     for name, module in modules.items():
         about[name]["fused"] = Counter(
-            str(node.target).split(".")[1] for node in module.graph.nodes if "symm_mem" in str(node.target)
+            str(node.target).split(".")[1]
+            for node in module.graph.nodes
+            if "symm_mem" in str(node.target) or "weft.copy" in str(node.target)
         )
     return modules, about
 
@@ -190,6 +196,7 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
     os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "TORCH_NCCL_HIGH_PRIORITY": "1"}
     os.environ |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // job["ranks"])}
     warnings.simplefilter("ignore")
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
     on_gpu = job["device"] == "cuda"
     if on_gpu:
         torch.cuda.set_device(0)
@@ -198,17 +205,24 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
     held = Rank(job, rank, mesh_of(job))
     cluster = Cluster.load(f"loopback-1x{job['ranks']}")
     copies: dict[str, float] = {}
+    measured: dict[str, Any] = {}
     if on_gpu:
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
+        measured = calibrate(job, rank, held.mesh)
+        dist.barrier()
+        cluster = Cluster.load(job["cluster"])
         group = held.mesh["tp"].get_group()
         enable_symm_mem_for_group(group.group_name)
         transport, copies = measured_transport(group.group_name, dist.get_rank(group), group.size())
-        cluster = replace(cluster, levels=(replace(cluster.levels[0], symmetric=transport),))
+        cluster = replace(cluster, levels=tuple(replace(level, symmetric=transport) for level in cluster.levels))
+    started = time.perf_counter()
     rows = run_job(held, cluster)
     if rank == 0:
         link = cluster.levels[0].symmetric
-        told = {"copies_us": copies, "transport": str(link), "rows": rows}
+        seconds = round(time.perf_counter() - started)
+        told = {"copies_us": copies, "transport": str(link), "cluster": measured.get("toml"), "seconds": seconds}
+        told["rows"] = rows
         Path(path).write_text(json.dumps({**{k: job[k] for k in ("parallel", "ranks")}, **told}, default=str))
     dist.barrier()
     dist.destroy_process_group()
@@ -250,6 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--parallel", nargs="*", default=["tp", "fsdp-tp"])
+    parser.add_argument("--variants", nargs="*", default=[*PIPELINES, PEER], help="the variants to run, by name")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a decoder of one small layer")
     parser.add_argument("--json", help="write the figures to this file")
@@ -268,6 +283,8 @@ def main() -> None:
             "shape": TINY if options.tiny else SHAPE,
             "reduce": "f32",
             "steps": 2 if options.tiny else STEPS,
+            "tiny": options.tiny,
+            "variants": options.variants,
         }
         for ranks in options.ranks
         for parallel in options.parallel
@@ -278,7 +295,7 @@ def main() -> None:
     with started, tempfile.TemporaryDirectory() as folder:
         for job in jobs:
             path = f"{folder}/job.json"
-            error = spawned({**job, "folder": folder}, path)
+            error = spawned({**job, "folder": folder, "cluster": f"{folder}/cluster.toml"}, path)
             if error:
                 found.append({"parallel": job["parallel"], "ranks": job["ranks"], "error": error})
                 print(f"{job['parallel']}, {job['ranks']} ranks: {error}", flush=True)

@@ -269,6 +269,27 @@ def has_symmetric_memory(name: str, *, enabled: bool) -> bool:
     return is_symm_mem_enabled_for_group(name) if enabled else True  # type: ignore[arg-type]
 
 
+def shared_memory(group_name: str, num_bytes: int) -> Any:
+    """The symmetric memory of a group, with at least this size."""
+    from torch.distributed._symmetric_memory import get_symm_mem_workspace
+
+    return get_symm_mem_workspace(group_name, num_bytes)  # type: ignore[arg-type]
+
+
+def copy_stream() -> torch.cuda.Stream:
+    """The side stream of torch's operators over symmetric memory."""
+    from torch.distributed._symmetric_memory import _get_backend_stream
+
+    return _get_backend_stream()
+
+
+def register_copy(output: Tensor) -> None:
+    """Let `wait_tensor` of a tensor wait for the work that is now on the current stream."""
+    from torch.distributed._symmetric_memory import Work
+
+    torch._C._distributed_c10d._register_work(output, Work())  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def group_ranks(group: dist.ProcessGroup) -> list[int]:
     """The global ranks of a process group."""
     return dist.get_process_group_ranks(group)

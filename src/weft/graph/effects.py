@@ -562,6 +562,9 @@ class Effects:
                 group = runtime_name(group_argument(self.nodes[i]))
                 workspaces.setdefault(group, FIRST_WORKSPACE - len(workspaces))
                 yield i, workspaces[group], True
+            for launch in (self.nodes[self.flights[f].launch] for f in self._waits.get(i, [])) if p.wait else ():
+                if ops.uses_workspace(launch.target):  # in use until the wait
+                    yield i, workspaces[runtime_name(group_argument(launch))], True
 
     def is_barrier(self, i: int, p: Profile) -> bool:
         """Whether the node is a barrier for all communication."""

@@ -66,6 +66,8 @@ ROWS: tuple[tuple[str, str, Kind], ...] = (
 WAITS: tuple[tuple[str, str], ...] = (("wait_tensor", "wait"), ("wait_tensors", "wait_all"))
 
 COPIED: dict[str, Kind] = {
+    "weft::copy_all_gather": Kind.ALL_GATHER,
+    "weft::copy_reduce_scatter": Kind.REDUCE_SCATTER,
     "symm_mem::_low_contention_all_gather": Kind.ALL_GATHER,
     "symm_mem::_low_contention_reduce_scatter": Kind.REDUCE_SCATTER,
 }

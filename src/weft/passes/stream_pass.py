@@ -65,10 +65,11 @@ class StreamPass(Pass):
     shortest simulated step on the cluster (nodes of eight H100 if none is given), or no split if none is shorter."""
     kernel: Literal["auto", "portable", "symmetric-memory", "low-contention", "ring"] = "auto"
     """`portable`: plain nodes that every backend runs. `symmetric-memory`: torch's fused CUDA operators. `auto`: for
-    each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run.
-    `low-contention`: every gather and scatter whose copies through symmetric memory take no longer, with or without
-    products. `ring`: plain nodes that send from rank to rank,
-    one chunk per rank; needs `rank`, and torch 2.12."""
+    each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run. Without
+    `chunks`, `auto` also copies collectives that stay whole through symmetric memory, if their group has enabled it and
+    that is quicker. `low-contention`: every gather and scatter whose copies through symmetric memory take no longer,
+    with or without products. `ring`: plain nodes that send from rank to rank, one chunk per rank; needs `rank`, and
+    torch 2.12."""
 
     rank: int | None = None
     """The rank that runs this graph, for `ring`. Give each rank its own."""
@@ -100,14 +101,11 @@ class StreamPass(Pass):
                 what = f"{collective.launch.name} carries {role}, and only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
-            if self.kernel == "low-contention":
-                refusal = self._why_not_copied(collective, context)
-                decisions.append(self._declined(collective, refusal) if refusal else self._copied(collective))
-                copies += [] if refusal else [Stream(collective.launch.name, (), 1, "low-contention")]
-                continue
-            site = self._site(collective, dag, taken, context)
-            if isinstance(site, Refusal):
-                decisions.append(self._declined(collective, site))
+            site = self._site(collective, dag, taken, context) if self.kernel != "low-contention" else None
+            if site is None or isinstance(site, Refusal):
+                found = self._whole_or_copied(collective, site, context)
+                decisions.append(found if isinstance(found, Decision) else self._copied(collective))
+                copies += [] if isinstance(found, Decision) else [found]
                 continue
             decisions += [self._declined(collective, refusal) for refusal in site.dropped]
             taken.update(site.products)
@@ -118,7 +116,9 @@ class StreamPass(Pass):
             name = site.collective.launch.name
             cut = writes.why_not(cut) or cut if isinstance(cut, Chunking) else cut
             if isinstance(cut, Refusal):
-                decisions.append(self._declined(site.collective, cut))
+                found = self._whole_or_copied(site.collective, cut, context)
+                decisions.append(found if isinstance(found, Decision) else self._copied(site.collective))
+                copies += [] if isinstance(found, Decision) else [found]
                 continue
             found = self._lowering(cut, context)
             if isinstance(found, Refusal):
@@ -132,17 +132,30 @@ class StreamPass(Pass):
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step([*copies, *actions], decisions)
 
-    def _why_not_copied(self, collective: Collective, context: Context) -> Refusal | None:
+    def _whole_or_copied(self, collective: Collective, refusal: Refusal | None, context: Context) -> Stream | Decision:
+        """Copies in place of a collective that is not streamed for a reason, or why it stays as it is.
+
+        `auto` copies where the group has enabled symmetric memory and copies are quicker. None: copies were asked for.
+        """
+        if refusal is not None and (self.kernel != "auto" or self.chunks is not None):
+            return self._declined(collective, refusal)
+        uncopied = self._why_not_copied(collective, context, asked_for=refusal is None)
+        if uncopied is None:
+            return Stream(collective.launch.name, (), 1, COPIES.name)
+        return self._declined(collective, refusal or uncopied)
+
+    def _why_not_copied(self, collective: Collective, context: Context, *, asked_for: bool) -> Refusal | None:
         """Why a collective is not copied through symmetric memory; None if it is."""
         launch = collective.launch
-        unshared = why_not_shared(launch, context, asked_for=True)
-        refusal = why_not_followed(collective) or COPIES.why_not(_whole(launch), unshared)
-        if refusal is not None or context.cluster is None:
+        unshared = why_not_shared(launch, context, asked_for=asked_for)
+        refusal = unshared or why_not_followed(collective) or COPIES.why_not(_whole(launch), unshared)
+        if refusal is not None or (context.cluster is None and asked_for):
             return refusal
+        cluster = context.target_cluster
         group, num_bytes = context.groups.group(group_argument(launch)), full_bytes(collective) or 0
-        copied = context.cluster.copied(collective.kind, group, num_bytes).us
-        rings = context.cluster.collective_us(collective.kind, group, num_bytes)
-        if copied <= rings * (1 + context.cluster.device.overlap_slowdown):
+        copied = cluster.copied(collective.kind, group, num_bytes).us
+        rings = cluster.collective_us(collective.kind, group, num_bytes)
+        if copied <= rings * (1 + cluster.device.overlap_slowdown):
             return None
         what = f"{launch.name} stays: copies take {duration_text(copied)}, and rings {duration_text(rings)}"
         return Refusal(Reason.NO_GAIN, what)

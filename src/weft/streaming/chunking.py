@@ -160,13 +160,16 @@ def first_cut(
     return first or Refusal(Reason.DOES_NOT_SPLIT, sentence)
 
 
-def replaced(cut: Chunking) -> set[Node]:
-    """The nodes that are dead once a site runs in chunks, including a gather's launch if only its products used it."""
+def replaced(cut: Chunking, views: Iterable[Node] = ()) -> set[Node]:
+    """The nodes that are dead once a site runs in chunks, including a gather's launch if only its products used it.
+
+    `views` are views of the gathered tensor that something else replaces.
+    """
     needed = {tensor for node in cut.calls for tensor in node.all_input_nodes}
     needed -= {operand.node for operands in cut.calls.values() for operand in operands.values() if operand.base}
     needed |= {operand.node for operands in cut.calls.values() for operand in operands.values() if not operand.base}
     waits = [user for user in cut.launch.users if is_wait(user.target)]
-    found = dict.fromkeys(cut.products if cut.result is None else (cut.launch, *waits, *cut.calls))
+    found = dict.fromkeys((*cut.products, *views) if cut.result is None else (cut.launch, *waits, *cut.calls))
     stack = list(found)
     while stack:
         for source in stack.pop().all_input_nodes:

@@ -4,7 +4,7 @@ The operators have kernels for CUDA only. Proofs, virtual ranks and gloo ranks s
 
     fused_all_gather_matmul(shard, [right, ...], dim, group)        all-gather, wait, join along dim, products
     fused_matmul_reduce_scatter(left, right, op, dim, group)        product, split along dim, reduce-scatter, wait
-    _low_contention_all_gather(shard, group)                        all-gather
+    copy_all_gather(shard, group), _low_contention_all_gather       all-gather
 
 Contract: the module does not change. The operators' meaning is torch's own (`torch.distributed._symmetric_memory`, the
 functions that end in `_fallback`), not what a rewrite wanted to express.
@@ -48,8 +48,8 @@ def each_written_out(modules: Sequence[GraphModule], groups: Sequence[GroupTable
 
 
 def _short_name(node: Node) -> str:
-    name = ops.qualified_name(node.target)
-    return name.removeprefix("symm_mem::") if name.startswith("symm_mem::") else ""
+    namespace, _, name = ops.qualified_name(node.target).partition("::")
+    return name if namespace in ("symm_mem", "weft") else ""
 
 
 class _OperatorWriter:
@@ -162,6 +162,8 @@ _WRITERS = {
     "fused_all_gather_scaled_matmul": _gather_scaled,
     "fused_matmul_reduce_scatter": _scatter,
     "fused_scaled_matmul_reduce_scatter": _scatter_scaled,
+    "copy_all_gather": _copied_gather,
+    "copy_reduce_scatter": _copied_scatter,
     "_low_contention_all_gather": _copied_gather,
     "_low_contention_reduce_scatter": _copied_scatter,
 }

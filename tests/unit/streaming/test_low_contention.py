@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 
 import weft
 from weft.frontends.fake_world import fake_world
+from weft.graph.dag import Dag
 from weft.passes.pipeline import Pipeline, Run
 from weft.streaming.lowerings import sharing
 
@@ -51,7 +52,7 @@ def lines(module: GraphModule) -> list[str]:
 def test_a_gather_is_copied_and_its_product_stays(shared: None):
     run = copied(GATHERED, GATHER)
     assert sentence(run) == "applied: copied ag from peer to peer"
-    expected = ["symm_mem._low_contention_all_gather.default(x, 'tp')", "wait(ag_copied)", "mm(ag_copied_done, b)"]
+    expected = ["weft.copy_all_gather.default(x, 'tp')", "wait(ag_copied)", "mm(ag_copied_done, b)"]
     assert lines(run.module) == expected
     replayed = weft.apply(weft.parse(GATHERED), weft.Plan.from_json(run.plan.to_json()))
     assert weft.listing(replayed) == run.after
@@ -61,14 +62,14 @@ def test_a_scatter_is_copied_and_its_product_stays(shared: None):
     run = copied(SCATTERED.format(reduce_op="avg"), SCATTER)
     assert lines(run.module) == [
         "mm(a, b)",
-        "symm_mem._low_contention_reduce_scatter.default(y, 'avg', 'tp')",
+        "weft.copy_reduce_scatter.default(y, 'avg', 'tp')",
         "wait(rs_copied)",
     ]
 
 
 def test_maxima_are_declined(shared: None):
     found = sentence(copied(SCATTERED.format(reduce_op="max"), SCATTER))
-    assert found == "no-kernel: rs reduces by max, but the low-contention operator sums or averages"
+    assert found == "no-kernel: rs reduces by max, but copies are summed or averaged"
 
 
 def test_without_a_live_group_it_is_declined():
@@ -78,9 +79,48 @@ def test_without_a_live_group_it_is_declined():
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
 def test_torch_takes_what_is_given_to_it_and_gives_what_is_expected(shared: None, kind: str):
     run = copied(GATHERED, GATHER) if kind == "gather" else copied(SCATTERED.format(reduce_op="sum"), SCATTER)
-    node = next(n for n in run.module.graph.nodes if "symm_mem" in str(n.target))
+    node = next(n for n in run.module.graph.nodes if "copy_" in str(n.target))
     value = node.args[0].meta["val"]
     with fake_world({"tp": 2}) as mesh:
         given = torch.empty(value.shape, device="meta")
         found = node.target(given, *node.args[1:-1], mesh.get_group("tp").group_name)
     assert found.shape == node.meta["val"].shape
+
+
+EMBEDDED = """group('tp', size=2)
+
+def graph(x: bf16[4096, 1024](device='cuda'), b: bf16[1024, 64](device='cuda')):
+    rs = reduce_scatter(x, 'sum', 2, 'tp')
+    w = wait(rs)
+    y = mm(w, b)
+    return [y]
+"""
+AUTO = "fuse-matmul-reduce-scatters{only=activations}"
+
+
+@pytest.mark.parametrize(("cluster", "is_copied"), [("loopback-1x2", True), ("gloo-1x2", False)])
+def test_auto_copies_a_collective_without_products_where_that_is_quicker(shared: None, cluster: str, is_copied: bool):
+    run = Pipeline.parse(AUTO).run(weft.parse(EMBEDDED), cluster=weft.Cluster.load(cluster))
+    assert any("copy_reduce_scatter" in line for line in lines(run.module)) == is_copied
+
+
+def test_auto_copies_nothing_without_shared_memory():
+    run = Pipeline.parse(AUTO).run(weft.parse(EMBEDDED), cluster=weft.Cluster.load("loopback-1x2"))
+    assert not any("copy_reduce_scatter" in line for line in lines(run.module))
+
+
+TWO_USES = """group('tp', size=2)
+
+def graph(x: f32[4, 4](device='cuda'), z: f32[4, 4](device='cuda'), b: f32[4, 6](device='cuda')):
+    first = weft.copy_all_gather.default(x, 'tp')
+    w = wait(first)
+    second = weft.copy_all_gather.default(z, 'tp')
+    v = wait(second)
+    return [w, v]
+"""
+
+
+def test_the_groups_memory_is_in_use_until_the_wait():
+    module = weft.parse(TWO_USES)
+    nodes = {node.name: node for node in module.graph.nodes}
+    assert Dag(module.graph).reaches(nodes["w"], nodes["second"])

@@ -340,6 +340,30 @@ def test_a_note_says_how_to_enable_symmetric_memory(monkeypatch: pytest.MonkeyPa
     )
 
 
+ALONG_THE_SEQUENCE = """group('tp', size=2)
+
+def graph(x: f32[3, 4, 8], b: f32[8, 6], g: f32[24, 6]):
+    ag = all_gather(x, 2, 'tp')
+    w = wait(ag)
+    parts: [f32[3, 4, 8], f32[3, 4, 8]] = split(w, 3)
+    first = parts[0]
+    second = parts[1]
+    whole = cat([first, second], 1)
+    rows = view(whole, [24, 8])
+    y = mm(rows, b)
+    t = t(rows)
+    gradient = mm(t, g)
+    return [y, gradient]
+"""
+
+
+def test_other_uses_read_the_gathered_tensor_as_the_operator_returns_it():
+    after = fused(weft.parse(ALONG_THE_SEQUENCE))
+    names = [ops.name_of(node.target) for node in after.graph.nodes if node.op == "call_function"]
+    assert not {"cat", "split"} & {name.rpartition(".")[2] for name in names}
+    check(ALONG_THE_SEQUENCE, 2)
+
+
 @pytest.mark.slow
 def test_a_decoder_with_all_its_products_fused_is_proved_equal():
     before = weft.parse((Path(__file__).parents[2] / "graphs/llama-debug-tp.txt").read_text())

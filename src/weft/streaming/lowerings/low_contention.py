@@ -1,17 +1,18 @@
 """Low contention: CUDA copies through symmetric memory run the collective, which leaves the SMs to the products.
 
-Contract: nothing is split into chunks. Torch's operator, which copies from peer to peer without using SMs, replaces the
-launch. Its result is waited for as before, and the products stay as they are.
+Contract: nothing is split into chunks. An operator of `peer_copies.py` replaces the launch. Its result is waited for as
+before, and the products stay as they are.
 
-    symm_mem._low_contention_all_gather(shard, group) -> the gathered tensor
-    symm_mem._low_contention_reduce_scatter(sent, reduce_op, group) -> this rank's result
+    weft.copy_all_gather(shard, group) -> the gathered tensor
+    weft.copy_reduce_scatter(sent, reduce_op, group) -> this rank's result
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.fx import Node
 
-from weft.compat import find_op, register_operators
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.edit import Edit
@@ -19,11 +20,9 @@ from weft.plan.decision import Reason, Refusal
 from weft.streaming.chunking import Chunking
 from weft.streaming.lowerings.portable import ChunkBuilder
 from weft.streaming.lowerings.protocol import Name
+from weft.streaming.peer_copies import GATHER, SCATTER
 
-OPERATORS = {
-    ops.Kind.ALL_GATHER: "_low_contention_all_gather",
-    ops.Kind.REDUCE_SCATTER: "_low_contention_reduce_scatter",
-}
+OPERATORS: dict[ops.Kind, Any] = {ops.Kind.ALL_GATHER: GATHER, ops.Kind.REDUCE_SCATTER: SCATTER}
 REDUCTIONS = ("sum", "avg")
 
 
@@ -39,20 +38,17 @@ class LowContention:
         return cut
 
     def why_not(self, cut: Chunking, unshared: Refusal | None) -> Refusal | None:
-        """Why torch's operators cannot run a collective; None if they can."""
+        """Why copies cannot run a collective; None if they can."""
         launch, collective = cut.launch, Collective(cut.launch)
         if collective.kind not in OPERATORS:
-            return _refusal(launch, f"{launch.name} is an all-reduce, and torch has no low-contention all-reduce")
+            return _refusal(launch, f"{launch.name} is an all-reduce, and only gathers and scatters can be copies")
         if collective.kind is ops.Kind.REDUCE_SCATTER and collective.reduce_op not in REDUCTIONS:
-            what = f"{launch.name} reduces by {collective.reduce_op}, but the low-contention operator sums or averages"
+            what = f"{launch.name} reduces by {collective.reduce_op}, but copies are summed or averaged"
             return _refusal(launch, what)
-        register_operators("symm_mem")
-        if find_op("symm_mem", OPERATORS[collective.kind], "default") is None:
-            return _refusal(launch, f"this torch has no symm_mem::{OPERATORS[collective.kind]} for {launch.name}")
         return unshared
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
-        """Replace the launch by torch's operator."""
+        """Replace the launch by copies."""
         return _PeerCopyBuilder(edit, cut).build()
 
 
@@ -63,16 +59,13 @@ def _refusal(launch: Node, sentence: str) -> Refusal:
 class _PeerCopyBuilder(ChunkBuilder):
     def build(self) -> dict[Node, Node]:
         launch, collective = self.launch, self.collective
-        register_operators("symm_mem")
-        target = find_op("symm_mem", OPERATORS[collective.kind], "default")
-        if target is None:
-            raise ValueError(f"{launch.name} was built without asking why_not first")
+        target = OPERATORS[collective.kind]
         reduction = [collective.reduce_op] if collective.kind is ops.Kind.REDUCE_SCATTER else []
         args = (collective.inputs[0], *reduction, collective.group)
         name, value = f"{launch.name}_copied", ops.value_of(launch)
         made = self.edit.call(target, args, before=launch, name=name, like=[launch], value=value)
         waits = collective.waits
-        self.anchor = next((node for node in self.edit.graph.nodes if node in waits), launch)
+        self.anchor = launch  # at once: the group's memory is in use until the wait, and the planner moves both
         done = self.wait(made)
         for node in (launch, *waits):
             self.edit.erase(node)

@@ -286,8 +286,11 @@ class _FusedBuilder(ChunkBuilder):
             value=value,
         )
 
-    def new(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return fake_tensor(self.edit.mode, shape, contiguous_strides(shape), like.dtype, like.device)
+    def new(self, like: Tensor, shape: tuple[int, ...], dim: int = 0) -> Tensor:
+        """A fake result; the operators compute with the dim of the ranks first, and return a view of that."""
+        inner = contiguous_strides((shape[dim], *shape[:dim], *shape[dim + 1 :]))
+        strides = (*inner[1 : dim + 1], inner[0], *inner[dim + 1 :])
+        return fake_tensor(self.edit.mode, shape, strides, like.dtype, like.device)
 
     @property
     def group(self) -> str:
@@ -308,14 +311,24 @@ class _FusedGather(_FusedBuilder):
         node = self.multiplied(form, needed)
         items = self.call(getitem, (node, 1), f"{self.launch.name}_products", self.launch)
         replacements: dict[Node, Node] = {}
+        rows: dict[tuple[int, ...] | None, Node] = {}
+        """The gathered tensor by the shape in which products read it."""
         for k, product in enumerate(cut.products):
             item = self.call(getitem, (items, k), f"{product.name}_fused", product)
-            replacements[product] = self.with_bias(self.shaped(item, product), product)
+            replacements[product] = self.with_bias(self.shaped(item, product, product.name), product)
         if needed:
             whole = self.as_sent(self.call(getitem, (node, 0), f"{self.launch.name}_gathered", self.launch))
-            back = _gathered(cut.shape, cut.num_ranks, form.dim).inverse(sizes_of(self.launch) or ())
-            replacements |= dict.fromkeys([self.launch, *self.collective.waits], self.viewed(whole, back, self.launch))
-            gone |= {self.launch, *self.collective.waits}
+            views = [view for view in self.lefts() if view not in gone]
+            for view in views:
+                if (shape := sizes_of(view)) not in rows:
+                    rows[shape] = self.shaped(whole, view, f"{self.launch.name}_rows")
+                replacements[view] = rows[shape]
+            gone = replaced(cut, views)
+            if self.launch not in gone:
+                back = _gathered(cut.shape, cut.num_ranks, form.dim).inverse(sizes_of(self.launch) or ())
+                sent = self.viewed(whole, back, self.launch)
+                replacements |= dict.fromkeys([self.launch, *self.collective.waits], sent)
+                gone |= {self.launch, *self.collective.waits}
         for old in gone:
             self.edit.erase(old)
         return replacements
@@ -323,7 +336,7 @@ class _FusedGather(_FusedBuilder):
     def multiplied(self, form: _OperatorForm, needed: bool) -> Node:
         """The node of the fused operator."""
         source = self.collective.inputs[0]
-        value = (self.new(ops.value_of(source), form.shape) if needed else None, self.results(form))
+        value = (self.new(ops.value_of(source), form.shape, form.dim) if needed else None, self.results(form))
         rights = [self.right(node) for node in self.chunking.products]
         return self.fused("fused_all_gather_matmul", (source, rights, form.dim, self.group), value, return_A=needed)
 
@@ -337,7 +350,7 @@ class _FusedGather(_FusedBuilder):
     def results(self, form: _OperatorForm) -> list[Tensor]:
         """Fake values of the products, in the dims of the operator."""
         products: list[Tensor] = [ops.value_of(node) for node in self.chunking.products]
-        return [self.new(value, (*form.shape[:-1], int(value.shape[-1]))) for value in products]
+        return [self.new(value, (*form.shape[:-1], int(value.shape[-1])), form.dim) for value in products]
 
     def as_sent(self, whole: Node) -> Node:
         """The gathered tensor in the dtype that was sent."""
@@ -346,16 +359,19 @@ class _FusedGather(_FusedBuilder):
             return whole
         return self.call(aten.view.dtype, (whole, sent.dtype), f"{self.launch.name}_bytes", self.launch)
 
-    def shaped(self, node: Node, like: Node) -> Node:
-        """A result in the shape of the product that it replaces."""
+    def lefts(self) -> list[Node]:
+        """The left operands of the products that are views of the gathered tensor."""
+        names = [(product, OPERANDS[qualified(product.target)][0]) for product in self.chunking.products]
+        operands = [self.chunking.calls[product].get(name) for product, name in names]
+        found = [each.node for each in operands if each is not None and each.base is self.launch]
+        return [node for node in dict.fromkeys(found) if not ops.is_wait(node.target)]
+
+    def shaped(self, node: Node, like: Node, name: str) -> Node:
+        """A result in the shape and, as far as views need it, in the order of the node that it replaces."""
         shape = list(sizes_of(like) or ())
-        return (
-            node
-            if list(sizes_of(node) or ()) == shape
-            else self.call(
-                aten.reshape.default, (node, shape), like.name, like
-            )  # reshape: the operator chooses the strides
-        )
+        if list(sizes_of(node) or ()) == shape:
+            return self.contiguous(node)
+        return self.call(aten.reshape.default, (node, shape), name, like)
 
 
 class _FusedScatter(_FusedBuilder):
@@ -404,7 +420,7 @@ class _ScaledFusedGather(_FusedGather):
         source, dtype = self.collective.inputs[0], ops.value_of(products[0][LEFT]).dtype
         if ops.value_of(source).dtype != dtype:
             source = self.call(aten.view.dtype, (source, dtype), f"{source.name}_read", source)
-        value = (self.new(ops.value_of(source), form.shape), self.results(form))
+        value = (self.new(ops.value_of(source), form.shape, form.dim), self.results(form))
         args = (
             source,
             [bound["mat2"] for bound in products],
