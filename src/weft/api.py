@@ -29,6 +29,7 @@ from weft.compat import real_values
 from weft.cost.cluster import Cluster
 from weft.errors import ListingError, PlanError, ReportError, VerificationError, WeftError, compose
 from weft.graph.aliasing import may_share_inputs
+from weft.graph.assumed_sizes import Sizes, assume_sizes, notes_on_sizes
 from weft.graph.collective import collectives
 from weft.graph.dag import collector_paused
 from weft.graph.groups import Group, GroupTable, read_groups
@@ -89,6 +90,7 @@ def optimize(
     withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
     cache: bool | str | Path = True,
+    sizes: Sizes | None = None,
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself does not change.
 
@@ -101,7 +103,9 @@ def optimize(
     runs both on every rank of a virtual cluster. `withheld` maps groups whose launches no pass may merge to the
     reason why; `weft.verification.agreement.agreement.withheld` finds them for ranks with different graphs.
     `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures. `cache` is the
-    folder of the plan cache (`planning.md`), or False to search for a plan even if an earlier call found one.
+    folder of the plan cache (`planning.md`), or False to search for a plan even if an earlier call found one. `sizes`
+    are assumptions about sizes that only the data decides: `balanced`, or values by the names of the listing, such as
+    `{'u0': 512}`. Only prices use them (`experts.md`).
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an invalid argument,
     `RefusedError` if `strict` or the memory limit cannot be met, `VerificationError` if the check fails.
@@ -117,6 +121,8 @@ def optimize(
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
     check_cache("optimize", cache)
+    if sizes is not None:
+        assume_sizes(module, sizes)
     with collector_paused(), analyses_kept():
 
         def search() -> Run:
@@ -398,18 +404,21 @@ def simulate(
     *,
     groups: Groups | None = None,
     overrides: Mapping[str, float] | None = None,
+    sizes: Sizes | None = None,
 ) -> Timeline:
     """The timeline of a graph, or of graphs that run one after the other, on a cluster; with a lower bound.
 
     `cluster` is a preset, a TOML file or a `Cluster`; the default is `h100-8x8`, or more such nodes if the groups
     need them. `groups` gives sizes or ranks of groups that the graph does not state. `overrides` are times in
-    microseconds by the name of a node, such as measured ones; they replace estimates. Raises `GraphError` if a graph
+    microseconds by the name of a node, such as measured ones; they replace estimates. `sizes` are assumptions about
+    sizes that only the data decides, as for `weft.optimize`. Raises `GraphError` if a graph
     cannot be simulated, `ClusterError` if the cluster cannot be read or has too few ranks.
     """
     check_modules("simulate", modules)
     if cluster is not None:
         check_cluster("simulate", cluster)
     check_groups("simulate", groups)
+    _assume(modules, sizes)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
 
 
@@ -425,6 +434,7 @@ def predict(
     tokens_per_step: int | None = None,
     straggler_sigma: float = STRAGGLER_SIGMA,
     groups: Groups | None = None,
+    sizes: Sizes | None = None,
 ) -> Prediction:
     """Predict a training step on a cluster: throughput, utilisation, memory and exposed communication.
 
@@ -433,16 +443,17 @@ def predict(
     `execution` says what is compiled: `compiled`, `blocks` (each repeated one), `eager` or `cuda-graphs` (compiled and
     replayed). `attention` names a kernel of the device, such as `flash2` or `cudnn`. `tokens_per_step`, of all ranks
     together, is only needed if the graph does not state it. `straggler_sigma` is the standard deviation of the ranks'
-    step times, as a share. The other arguments are the same as for `weft.simulate`. The error bars come from steps
+    step times, as a share. `sizes` and other arguments are as in `weft.simulate`. The error bars come from steps
     that were published or measured (`validation.md`).
     """
     check_modules("predict", modules)
     check_cluster("predict", cluster)
     check_groups("predict", groups)
     check_tokens(tokens_per_step)
+    several = _assume(modules, sizes)
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     found = predict_modules(
-        [modules] if isinstance(modules, GraphModule) else list(modules),
+        several,
         described,
         runtime=runtime,
         root=root,
@@ -452,7 +463,16 @@ def predict(
         straggler_sigma=straggler_sigma,
         groups=groups,
     )
-    return replace(found, notes=(*found.notes, *notes_on(described)))
+    sized = dict.fromkeys(note for module in several for note in notes_on_sizes(module))
+    return replace(found, notes=(*found.notes, *sized, *notes_on(described)))
+
+
+def _assume(modules: GraphModule | Sequence[GraphModule], sizes: Sizes | None) -> list[GraphModule]:
+    """The modules as a list, after stating the sizes that only the data decides."""
+    several = [modules] if isinstance(modules, GraphModule) else list(modules)
+    for module in several if sizes is not None else ():
+        assume_sizes(module, sizes or {})
+    return several
 
 
 @left_as_it_was()

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, hint_of, input_nodes
+from weft.compat import OpOverload, input_nodes
 from weft.cost.kernels import AttentionShape, ProductShape
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 from weft.graph.ops import cached_by_target
 
 FIRST_OPERAND = {
@@ -148,7 +149,7 @@ def _sizes(node: Any) -> list[int]:
         value = next((each for each in value if isinstance(each, Tensor)), None)
     if not isinstance(value, Tensor):
         raise UnknownSizeError
-    sizes = [hint_of(size) for size in value.shape]
+    sizes = [size_of(size) for size in value.shape]
     found = [size for size in sizes if size is not None]
     if len(found) < len(sizes):
         raise UnknownSizeError

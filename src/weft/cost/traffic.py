@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, hint_of, input_nodes, schema_of
+from weft.compat import OpOverload, input_nodes, schema_of
 from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import profile, shares_storage
 from weft.graph.ops import cached_by_target
@@ -104,8 +105,8 @@ def bytes_of(value: Any) -> int | None:
     if isinstance(value, Tensor):
         num = span = 1
         for size, stride in zip(value.shape, value.stride(), strict=True):
-            known = size if type(size) is int else hint_of(size)
-            step = stride if type(stride) is int else hint_of(stride)
+            known = size if type(size) is int else size_of(size)
+            step = stride if type(stride) is int else size_of(stride)
             if known is None:
                 return None
             if known == 0 or step != 0:

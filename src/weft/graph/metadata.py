@@ -24,27 +24,32 @@ from torch.fx.node import map_arg
 from weft.compat import (
     FakeTensor,
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     call_fake,
     expression_of,
     fake_mode_of,
     fake_tensor,
     fake_view,
+    higher_order_op,
     new_fake_mode,
     schema_of,
     storage_key,
 )
 from weft.errors import GraphError, compose
 from weft.graph import ops
-from weft.graph.operator_effects import profile
+from weft.graph.operator_effects import ATTENTIONS, profile
 from weft.graph.ops import Kind, cached_by_target
 
+CLONE = torch.ops.aten.clone.default
 MAX_RESULTS = 1 << 12
 """Maximum number of results of one call: protects the reader of listings from malicious splits."""
 # Operators with effects outside the graph even when their arguments are fake.
 FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
 MAX_REMEMBERED = 1 << 16
 """Maximum number of cached result types; the cache is emptied when it is full."""
+FUNCTIONAL_KERNEL = "triton_kernel_wrapper_functional"
+"""The higher-order operator that runs a kernel on copies of the tensors that the kernel writes, and returns these."""
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -60,6 +65,8 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
     if ops.is_wait(target):
         return args[0]
     try:
+        if target is higher_order_op(FUNCTIONAL_KERNEL):
+            return {name: call_fake(CLONE, [kwargs["kwargs"][name]], {}, mode) for name in kwargs["tensors_to_clone"]}
         form = ops.launch_form(target)
         if form is not None and not form.copied:
             return _launched(target, _bind_values(target, args, kwargs), mode)
@@ -76,6 +83,14 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GraphError(compose(str(ops.name_of(target) or target), reason)) from None
+
+
+def has_own_kernel(target: Any) -> bool:
+    """Whether `compute` knows a higher-order operator without running the graphs that it takes.
+
+    The fake kernels of flex attention ignore its nested graphs.
+    """
+    return isinstance(target, HigherOrderOperator) and target.name() in (FUNCTIONAL_KERNEL, *ATTENTIONS)
 
 
 def _check_enumerations(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

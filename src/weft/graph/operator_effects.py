@@ -30,6 +30,7 @@ from weft.compat import (
 )
 from weft.graph import host, ops, understated
 from weft.graph.ops import attribute, cached_by_target
+from weft.graph.unknown_graph import UnknownGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ CALLS_OF_GRAPHS = frozenset(
 """They return the results of one of their graphs, which receives the arguments after it."""
 LOOPS = frozenset({"associative_scan", "scan", "while_loop"})
 """They return the results of their last iteration, or their inputs if they make none."""
-NEW_RESULTS = frozenset({"flex_attention", "flex_attention_backward", "map_impl", "while_loop_stack_output"})
+ATTENTIONS = frozenset({"flex_attention", "flex_attention_backward"})
+NEW_RESULTS = ATTENTIONS | {"map_impl", "while_loop_stack_output"}
 """Their results are new, whatever their graphs return."""
 
 
@@ -202,7 +204,9 @@ def profile_of(node: Node) -> Profile:
         return found
     name = node.target.name()
     if not _has_only_graphs(node):
-        return OPAQUE
+        # torch refuses a score or mask graph that writes, but may let it draw random numbers
+        is_attention = name in ATTENTIONS and _has_only_graphs(node, UnknownGraph)
+        return Profile(several=True, random=True) if is_attention else OPAQUE
     bodies = [_Body(module.graph) for module in graph_arguments(node)]
     random = any(body.random for body in bodies)
     if name in FUNCTIONAL_WRAPPERS:
@@ -234,11 +238,11 @@ def only_computes(node: Node) -> bool:
     return found.plain or (found.random and not draws(node) and not (found.writes or found.aliases or found.may_share))
 
 
-def _has_only_graphs(node: Node) -> bool:
-    """Whether a call takes only operators and nested graphs as code, which can be analysed."""
+def _has_only_graphs(node: Node, *also: type) -> bool:
+    """Whether a call takes only operators and nested graphs as code, which can be analysed, or code of these types."""
     owner = node.graph.owning_module
     given = [attribute(owner, str(source.target)) for source in input_nodes(node) if source.op == "get_attr"]
-    return all(isinstance(value, GraphModule | Tensor) for value in given)
+    return all(isinstance(value, (GraphModule, Tensor, *also)) for value in given)
 
 
 def _does_more_than_copy(node: Node, bodies: Sequence[_Body]) -> bool:

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.cost.prices import price_launches
+from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.frozen import FrozenGraph
 from weft.graph.groups import GroupTable, read_groups
 from weft.graph.versions import dag_of
@@ -89,6 +90,8 @@ class SimulatedReport(Report):
     simulated_cluster: Cluster = field(repr=False, compare=False)
     num_tokens: int | None = field(default=None, repr=False, compare=False)
     """Tokens of one step, of all ranks; None: as the graph says."""
+    size_notes: tuple[str, ...] = ()
+    """Assumed sizes, as sentences."""
 
     @property
     def device_bytes(self) -> int | None:
@@ -155,7 +158,7 @@ class SimulatedReport(Report):
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
             for what, bar in (("times", step), ("memory", peak))
         )
-        return (*super().notes, *notes_on(self.simulated_cluster), *bars)
+        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *bars)
 
     def summary_lines(self) -> list[str]:
         return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
@@ -207,9 +210,10 @@ def with_simulations(
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
     first, second = (_input(module, groups, cluster, report) for module in (before, after))
-    made = SimulatedReport(**told, graphs=(first, second), simulated_cluster=cluster, num_tokens=tokens_per_step)
+    told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
+    made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
     for each in made.graphs:
-        if each.graph.has_nested_graphs:
+        if each.graph.has_nested_graphs or made.size_notes:  # other sizes may be assumed later
             _ = each.program, each.records, each.launches, made.work, made.kind
     return made
 

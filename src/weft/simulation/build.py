@@ -24,11 +24,12 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, OpOverload, hint_of, input_nodes
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes
 from weft.cost.cluster import Cluster
 from weft.cost.execution import is_optimizer
 from weft.cost.prices import Prices, full_bytes, price
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
@@ -327,7 +328,7 @@ def _resized_to(node: Node) -> int:
     name = target.name()
     if name == "inductor::resize_storage_bytes_":
         size = ops.bind(node)["new_size"]
-        return hint_of(ops.value_of(size) if isinstance(size, Node) else size) or 0
+        return size_of(ops.value_of(size) if isinstance(size, Node) else size) or 0
     return _span_of(node, None) if name in ("aten::resize_", "aten::resize_as_") else 0
 
 
@@ -345,9 +346,9 @@ def _span_of(node: Node, item: int | None) -> int:
 def _span(value: Any) -> int:
     if not isinstance(value, Tensor):
         return 0
-    last = hint_of(value.storage_offset()) or 0
+    last = size_of(value.storage_offset()) or 0
     for size, stride in zip(value.shape, value.stride(), strict=True):
-        size, stride = size if type(size) is int else hint_of(size), stride if type(stride) is int else hint_of(stride)
+        size, stride = size if type(size) is int else size_of(size), stride if type(stride) is int else size_of(stride)
         if not size or stride is None:
             return 0
         last += (size - 1) * stride

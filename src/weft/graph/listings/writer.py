@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -18,6 +19,7 @@ from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, pl
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 from weft.graph.ops import attribute
+from weft.graph.unknown_graph import UnknownGraph
 
 INLINE_NUMEL = 64
 """Maximum number of elements of a constant that a listing shows with its values."""
@@ -51,6 +53,14 @@ def canonical_digest(module: GraphModule, groups: GroupTable) -> str | None:
     writer.collect(module)
     body = writer.function("graph", module, "")
     return None if writer.types.symbols else digest("\n".join([*writer.header(), *body]))
+
+
+def symbol_names(module: GraphModule) -> dict[sympy.Symbol, str]:
+    """The symbols of sizes in a module, with their names in its listing."""
+    writer = _Writer(module, read_groups(module))
+    writer.collect(module)
+    writer.function("graph", module, "")
+    return writer.types.symbols
 
 
 def digest(text: str) -> str:
@@ -97,6 +107,8 @@ class _Writer:
         self.module, self.groups, self.known, self.names = module, groups, known, names
         self.types = TypeText(default_device(module.graph))
         self.constants: dict[str, tuple[Tensor, Any]] = {}
+        self.lost: dict[str, None] = {}
+        """The paths of nested graphs whose body is unknown."""
         self.inside: dict[Node, str] = {}
         """The inputs that lie in the memory of a constant, with its path."""
 
@@ -106,6 +118,8 @@ class _Writer:
             value = attribute(module, str(node.target)) if node.op == "get_attr" else None
             if isinstance(value, GraphModule):
                 self.collect(value)
+            elif isinstance(value, UnknownGraph):
+                self.lost[str(node.target)] = None
             elif isinstance(value, Tensor):
                 self.constants[str(node.target)] = (value, ops.value_of(node))
         if module is self.module and self.constants:
@@ -123,6 +137,7 @@ class _Writer:
                 lines.append(f"symbol({name!r})")
         if may_share_inputs(self.module):
             lines.append(f"inputs({MAY_SHARE!r})")
+        lines += [f"nested({path!r})" for path in self.lost]
         places = placed(self.module, {path: value for path, (value, _) in self.constants.items()})
         silent = {place.base for path, place in places.items() if not self._is_told(path, place)}
         for path, (value, fake) in self.constants.items():
