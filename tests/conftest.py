@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update rewrites files in place: run it without -n")
     # Small tensors: a second thread in each of several processes costs three times what it computes.
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+    os.environ["WEFT_PLAN_CACHE"] = "0"  # a test that plans twice must search twice
     versions.CHECKS_EVERY_USE = True
     # A busy machine stops a process for seconds now and then; that must not fail an example. Tests have timeouts.
     hypothesis.settings.register_profile("weft", deadline=None)

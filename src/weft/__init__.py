@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weft.prediction.prediction import Prediction
     from weft.report.report import Report
     from weft.verification.comparison import Verdict
+    from weft.zoo.parallel.simple_fsdp import simple_fsdp
 
 __version__ = VERSION
 use_if_built()
@@ -61,6 +62,7 @@ __all__ = [
     "parse",
     "predict",
     "run_report",
+    "simple_fsdp",
     "simulate",
     "verify",
     "zoo",
@@ -80,6 +82,7 @@ _HOMES = {
     "weft.prediction.prediction": ("Prediction",),
     "weft.report.report": ("Report",),
     "weft.verification.comparison": ("Verdict",),
+    "weft.zoo.parallel.simple_fsdp": ("simple_fsdp",),
 }
 
 

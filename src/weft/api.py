@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm, prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.arguments import (
+    check_cache,
     check_cluster,
     check_groups,
     check_mesh,
@@ -25,8 +27,9 @@ from weft.arguments import (
 from weft.bounds.bounded_simulation import simulate_modules
 from weft.compat import real_values
 from weft.cost.cluster import Cluster
-from weft.errors import ListingError, PlanError, ReportError, VerificationError, compose
+from weft.errors import ListingError, PlanError, ReportError, VerificationError, WeftError, compose
 from weft.graph.aliasing import may_share_inputs
+from weft.graph.assumed_sizes import Sizes, assume_sizes, notes_on_sizes
 from weft.graph.collective import collectives
 from weft.graph.dag import collector_paused
 from weft.graph.groups import Group, GroupTable, read_groups
@@ -34,12 +37,14 @@ from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
 from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
+from weft.passes.cache_key import key_of
 from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
+from weft.plan.cache import PlanCache, is_switched_off
 from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
 from weft.process import left_as_it_was
-from weft.report.report import GraphRecord, Report, record_passes, record_streams
+from weft.report.report import GraphRecord, Report, record_memory, record_passes, record_streams
 from weft.report.simulated import notes_on, with_simulations
 from weft.report.work import check_tokens
 from weft.simulation.timeline import Timeline
@@ -49,6 +54,8 @@ from weft.verification.real_ranks.world import RealRanks
 from weft.verification.rounding import Sides, judge_rounding
 from weft.verification.symbolic.equivalence import Proof, prove
 from weft.verification.virtual.cluster import VirtualCluster
+
+log = logging.getLogger("weft")
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Witness = Literal["structure", "equivalence", "values", "off"]
@@ -82,6 +89,8 @@ def optimize(
     groups: Groups | None = None,
     withheld: Mapping[str, str] | None = None,
     tokens_per_step: int | None = None,
+    cache: bool | str | Path = True,
+    sizes: Sizes | None = None,
 ) -> Result:
     """Run a pipeline on a copy of the module, which shares its parameters; the module itself does not change.
 
@@ -93,7 +102,10 @@ def optimize(
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
     runs both on every rank of a virtual cluster. `withheld` maps groups whose launches no pass may merge to the
     reason why; `weft.verification.agreement.agreement.withheld` finds them for ranks with different graphs.
-    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures.
+    `tokens_per_step`, of all ranks together, is for the report; the zoo sets it for its own captures. `cache` is the
+    folder of the plan cache (`planning.md`), or False to search for a plan even if an earlier call found one. `sizes`
+    are assumptions about sizes that only the data decides: `balanced`, or values by the names of the listing, such as
+    `{'u0': 512}`. Only prices use them (`experts.md`).
 
     Raises a `WeftError`: `GraphError`, `ClusterError`, `PipelineError` or `ReportError` for an invalid argument,
     `RefusedError` if `strict` or the memory limit cannot be met, `VerificationError` if the check fails.
@@ -108,17 +120,47 @@ def optimize(
     check_tokens(tokens_per_step)
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     chosen = Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
+    check_cache("optimize", cache)
+    if sizes is not None:
+        assume_sizes(module, sizes)
     with collector_paused(), analyses_kept():
-        run = chosen.run(
-            module,
-            cluster=described,
-            groups=groups,
-            memory_limit_bytes=memory_limit_bytes,
-            effort=effort,
-            strict=strict,
-            withheld=withheld,
-        )
+
+        def search() -> Run:
+            return chosen.run(
+                module,
+                cluster=described,
+                groups=groups,
+                memory_limit_bytes=memory_limit_bytes,
+                effort=effort,
+                strict=strict,
+                withheld=withheld,
+            )
+
+        if cache is False or is_switched_off():
+            run = search()
+        else:
+            table = read_groups(module, groups)
+            context = Context(table, described, memory_limit_bytes, effort, strict, withheld or {})
+            key = key_of(module, chosen, context)
+            run = _from_cache(PlanCache(None if cache is True else cache), key, module, groups, search)
         return _checked(module, run, described, verify, groups, tokens_per_step)
+
+
+def _from_cache(
+    cache: PlanCache, key: str | None, module: GraphModule, groups: Groups | None, search: Callable[[], Run]
+) -> Run:
+    """The run of a plan in the cache; without one, a plan is searched and kept."""
+    if key is None:
+        return search()
+    try:
+        plan = cache.find(key)
+        if plan is not None:
+            return replace(replay(module, plan, groups=groups), from_cache=True)
+    except WeftError as error:
+        log.warning("weft: a graph is planned anew: %s", error)
+    run = search()
+    cache.keep(key, run.plan)
+    return run
 
 
 def carry_out(
@@ -177,11 +219,13 @@ def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report
         after=_record(run.module, run.after),
         passes=record_passes(run.log),
         streams=record_streams(run.log),
+        memory=record_memory(run.log),
         applied=tuple(d for entry in run.log for d in entry.step.applied),
         declined=tuple(d for entry in run.log for d in entry.step.declined),
         bare_plan=run.plan,
         witnesses=witnesses,
         may_share_inputs=may_share_inputs(module),
+        from_cache=run.from_cache,
     )
 
 
@@ -320,7 +364,7 @@ def bisect(
         return "" if proof else str(proof)
 
     compared = compare_values if verify == "values" else compare_names
-    return find_fault(module, chosen.chosen(module.graph, context.groups).passes, context, compared)
+    return find_fault(module, chosen.chosen(module.graph, context.groups, memory_limit_bytes).passes, context, compared)
 
 
 def _tables(
@@ -360,18 +404,21 @@ def simulate(
     *,
     groups: Groups | None = None,
     overrides: Mapping[str, float] | None = None,
+    sizes: Sizes | None = None,
 ) -> Timeline:
     """The timeline of a graph, or of graphs that run one after the other, on a cluster; with a lower bound.
 
     `cluster` is a preset, a TOML file or a `Cluster`; the default is `h100-8x8`, or more such nodes if the groups
     need them. `groups` gives sizes or ranks of groups that the graph does not state. `overrides` are times in
-    microseconds by the name of a node, such as measured ones; they replace estimates. Raises `GraphError` if a graph
+    microseconds by the name of a node, such as measured ones; they replace estimates. `sizes` are assumptions about
+    sizes that only the data decides, as for `weft.optimize`. Raises `GraphError` if a graph
     cannot be simulated, `ClusterError` if the cluster cannot be read or has too few ranks.
     """
     check_modules("simulate", modules)
     if cluster is not None:
         check_cluster("simulate", cluster)
     check_groups("simulate", groups)
+    _assume(modules, sizes)
     return simulate_modules(modules, cluster, groups, overrides=overrides)
 
 
@@ -387,6 +434,7 @@ def predict(
     tokens_per_step: int | None = None,
     straggler_sigma: float = STRAGGLER_SIGMA,
     groups: Groups | None = None,
+    sizes: Sizes | None = None,
 ) -> Prediction:
     """Predict a training step on a cluster: throughput, utilisation, memory and exposed communication.
 
@@ -395,16 +443,17 @@ def predict(
     `execution` says what is compiled: `compiled`, `blocks` (each repeated one), `eager` or `cuda-graphs` (compiled and
     replayed). `attention` names a kernel of the device, such as `flash2` or `cudnn`. `tokens_per_step`, of all ranks
     together, is only needed if the graph does not state it. `straggler_sigma` is the standard deviation of the ranks'
-    step times, as a share. The other arguments are the same as for `weft.simulate`. The error bars come from steps
+    step times, as a share. `sizes` and other arguments are as in `weft.simulate`. The error bars come from steps
     that were published or measured (`validation.md`).
     """
     check_modules("predict", modules)
     check_cluster("predict", cluster)
     check_groups("predict", groups)
     check_tokens(tokens_per_step)
+    several = _assume(modules, sizes)
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     found = predict_modules(
-        [modules] if isinstance(modules, GraphModule) else list(modules),
+        several,
         described,
         runtime=runtime,
         root=root,
@@ -414,7 +463,16 @@ def predict(
         straggler_sigma=straggler_sigma,
         groups=groups,
     )
-    return replace(found, notes=(*found.notes, *notes_on(described)))
+    sized = dict.fromkeys(note for module in several for note in notes_on_sizes(module))
+    return replace(found, notes=(*found.notes, *sized, *notes_on(described)))
+
+
+def _assume(modules: GraphModule | Sequence[GraphModule], sizes: Sizes | None) -> list[GraphModule]:
+    """The modules as a list, after stating the sizes that only the data decides."""
+    several = [modules] if isinstance(modules, GraphModule) else list(modules)
+    for module in several if sizes is not None else ():
+        assume_sizes(module, sizes or {})
+    return several
 
 
 @left_as_it_was()

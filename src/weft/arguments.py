@@ -16,7 +16,16 @@ from torch import nn
 from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
-from weft.errors import ClusterError, GraphError, PipelineError, VerificationError, WeftError, compose, nearest
+from weft.errors import (
+    ClusterError,
+    GraphError,
+    PipelineError,
+    PlanError,
+    VerificationError,
+    WeftError,
+    compose,
+    nearest,
+)
 from weft.graph.groups import GroupTable
 from weft.passes.pipeline import Pipeline
 from weft.scheduling.search import Effort
@@ -96,6 +105,13 @@ def check_groups(who: str, given: Any) -> None:
         if twice is not None:
             what = f"group {name!r} holds rank {twice} twice"
             raise GraphError(compose(who, what, do="give each rank once"))
+
+
+def check_cache(who: str, given: Any) -> None:
+    """Raise unless `given` is a folder, or says whether to use the plan cache."""
+    if not isinstance(given, bool):
+        do = "give a folder, or False to switch it off"
+        check_type(who, "cache", given, (str, Path), "a folder, True or False", do=do, error=PlanError)
 
 
 def check_optimization(

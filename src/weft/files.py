@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ def whole_file(path: str | Path) -> Generator[IO[bytes]]:
         with place.open("wb") as file:
             yield file
         return
-    draft = place.with_name(f".weft-{os.getpid()}-{threading.get_ident()}.part")
+    draft = place.with_name(f".weft-{os.urandom(8).hex()}.part")  # processes of several machines may share the folder
     try:
         with draft.open("wb") as file:
             yield file

@@ -19,6 +19,7 @@ LAYERS = (
     "plan",
     "scheduling",
     "bucketing",
+    "retention",
     "streaming",
     "rewriting",
     "passes",

@@ -416,7 +416,7 @@ def test_a_step_without_collectives_on_several_ranks_is_warned_of():
     assert str(caught[0].message) == (
         "capture: the step has no collectives, though the mesh has 2 ranks\n"
         "    FSDP2 (fully_shard) and DDP by default communicate from hooks, which are not part of the graph\n"
-        "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
+        "shard with weft.simple_fsdp(model, mesh), or use DTensor tensor parallelism or functional collectives"
     )
     assert caught[0].filename == __file__
 
@@ -551,7 +551,7 @@ def test_a_wrapper_that_communicates_from_hooks_is_refused_with_what_to_use_inst
     first, *_, last = str(caught.value).splitlines()
     assert how in first
     assert "from hooks that are not part of the graph" in first
-    assert last.startswith("use DTensor parameters (as weft.zoo does)")
+    assert last.startswith("shard with weft.simple_fsdp(model, mesh)")
 
 
 def test_a_step_that_fails_is_shown_with_its_reason_and_its_line():

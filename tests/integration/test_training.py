@@ -90,6 +90,19 @@ def test_weft_eager_trains_as_aot_eager_does_on_four_ranks(four_ranks: World, pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("backend", "reference"),
+    [("weft_eager", "aot_eager"), pytest.param("weft", "inductor", marks=pytest.mark.needs_cpp)],
+)
+def test_experts_whose_exchanges_depend_on_data_train_as_without_weft(four_ranks: World, backend: str, reference: str):
+    options = {"parallel": "ep-fsdp", "mesh": {"dp": 2, "ep": 2}, "model": "dropless-debug"}
+    found = four_ranks.run(train, backend=backend, options=EXACT[backend], **options)
+    expected = four_ranks.run(train, backend=reference, **options)
+    assert all(map(same, found, expected))
+    assert_woven("ep-fsdp", found)
+
+
+@pytest.mark.long
 def test_micro_steps_that_do_not_synchronize_say_nothing(two_ranks: World):
     found, expected = (
         two_ranks.run(train, parallel="ddp-reducer", mesh={"dp": 2}, backend=name, model="mini", micro_steps=2)

@@ -58,7 +58,8 @@ def train(
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2, foreach=False)
 
     losses: list[float] = []
-    with torch._dynamo.config.patch(**_dynamo_settings(parallel)):
+    scalars = {"capture_scalar_outputs": True} if model.startswith("dropless") else {}
+    with torch._dynamo.config.patch(**_dynamo_settings(parallel), **scalars):
         run = _step_function(made, backend, options, backward_inside=parallel == "ddp-reducer")
         for step in range(steps):
             for micro_step in range(micro_steps - 1):

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 import weft
 from weft.bounds import checker
 from weft.cost.cluster import Cluster
-from weft.errors import PipelineError, PlanError, RefusedError, VerificationError, WeftError
+from weft.errors import ClusterError, PipelineError, PlanError, RefusedError, VerificationError, WeftError
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.graph.output_names import result_names
@@ -223,6 +223,11 @@ def test_the_text_of_the_report_holds_the_table_and_the_decisions():
     assert lines[-1] == "checked: structure: every invariant holds after every pass"
 
 
+def test_a_cluster_with_too_few_ranks_is_an_error_before_anybody_looks_at_the_report():
+    with pytest.raises(ClusterError, match="it has 8 ranks, group 'dp' needs 64"):
+        weft.optimize(module_of(), cluster="h100-8", pipeline="sink-waits", groups={"dp": 64})
+
+
 def test_the_report_as_json_is_complete():
     report = weft.optimize(module_of(), cluster="h100-8").report
     data = json.loads(report.to_json())
@@ -232,7 +237,7 @@ def test_the_report_as_json_is_complete():
     assert data["version"] == weft.__version__
     assert [entry["spec"] for entry in data["passes"]] == [record.spec for record in report.passes]
     assert len(data["applied"]) == len(report.applied)
-    assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").plan.digest
+    assert data["plan_digest"] == weft.optimize(module_of(), cluster="h100-8").report.bare_plan.digest
 
 
 def test_a_report_with_a_cluster_is_drawn_and_one_without_says_what_to_do(tmp_path: Path):

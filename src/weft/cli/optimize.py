@@ -58,6 +58,7 @@ def optimize(
     html: HtmlOption = None,
     trace: TraceOption = None,
     tokens: usage.TokensOption = None,
+    assume: usage.AssumeOption = None,
     print_after: PrintAfterOption = None,
     bisect: BisectOption = False,
     as_json: usage.JsonOption = False,
@@ -83,6 +84,7 @@ def optimize(
         strict,
         (output, plan_file(plan), html, trace),
         tokens=tokens,
+        assume=assume,
         memory_limit=memory_limit,
         effort=effort,
     )

@@ -25,6 +25,7 @@ def optimize_source(
     files: tuple[Path | None, ...],
     check: Callable[[GraphModule], object] | None = None,
     tokens: int | None = None,
+    assume: str | None = None,
     memory_limit: str | None = None,
     effort: usage.Effort = usage.Effort.DEFAULT,
 ) -> tuple[GraphModule, Result]:
@@ -45,6 +46,7 @@ def optimize_source(
             strict=strict,
             verify=verify.value,
             tokens_per_step=tokens,
+            sizes=usage.sizes_of(assume),
         )
     return module, done
 

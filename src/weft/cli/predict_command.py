@@ -44,6 +44,7 @@ def predict(
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Compiled, replayed as CUDA graphs.")] = False,
     attention: AttentionOption = None,
     tokens: usage.TokensOption = None,
+    assume: usage.AssumeOption = None,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
@@ -73,6 +74,7 @@ def predict(
             execution=chosen[0] if chosen else None,
             attention=attention,
             tokens_per_step=tokens,
+            sizes=usage.sizes_of(assume),
         )
     text = found.to_json() if as_json else "\n".join(lines_of(found))
     usage.write(text + "\n", output)

@@ -60,6 +60,7 @@ def simulate(
     cluster: ClusterOption = None,
     runtime: RuntimeOption = None,
     root: RootOption = Root.SPLIT,
+    assume: usage.AssumeOption = None,
     output: usage.OutputOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
@@ -69,6 +70,7 @@ def simulate(
         from weft.bounds.bounded_simulation import simulate_modules
         from weft.cli.source import load_source
         from weft.cost.cluster import ASSUMED_NODES, Cluster, assumed_cluster
+        from weft.graph.assumed_sizes import assume_sizes, notes_on_sizes
         from weft.graph.dag import Dag
         from weft.graph.groups import read_groups
         from weft.passes.runtimes import SYNCHRONOUS, find_runtime
@@ -81,6 +83,9 @@ def simulate(
     known = Cluster.load(cluster) if cluster else None
     with usage.progress(f"reading {', '.join(sources)}"):
         modules = [load_source(source) for source in sources]
+    sizes = usage.sizes_of(assume)
+    for module in modules if sizes is not None else ():
+        assume_sizes(module, sizes or {})
     described = known or assumed_cluster((group for module in modules for group in read_groups(module)), ASSUMED_NODES)
     emulated, run_notes = _run_as(modules, runtime, root, described) if runtime is not None else (modules, [])
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
@@ -88,6 +93,7 @@ def simulate(
     bars = error_bars(step_kind((Dag(module.graph) for module in modules), described))
     notes = [
         *run_notes,
+        *dict.fromkeys(note for module in modules for note in notes_on_sizes(module)),
         *notes_on(described),
         *(f"error bar: {basis}" for basis in dict.fromkeys(b.basis for b in bars)),
     ]

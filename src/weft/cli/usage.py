@@ -73,6 +73,14 @@ TokensOption = Annotated[
         "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL."
     ),
 ]
+AssumeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--assume",
+        metavar="SIZES",
+        help="Price sizes that only the data decides: balanced, or by name such as u0=512,u1=0.",
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
@@ -83,6 +91,16 @@ MemoryOption = Annotated[
 ]
 EffortOption = Annotated[Effort, typer.Option("--effort", help="How long to search for a shorter step.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def sizes_of(assume: str | None) -> dict[str, int] | str | None:
+    """The value of `sizes` that --assume states."""
+    if assume is None or "=" not in assume:
+        return assume
+    pairs = [part.partition("=") for part in assume.split(",")]
+    if not all(name and number.isdecimal() for name, _, number in pairs):
+        raise UsageError(compose("--assume", f"{assume!r} is not a list of sizes", do="write --assume u0=512,u1=0"))
+    return {name: int(number) for name, _, number in pairs}
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

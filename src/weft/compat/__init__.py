@@ -163,6 +163,11 @@ def scaled_product(first: Tensor, second: Tensor, scale: Tensor, second_scale: T
     return torch._scaled_mm(first, second, scale_a=scale, scale_b=second_scale, out_dtype=dtype)
 
 
+def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """The product of each group of rows, which ends at one of `ends`, with the weight of that group."""
+    return torch._grouped_mm(rows, weights, offs=ends)
+
+
 def fake_view(
     base: FakeTensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype | None = None
 ) -> FakeTensor:
@@ -343,7 +348,7 @@ def symbol_hint(module: torch.fx.GraphModule, symbol: sympy.Symbol) -> int | Non
 
 def env_hint(env: ShapeEnv, symbol: sympy.Symbol) -> int | None:
     """The value a shape environment was given for a symbol (the attribute was renamed in 2.12)."""
-    values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else getattr(env, "var_to_val", {})
     return int(values[symbol]) if symbol in values else None
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import hint_of, input_nodes
+from weft.compat import input_nodes
 from weft.cost.device import Device
 from weft.cost.flops import name_of
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 
 PLAIN = 100
 """Costs are in percent of a plain copy's."""
@@ -97,7 +98,7 @@ def _repeated_reads(name: str, value: Tensor) -> int:
         return SOFTMAX_BACKWARD
     if name not in SOFTMAXES or not value.dim():
         return PLAIN
-    row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
+    row_bytes = (size_of(value.shape[-1]) or 0) * value.element_size()
     return HUGE_ROW_SOFTMAX if row_bytes > HUGE_ROW_BYTES else LONG_ROW_SOFTMAX if row_bytes > LONG_ROW_BYTES else PLAIN
 
 
@@ -149,7 +150,7 @@ def extra_bytes(node: Node) -> int:
     """The cost of a reduction inside a compiled kernel, beyond the kernel's own traffic, as bytes."""
     value = ops.value_of(node)
     if name_of(node.target) in SOFTMAXES and isinstance(value, Tensor) and value.dim():
-        row_bytes = (hint_of(value.shape[-1]) or 0) * value.element_size()
+        row_bytes = (size_of(value.shape[-1]) or 0) * value.element_size()
         return _num_elements(value) * 2 if row_bytes > LONG_ROW_BYTES else 0  # long rows are read once more, as bf16
     return column_sum_bytes(node)
 
@@ -157,7 +158,7 @@ def extra_bytes(node: Node) -> int:
 def _num_elements(value: Tensor) -> int:
     found = 1
     for size in value.shape:
-        found *= hint_of(size) or 0
+        found *= size_of(size) or 0
     return found
 
 
@@ -178,7 +179,7 @@ def _is_transposed(source: Tensor, result: Tensor) -> bool:
     """Whether a copy reads along another dim than it writes along."""
     if source.dim() < 2 or source.shape != result.shape:
         return False
-    strides = [hint_of(s) or 0 for s in source.stride()], [hint_of(s) or 0 for s in result.stride()]
-    sizes = [hint_of(s) or 0 for s in source.shape]
+    strides = [size_of(s) or 0 for s in source.stride()], [size_of(s) or 0 for s in result.stride()]
+    sizes = [size_of(s) or 0 for s in source.shape]
     inner = [[d for d in range(len(sizes)) if each[d] == 1 and sizes[d] > 1] for each in strides]
     return bool(inner[0]) and bool(inner[1]) and inner[0] != inner[1]

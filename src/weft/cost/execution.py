@@ -54,7 +54,7 @@ def compiled_nodes(dag: Dag, device: Device) -> list[bool]:
     if execution == "eager":
         return [False] * len(dag.nodes)
     if execution == "blocks":
-        return [_is_in_block(node) and not is_optimizer(node) for node in dag.nodes]
+        return [is_in_block(node) and not is_optimizer(node) for node in dag.nodes]
     return [not is_optimizer(node) for node in dag.nodes]
 
 
@@ -82,6 +82,7 @@ def _issue_us(node: Node, kind: TrafficKind, is_compiled: bool, is_head: bool, t
     return times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
 
 
-def _is_in_block(node: Node) -> bool:
+def is_in_block(node: Node) -> bool:
+    """Whether a node belongs to a repeated block: a module whose path has a number."""
     stack: Mapping[str, Any] | None = node.meta.get("nn_module_stack")
     return bool(stack) and any(_NUMBER.search(str(path)) for path in stack)

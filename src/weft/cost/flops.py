@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, hint_of, input_nodes
+from weft.compat import OpOverload, input_nodes
 from weft.cost.kernels import AttentionShape, ProductShape
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
+from weft.graph.ops import cached_by_target
 
 FIRST_OPERAND = {
     "mm": "self",
@@ -52,7 +54,7 @@ class UnknownSizeError(Exception):
     """A size has no hint, or metadata is missing."""
 
 
-@functools.cache
+@cached_by_target
 def rule_of(target: Any) -> Rule | None:
     """The rule that counts the flops of an operator; None if it is not a product."""
     if not isinstance(target, OpOverload):
@@ -98,7 +100,7 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
     return None
 
 
-@functools.cache
+@cached_by_target
 def name_of(target: Any) -> str:
     """The name of an operator without namespace and overload."""
     return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
@@ -147,7 +149,7 @@ def _sizes(node: Any) -> list[int]:
         value = next((each for each in value if isinstance(each, Tensor)), None)
     if not isinstance(value, Tensor):
         raise UnknownSizeError
-    sizes = [hint_of(size) for size in value.shape]
+    sizes = [size_of(size) for size in value.shape]
     found = [size for size in sizes if size is not None]
     if len(found) < len(sizes):
         raise UnknownSizeError

@@ -5,9 +5,10 @@ Contract: whole nanoseconds; one pass over the graph; sizes by hint. Node names 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
 from torch.fx import Node
 
@@ -17,6 +18,7 @@ from weft.cost.fused import fused_shape
 from weft.cost.measured_table import Estimate
 from weft.errors import ClusterError, compose, nearest
 from weft.graph import ops
+from weft.graph.assumed_sizes import bytes_of
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable, group_argument
@@ -54,10 +56,7 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
     found = compute(dag, cluster.device)
     given = _given_ns(dag, overrides or {})
     compute_ns, unknown = list(found.ns), set(found.unknown)
-    launches = _LaunchPrices(groups, cluster)
-    for i, profile in dag.effects.special:
-        if profile.launch:
-            launches.add(dag, i)
+    launches = price_launches(dag, groups, cluster)
     unknown |= launches.unknown
     for i, ns in given.items():
         if i in launches.ns:
@@ -79,7 +78,16 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
     )
 
 
-class _LaunchPrices:
+def price_launches(dag: Dag, groups: GroupTable, cluster: Cluster) -> LaunchPrices:
+    """Price the launches of a graph. Raises if the cluster cannot run them."""
+    found = LaunchPrices(groups, cluster)
+    for i, profile in dag.effects.special:
+        if profile.launch:
+            found.add(dag, i)
+    return found
+
+
+class LaunchPrices:
     """Prices launches; equal ones are estimated once."""
 
     def __init__(self, groups: GroupTable, cluster: Cluster) -> None:
@@ -129,9 +137,20 @@ def full_bytes(collective: Collective) -> int | None:
     For a batch of point-to-point transfers, the larger of the two directions: wires carry both at once.
     """
     if collective.kind is Kind.BATCH_P2P:
-        both, received = collective.input_bytes, collective.output_bytes
+        both, received = _total_bytes(map(ops.value_of, collective.inputs)), _received_bytes(collective)
         return None if both is None or received is None else max(received, both - received)
-    return collective.output_bytes if collective.kind is Kind.ALL_GATHER else collective.input_bytes
+    is_gather = collective.kind is Kind.ALL_GATHER
+    return _received_bytes(collective) if is_gather else _total_bytes(map(ops.value_of, collective.inputs))
+
+
+def _received_bytes(collective: Collective) -> int | None:
+    value = ops.value_of(collective.launch)
+    return _total_bytes(value if isinstance(value, list | tuple) else [value])
+
+
+def _total_bytes(values: Iterable[Any]) -> int | None:
+    sizes = [bytes_of(value) for value in values]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _given_ns(dag: Dag, overrides: Mapping[str, float]) -> dict[int, int]:

@@ -17,7 +17,6 @@ Time and memory are linear in nodes and edges; the result depends on the order o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -26,11 +25,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, hint_of, input_nodes, schema_of
+from weft.compat import OpOverload, input_nodes, schema_of
 from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import profile, shares_storage
+from weft.graph.ops import cached_by_target
 
 
 class TrafficKind(IntEnum):
@@ -77,7 +78,7 @@ UNREAD = {"copy_": "self", "fill_": "self", "zero_": "self", "nll_loss_backward"
 """Operators that do not read one of their arguments: they overwrite it, or need only its shape."""
 
 
-@functools.cache
+@cached_by_target
 def kind_of(target: Any) -> TrafficKind:
     """How calls of an operator access memory. Operators that may copy are decided call by call, by metadata."""
     if not isinstance(target, OpOverload):
@@ -104,8 +105,8 @@ def bytes_of(value: Any) -> int | None:
     if isinstance(value, Tensor):
         num = span = 1
         for size, stride in zip(value.shape, value.stride(), strict=True):
-            known = size if type(size) is int else hint_of(size)
-            step = stride if type(stride) is int else hint_of(stride)
+            known = size if type(size) is int else size_of(size)
+            step = stride if type(stride) is int else size_of(stride)
             if known is None:
                 return None
             if known == 0 or step != 0:

@@ -48,7 +48,7 @@ from weft.verification.rank import tensors_in
 TANGENT = "loss_gradient"
 DDP, FSDP = "DistributedDataParallel", "FSDP (fully_shard)"
 WRAPPERS = ((DistributedDataParallel, DDP), (FSDPModule, FSDP), (FullyShardedDataParallel, FSDP))
-INSTEAD = "use DTensor parameters (as weft.zoo does), DTensor tensor parallelism, or functional collectives in the step"
+INSTEAD = "shard with weft.simple_fsdp(model, mesh), or use DTensor tensor parallelism or functional collectives"
 _TURN = threading.RLock()
 """One capture at a time: the default process group and the state that torch changes while tracing are per process."""
 

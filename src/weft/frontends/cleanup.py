@@ -23,7 +23,7 @@ from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.about import UNREAD_KEY
 from weft.graph.edit import ANNOTATIONS, Edit, finish
-from weft.graph.operator_effects import profile_of
+from weft.graph.operator_effects import draws, profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
 KEPT = ("stack_trace", "nn_module_stack", "partitioner_tag")
@@ -52,11 +52,6 @@ def sources(traced: GraphModule) -> dict[Node, Node]:
             source = next(iter(input_nodes(node)))
             found[node] = found.get(source, source)
     return found
-
-
-def draws(node: Node) -> bool:
-    """Whether the node draws random numbers; attention without dropout does not."""
-    return profile_of(node).random and ops.bind(node).get("dropout_p") != 0.0
 
 
 class _Tidier:

@@ -21,10 +21,11 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.compat import input_nodes, min_cut_partition
-from weft.frontends.cleanup import draws, sources
+from weft.frontends.cleanup import sources
 from weft.frontends.provenance import BACKWARD, FORWARD, in_layer, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.edit import Edit, finish
+from weft.graph.operator_effects import draws
 
 Partition = Literal["autograd", "min-cut", "min-cut-layers"]
 """Who chooses the values that backward finds. Autograd saves what each operator asks for. With `min-cut` AOTAutograd

@@ -24,6 +24,7 @@ import weft.version
 from weft.api import Groups, Witness
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
+from weft.passes.cache_key import digest_of_sources
 from weft.passes.pipeline import Pipeline
 from weft.plan.folder import PlanFolder
 
@@ -54,6 +55,8 @@ class Options:
     """A folder of plans. A graph that has a plan there gets it; the others are planned, and a warning says so."""
     record: str | Path | None = None
     """A folder where the plan of every graph is written."""
+    cache: bool | str | Path = True
+    """The folder of the plan cache. True: as the environment says; False: search for every plan."""
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _CHECKS.items():
@@ -77,7 +80,8 @@ class Options:
     def identity(self) -> str:
         """Equal exactly if the same graph would be rewritten in the same way."""
         known = asdict(self) | {"pipeline": str(self.passes), "cluster": None}
-        known |= {"report": None, "agreement": None, "plan": PlanFolder(self.plan).digest if self.plan else None}
+        known |= {"report": None, "agreement": None, "cache": None}  # none of them changes a graph
+        known |= {"plan": PlanFolder(self.plan).digest if self.plan else None}
         known |= {"cluster": self.description.digest} if self.description is not None else {}
         known |= {"disabled": is_disabled(), "left_out": sorted(self.passes.left_out)}
         known |= {"weft": weft.version.VERSION, "torch": torch.__version__, "source": _source_digest(self.passes)}
@@ -96,6 +100,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "agreement": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "plan": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "record": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
+    "cache": (lambda value: isinstance(value, bool | str | Path), "a folder, True or False"),
 }
 
 
@@ -122,15 +127,5 @@ def option_names() -> list[str]:
 
 
 def _source_digest(pipeline: Pipeline) -> str:
-    """A digest of the source of Weft and the passes: an edited pass must not reuse results of the old one."""
-    own = Path(weft.version.__file__).parent.rglob("*")
-    others = (inspect.getsourcefile(type(p)) for p in pipeline.passes)
-    return _digest_of(tuple(sorted({*(str(p) for p in own if p.suffix in (".py", ".toml")), *filter(None, others)})))
-
-
-@functools.cache
-def _digest_of(paths: tuple[str, ...]) -> str:
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(Path(path).read_bytes())
-    return found.hexdigest()
+    """A digest of the source of Weft and of the passes."""
+    return digest_of_sources(frozenset(filter(None, (inspect.getsourcefile(type(p)) for p in pipeline.passes))))

@@ -159,7 +159,7 @@ class Session:
             with self.contained("a report of a graph", options.strict):
                 entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
                 _emit(entry, module, result)
-            replay_in_place(module, result.plan, groups=options.groups)
+            replay_in_place(module, result.report.bare_plan, groups=options.groups)
         except Exception as error:  # the graph is unchanged, and the compiler can go on without Weft
             if options.strict:
                 raise
@@ -331,6 +331,7 @@ def _optimize(module: GraphModule, options: Options, fuses: bool) -> Result:
         strict=options.strict,
         verify=options.verify,
         groups=options.groups,
+        cache=options.cache,
     )
 
 
@@ -376,7 +377,7 @@ def _state(module: GraphModule, options: Options, result: Result | None = None) 
         return Statement("", left, "", left, order=order).to_json()
     report = result.report
     graphs = (report.before.digest, report.plan_digest, report.after.digest)
-    return Statement("", *graphs, facts=result.plan.facts, order=order).to_json()
+    return Statement("", *graphs, facts=report.bare_plan.facts, order=order).to_json()
 
 
 def _told(error: Exception) -> str:

@@ -425,13 +425,19 @@ def copy_graph(graph: Graph) -> Graph:
 
 
 def _copied(graph: Graph) -> Graph:
+    made = graph_of((n, n.op, n.target, n.args, n.kwargs, n.name, n.type, copy.copy(n.meta)) for n in graph.nodes)
+    made.set_codegen(copy.copy(codegen_of(graph)))
+    return made
+
+
+def graph_of(records: Iterable[tuple[Node, str, Any, Any, Any, str, Any, dict[str, Any]]]) -> Graph:
+    """A graph with a copy of each recorded node: the node, its op, target, args, kwargs, name, type and metadata."""
     made = Graph()
     copies: dict[Node, Node] = {}
-    for node in graph.nodes:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
-        copies[node] = copied = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
-        copied.meta = copy.copy(node.meta)
-    made.set_codegen(copy.copy(codegen_of(graph)))
+    for node, op, target, args, kwargs, name, kind, meta in records:
+        args, kwargs = map_arg((args, dict(kwargs)), copies.__getitem__)
+        copies[node] = copied = made.create_node(op, target, args, kwargs, name, kind)
+        copied.meta = meta
     return made
 
 

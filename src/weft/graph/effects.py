@@ -50,6 +50,8 @@ from weft.graph.operator_effects import (
 # Pseudo-storages: they order nodes for reasons other than memory. Storages of tensors are numbered from 0.
 GENERATOR, OUTSIDE, COMMUNICATION = -1, -2, -3
 FIRST_WORKSPACE = -4
+NUMBER_GUARDS = ("aten::_assert_scalar", "aten::sym_constrain_range", "aten::sym_constrain_range_for_size")
+"""Calls that check a number which the host has read, before the number is used."""
 
 Storage = int | tuple[int, ...]
 
@@ -150,7 +152,21 @@ class Effects:
             if before is not None and before != i and not waiting:
                 found.append((before, i))
             last_write[storage] = i
-        return found + list(self._sides_of_fences())
+        return found + list(self._guarded()) + list(self._sides_of_fences())
+
+    def _guarded(self) -> Iterable[tuple[int, int]]:
+        """Edges from an assertion about a number to the later calls that take the number."""
+        for i, p in self.special:
+            if not p.ordered or ops.qualified_name(self.nodes[i].target) not in NUMBER_GUARDS:
+                continue
+            asserted, stack = dict.fromkeys(input_nodes(self.nodes[i])), [*input_nodes(self.nodes[i])]
+            while stack:
+                node = stack.pop()
+                numbers = [s for s in input_nodes(node) if isinstance(ops.value_of(s), SymInt | SymFloat | SymBool)]
+                stack += [source for source in numbers if source not in asserted]
+                asserted.update(dict.fromkeys(numbers))
+            users = (self.index.get(user, -1) for number in asserted for user in number.users)
+            yield from ((i, k) for k in users if k > i)
 
     def _sides_of_fences(self) -> Iterable[tuple[int, int]]:
         """Edges that keep every call between its two neighbouring fences."""

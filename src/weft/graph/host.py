@@ -9,7 +9,6 @@ asynchronous counts as asynchronous, and a copy that may block does not count as
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +20,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops, understated
+from weft.graph.ops import cached_by_target
 
 EARLY = "non_blocking"
 """The argument that makes a copy asynchronous."""
@@ -52,7 +52,7 @@ class Transfer:
     """The nodes whose storage is written: arguments, or the copy itself."""
 
 
-@functools.cache
+@cached_by_target
 def may_transfer(target: Any) -> bool:
     """Whether calls of an operator may copy between host and device, or make the host wait for the device."""
     if not isinstance(target, OpOverload):
@@ -83,9 +83,29 @@ def is_read_on_host(node: Node) -> bool:
         values = [ops.value_of(index) for index in _nodes([ops.bind(node)["indices"]])]
         return any(isinstance(value, Tensor) and value.dtype in MASKS for value in values)
     if torch.Tag.dynamic_output_shape in target.tags or _reads_on_host(target):
-        return True
+        return not (_has_arrived(node) or _is_size_given(node))
     transfer = transfer_of(node)
     return transfer is not None and transfer.wait is Wait.SYNCS
+
+
+def _has_arrived(node: Node) -> bool:
+    """Whether a call reads what a copy has brought to the host, so that only the copy waits for the device."""
+    source: Node | None = next(iter(input_nodes(node)), None)
+    while source is not None and source.op == "call_function":
+        if _may_be_early(source.target):
+            found = transfer_of(source)
+            return found is not None and found.wait in (Wait.SYNCS, Wait.LANDS) and _device(source) == "cpu"
+        if _device(source) != "cpu" or len(input_nodes(source)) != 1:
+            return False
+        source = next(iter(input_nodes(source)))
+    return False
+
+
+def _is_size_given(node: Node) -> bool:
+    """Whether a call such as `repeat_interleave` takes the size of its result as an argument, and need not count."""
+    target: Any = node.target
+    names = [name for name, *_ in ops.parameters(target)]
+    return "output_size" in names and ops.bind(node).get("output_size") is not None
 
 
 def transfer_of(node: Node) -> Transfer | None:
@@ -94,6 +114,8 @@ def transfer_of(node: Node) -> Transfer | None:
     if _may_be_early(target) and _is_on_one_device(node):
         return None
     bound = ops.bind(node)
+    if _name(target) in INDEXING and _has_plain_indices(bound):
+        return None
     if EARLY not in bound:
         on_host = all(_device(source) == "cpu" for source in _nodes([list(bound.values())]))
         waits = Wait.SYNCS if _reads_on_host(target) else Wait.MAY_SYNC
@@ -111,7 +133,15 @@ def transfer_of(node: Node) -> Transfer | None:
     return Transfer(Wait.LEAVES, sources, destinations) if may_leave and is_early else None
 
 
-@functools.cache
+def _has_plain_indices(bound: dict[str, Any]) -> bool:
+    """Whether all indices are known to be numbers on the device of the indexed tensor."""
+    place = _device(bound["self"]) if isinstance(bound.get("self"), Node) else None
+    values = [ops.value_of(index) for index in _nodes([bound["indices"]])]
+    plain = [isinstance(v, Tensor) and v.dtype not in MASKS and v.device.type == place for v in values]
+    return place is not None and all(plain)
+
+
+@cached_by_target
 def _may_be_early(target: Any) -> bool:
     """Whether an operator has the argument that makes a copy asynchronous."""
     return isinstance(target, OpOverload) and any(name == EARLY for name, *_ in ops.parameters(target))

@@ -10,7 +10,6 @@ that return one tensor of known size, either new or a view of the first argument
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,27 +24,32 @@ from torch.fx.node import map_arg
 from weft.compat import (
     FakeTensor,
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     call_fake,
     expression_of,
     fake_mode_of,
     fake_tensor,
     fake_view,
+    higher_order_op,
     new_fake_mode,
     schema_of,
     storage_key,
 )
 from weft.errors import GraphError, compose
 from weft.graph import ops
-from weft.graph.operator_effects import profile
-from weft.graph.ops import Kind
+from weft.graph.operator_effects import ATTENTIONS, profile
+from weft.graph.ops import Kind, cached_by_target
 
+CLONE = torch.ops.aten.clone.default
 MAX_RESULTS = 1 << 12
 """Maximum number of results of one call: protects the reader of listings from malicious splits."""
 # Operators with effects outside the graph even when their arguments are fake.
 FORBIDDEN = frozenset({"aten::from_file", "aten::_print", "aten::save", "aten::load"})
 MAX_REMEMBERED = 1 << 16
 """Maximum number of cached result types; the cache is emptied when it is full."""
+FUNCTIONAL_KERNEL = "triton_kernel_wrapper_functional"
+"""The higher-order operator that runs a kernel on copies of the tensors that the kernel writes, and returns these."""
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -61,6 +65,8 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
     if ops.is_wait(target):
         return args[0]
     try:
+        if target is higher_order_op(FUNCTIONAL_KERNEL):
+            return {name: call_fake(CLONE, [kwargs["kwargs"][name]], {}, mode) for name in kwargs["tensors_to_clone"]}
         form = ops.launch_form(target)
         if form is not None and not form.copied:
             return _launched(target, _bind_values(target, args, kwargs), mode)
@@ -79,6 +85,14 @@ def compute(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: F
         raise GraphError(compose(str(ops.name_of(target) or target), reason)) from None
 
 
+def has_own_kernel(target: Any) -> bool:
+    """Whether `compute` knows a higher-order operator without running the graphs that it takes.
+
+    The fake kernels of flex attention ignore its nested graphs.
+    """
+    return isinstance(target, HigherOrderOperator) and target.name() in (FUNCTIONAL_KERNEL, *ATTENTIONS)
+
+
 def _check_enumerations(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a number in place of a dtype: torch accepts it and may then abort the process."""
     positions, names = _enumerations(target)
@@ -87,7 +101,7 @@ def _check_enumerations(target: Any, args: Sequence[Any], kwargs: Mapping[str, A
         raise RuntimeError(f"{' and '.join(names)}: a number is not accepted")
 
 
-@functools.cache
+@cached_by_target
 def _enumerations(target: Any) -> tuple[list[int], list[str]]:
     """The arguments that take a dtype, a layout or a memory format: their positions, and their names."""
     arguments = schema_of(target).arguments if isinstance(target, OpOverload) else ()
@@ -113,7 +127,7 @@ def _check_number_of_results(target: Any, args: Sequence[Any], kwargs: Mapping[s
         raise RuntimeError(f"it has {min(extent, parts)} results, at most {MAX_RESULTS} are possible")
 
 
-@functools.cache
+@cached_by_target
 def _returns_list(target: Any) -> bool:
     returns = schema_of(target).returns if isinstance(target, OpOverload) else ()
     return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
@@ -292,7 +306,7 @@ def call_remembered(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     return fake_tensor(mode, found.size, found.stride, found.dtype, found.device)
 
 
-@functools.cache
+@cached_by_target
 def _kind(target: Any) -> str | None:
     """`new` for operators that return a new tensor, `view` for views of the first argument, `either` if that depends on
     the arguments, None for operators that are not cached."""

@@ -6,7 +6,6 @@ and writing all its arguments, drawing random numbers, and communicating.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -30,7 +29,8 @@ from weft.compat import (
     storage_key,
 )
 from weft.graph import host, ops, understated
-from weft.graph.ops import attribute
+from weft.graph.ops import attribute, cached_by_target
+from weft.graph.unknown_graph import UnknownGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,12 @@ CALLS_OF_GRAPHS = frozenset(
 """They return the results of one of their graphs, which receives the arguments after it."""
 LOOPS = frozenset({"associative_scan", "scan", "while_loop"})
 """They return the results of their last iteration, or their inputs if they make none."""
-NEW_RESULTS = frozenset({"flex_attention", "flex_attention_backward", "map_impl", "while_loop_stack_output"})
+ATTENTIONS = frozenset({"flex_attention", "flex_attention_backward"})
+NEW_RESULTS = ATTENTIONS | {"map_impl", "while_loop_stack_output"}
 """Their results are new, whatever their graphs return."""
 
 
-@functools.cache
+@cached_by_target
 def profile(target: Any) -> Profile:
     """The profile of the target of a `call_function` node; `profile_of` also looks into nested graphs."""
     if target is getitem:
@@ -182,7 +183,7 @@ def is_pointwise(target: Any) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
-@functools.cache
+@cached_by_target
 def is_cheap(target: Any) -> bool:
     """Whether the operator only moves, casts or scales data, so that it may move with a launch as its prologue."""
     if target is getitem:
@@ -203,7 +204,9 @@ def profile_of(node: Node) -> Profile:
         return found
     name = node.target.name()
     if not _has_only_graphs(node):
-        return OPAQUE
+        # torch refuses a score or mask graph that writes, but may let it draw random numbers
+        is_attention = name in ATTENTIONS and _has_only_graphs(node, UnknownGraph)
+        return Profile(several=True, random=True) if is_attention else OPAQUE
     bodies = [_Body(module.graph) for module in graph_arguments(node)]
     random = any(body.random for body in bodies)
     if name in FUNCTIONAL_WRAPPERS:
@@ -220,11 +223,26 @@ def profile_of(node: Node) -> Profile:
     return Profile(plain=not (random or joins), several=apart, random=random, joins=joins)
 
 
-def _has_only_graphs(node: Node) -> bool:
-    """Whether a call takes only operators and nested graphs as code, which can be analysed."""
+def draws(node: Node) -> bool:
+    """Whether the node draws random numbers; attention without dropout does not."""
+    if not profile_of(node).random:
+        return False
+    return not isinstance(node.target, OpOverload) or ops.bind(node).get("dropout_p") != 0.0
+
+
+def only_computes(node: Node) -> bool:
+    """Whether a call gives new tensors that depend on its arguments alone, so that a second call gives the same."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    found = profile(node.target)
+    return found.plain or (found.random and not draws(node) and not (found.writes or found.aliases or found.may_share))
+
+
+def _has_only_graphs(node: Node, *also: type) -> bool:
+    """Whether a call takes only operators and nested graphs as code, which can be analysed, or code of these types."""
     owner = node.graph.owning_module
     given = [attribute(owner, str(source.target)) for source in input_nodes(node) if source.op == "get_attr"]
-    return all(isinstance(value, GraphModule | Tensor) for value in given)
+    return all(isinstance(value, (GraphModule, Tensor, *also)) for value in given)
 
 
 def _does_more_than_copy(node: Node, bodies: Sequence[_Body]) -> bool:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
 from weft.compat import FUNCTIONAL, HigherOrderOperator, OpOverload, find_op, higher_order_op, schema_of
 from weft.graph import understated
+
+Result = TypeVar("Result")
 
 
 class Kind(Enum):
@@ -92,7 +94,21 @@ class LaunchForm:
     """Whether copies through symmetric memory take the place of NCCL."""
 
 
-@functools.cache
+def cached_by_target(function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """Remember the results of a function of an operator by its identity: hashing an operator runs Python code."""
+    known: dict[int, tuple[Any, Result]] = {}  # with the operator, so that no other object gets its identity
+
+    @functools.wraps(function)
+    def look_up(target: Any) -> Result:
+        found = known.get(id(target))
+        if found is None:
+            found = known[id(target)] = target, function(target)
+        return found[1]
+
+    return look_up
+
+
+@cached_by_target
 def launch_form(target: Any) -> LaunchForm | None:
     """The form of a launch of a known kind; None for any other target."""
     if not isinstance(target, OpOverload):
@@ -114,7 +130,7 @@ def launch_form(target: Any) -> LaunchForm | None:
     return LaunchForm(kind, tensors.name, group, str(tensors.type) == "List[Tensor]", written)
 
 
-@functools.cache
+@cached_by_target
 def is_wait(target: Any) -> bool:
     """Whether the operator completes launches."""
     return isinstance(target, OpOverload) and target.name() in {f"{FUNCTIONAL}::{row}" for row, _ in WAITS}
@@ -125,7 +141,7 @@ def is_wrapper(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.name() == f"{FUNCTIONAL}::_wrap_tensor_autograd"
 
 
-@functools.cache
+@cached_by_target
 def is_communication(target: Any) -> bool:
     """Whether the operator launches communication, known or not. Waits are not launches."""
     if not isinstance(target, OpOverload) or is_wait(target) or is_wrapper(target):
@@ -156,7 +172,7 @@ FUSED = frozenset(
 """Operators that multiply while they gather or scatter. They are complete when the compute stream has run them."""
 
 
-@functools.cache
+@cached_by_target
 def is_fused(target: Any) -> bool:
     """Whether the operator multiplies while it communicates through symmetric memory."""
     return isinstance(target, OpOverload) and target.name() in FUSED
@@ -167,7 +183,7 @@ def uses_workspace(target: Any) -> bool:
     return is_fused(target) or (isinstance(target, OpOverload) and target.name() in COPIED)
 
 
-@functools.cache
+@cached_by_target
 def has_unknown_result(target: Any) -> bool:
     """Whether only a live group knows the sizes that a communication operator returns."""
     form = launch_form(target)
@@ -192,7 +208,7 @@ def bind_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return bound
 
 
-@functools.cache
+@cached_by_target
 def parameters(target: Any) -> list[tuple[str, bool, bool, Any]]:
     """Name, whether by keyword only, whether there is a default, and the default of each argument of an operator."""
     arguments = schema_of(target).arguments
@@ -243,12 +259,13 @@ def bare_op(name: str) -> OpOverload | None:
     return find_op("aten", name, "Tensor") or find_op("aten", name, "default")
 
 
-@functools.cache
+@cached_by_target
 def qualified_name(target: Any) -> str:
     """The name of an operator with its namespace and overload, such as `aten::mul.Tensor`; empty for other targets."""
     return target.name() if isinstance(target, OpOverload) else ""
 
 
+@cached_by_target
 def name_of(target: Any) -> str | None:
     """The name of an operator in listings: short for aten and communication, else dotted; None if it has none."""
     if isinstance(target, HigherOrderOperator):
@@ -281,7 +298,7 @@ def op_of(name: str) -> Any:
     return find_op(*parts) if len(parts) == 3 else None
 
 
-@functools.cache
+@cached_by_target
 def reads_data(target: Any) -> bool:
     """False for operators that look only at sizes and strides."""
     return not (isinstance(target, OpOverload) and target.name().startswith("aten::sym_"))

@@ -51,8 +51,8 @@ def placed(nodes: Iterable[Node], anchors: Mapping[Node, tuple[Node, bool]]) -> 
     beside: dict[tuple[Node, bool], list[Node]] = {}
     for node, side in anchors.items():
         beside.setdefault(side, []).append(node)
-    found: list[Node] = []
-    for root in nodes:
+    found: list[Node] = [] if anchors else nodes
+    for root in nodes if anchors else ():
         if root in anchors:
             continue
         stack: list[tuple[Node, bool]] = [(root, False)]
@@ -96,17 +96,30 @@ def topological(succs: Sequence[Iterable[int]], rank: Sequence[Any]) -> list[int
 
 def settled(dag: Dag, wanted: Iterable[Node], keep_issue_order: bool) -> list[Node]:
     """The nodes of a Dag, each as near to its position in the wanted order as its dependencies allow."""
-    nodes = dag.nodes
+    nodes, wanted = dag.nodes, list(wanted)
     place = {node: i for i, node in enumerate(wanted)}
-    succs = dag.succs
-    if keep_issue_order and dag.queue:
+    rank, succs = [place[node] for node in nodes], dag.succs
+    queue = dag.queue if keep_issue_order else []
+    if _is_legal(rank, succs, queue):  # the usual case: an order like this is its own topological order
+        return wanted
+    if queue:
         succs = [list(s) for s in succs]
-        for earlier, later in dag.queue:
+        for earlier, later in queue:
             succs[earlier].append(later)
-    order = topological(succs, [place[node] for node in nodes])
+    order = topological(succs, rank)
     if len(order) < len(nodes):
         raise _cycle([[node] for node in nodes], succs, order)
     return [nodes[i] for i in order]
+
+
+def _is_legal(rank: Sequence[int], succs: Sequence[Iterable[int]], queue: Iterable[tuple[int, int]]) -> bool:
+    """Whether every node has a lower rank than those that must follow it."""
+    for i, following in enumerate(succs):
+        mine = rank[i]
+        for j in following:
+            if rank[j] <= mine:
+                return False
+    return all(rank[earlier] < rank[later] for earlier, later in queue)
 
 
 def contracted(dag: Dag, groups: Sequence[Sequence[Node]]) -> list[Node]:

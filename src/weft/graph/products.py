@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload
 from weft.graph import ops
+from weft.graph.ops import cached_by_target
 
 PRODUCTS = frozenset(
     [
@@ -49,7 +49,7 @@ OPERANDS: Mapping[str, tuple[str, str, str]] = {
 """Argument names of each product: the left operand, the right operand, and the added tensor."""
 
 
-@functools.cache
+@cached_by_target
 def is_product(target: Any) -> bool:
     """Whether the operator is the main computation of a layer, such as a matrix product, which no gradient feeds."""
     if not isinstance(target, OpOverload):

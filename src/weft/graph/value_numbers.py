@@ -1,7 +1,8 @@
 """Value numbering: finds values that are equal by construction.
 
 Contract: equal keys mean equal values on every rank; different keys mean nothing. Numbering goes through collectives
-and the cheap operators around them. Each write to a tensor gives it a new value.
+and the cheap operators around them, or through all operators that only compute. Each write to a tensor gives it a new
+value.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from torch.fx.node import map_aggregate
 from weft.graph import ops
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag
-from weft.graph.operator_effects import is_cheap
+from weft.graph.operator_effects import is_cheap, only_computes
 
 
 class ValueNumbers:
     """Numbers for the values of one Dag."""
 
-    def __init__(self, dag: Dag) -> None:
+    def __init__(self, dag: Dag, *, all_operators: bool = False) -> None:
         self.dag = dag
+        self.all_operators = all_operators
+        """Whether to number every operator that only computes, not just cheap ones."""
         self.numbers: dict[Node, int] = {}
         self.known: dict[Hashable, int] = {}
 
@@ -40,7 +43,7 @@ class ValueNumbers:
     def _key(self, node: Node) -> Hashable:
         if node.op != "call_function":
             return node
-        if ops.is_wait(node.target) or is_cheap(node.target):
+        if ops.is_wait(node.target) or is_cheap(node.target) or (self.all_operators and only_computes(node)):
             return node.target, self._freeze([node.args, list(node.kwargs.items())], node)
         form = ops.launch_form(node.target)
         if form is not None and form.written is None and form.kind not in ops.POINT_TO_POINT:

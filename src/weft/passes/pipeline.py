@@ -28,6 +28,7 @@ from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import KnownLines, digest, render
+from weft.graph.renaming import LentNames, lend_names
 from weft.graph.versions import analyses_kept, dag_of, forget
 from weft.passes.base import Pass, find_pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
@@ -39,6 +40,8 @@ from weft.simulation.simulator import simulate
 from weft.version import VERSION
 
 BREAKS = re.compile(r"[,{}]")
+PLANNER, DECIDER = "schedule-overlap", "decide-memory"
+"""The pass that plans the order in every preset, and the pass that decides what to keep for it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Run:
     before: str
     """The listing before the first pass."""
     after: str
+    from_cache: bool = False
+    """Whether the plan was found in the plan cache instead of searched."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,28 @@ class Pipeline:
         specs = list(map(str, self.passes))
         return ",".join(specs if self.auto_at is None else [*specs[: self.auto_at], AUTO, *specs[self.auto_at :]])
 
-    def chosen(self, graph: Graph, groups: GroupTable) -> Self:
-        """This pipeline with `auto` expanded to the preset that fits the graph."""
+    def chosen(self, graph: Graph, groups: GroupTable, memory_limit_bytes: int | None = None) -> Self:
+        """This pipeline with `auto` expanded to the preset that fits the graph.
+
+        With a memory limit, each preset decides what to keep in memory before it plans the order.
+        """
+        expanded = self._expanded(graph, groups)
+        return expanded if memory_limit_bytes is None else expanded._deciding_memory()
+
+    def _deciding_memory(self) -> Self:
+        passes: list[Pass] = []
+        from_presets: set[int] = set()
+        for k, each in enumerate(self.passes):
+            is_preset = k in self.from_presets
+            if is_preset and each.name() == PLANNER:
+                from_presets.add(len(passes))
+                passes.append(parse_pass(str(each).replace(PLANNER, DECIDER, 1)))  # both have the same options
+            if is_preset:
+                from_presets.add(len(passes))
+            passes.append(each)
+        return replace(self, passes=tuple(passes), from_presets=frozenset(from_presets))
+
+    def _expanded(self, graph: Graph, groups: GroupTable) -> Self:
         if self.auto_at is None:
             return self
         at, preset = self.auto_at, self.parse(recognise(dag_of(graph), groups)).passes
@@ -135,7 +160,7 @@ class Pipeline:
         """
         described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
         context = Context(read_groups(module, groups), described, memory_limit_bytes, effort, strict, withheld or {})
-        chosen = self.chosen(module.graph, context.groups)
+        chosen = self.chosen(module.graph, context.groups, memory_limit_bytes)
         if memory_limit_bytes is not None and not any(p.keeps_memory_limit for p in chosen.passes):
             what = f"no pass of {str(self)!r} keeps a memory limit"
             raise PipelineError(compose("pipeline", what, do="add schedule-overlap, or leave memory_limit_bytes out"))
@@ -184,8 +209,13 @@ def replay_in_place(
     kept = Snapshot(module)
     try:
         refresh_names(module.graph)  # otherwise new nodes may get other names than in the copy
-        for step in plan.steps:
-            parse_pass(step.spec).run(module.graph, context, step)
+        lent = lend_names(module.graph, plan.listing)
+        try:
+            for step in plan.steps:
+                parse_pass(step.spec).run(module.graph, context, step)
+        finally:
+            if lent is not None:
+                lent.give_back()
         recompile(module)
     except BaseException:
         kept.restore()
@@ -219,7 +249,10 @@ def _run_passes(
     facts = facts_of(made, context.groups, listing)
     _check_version(expected, facts)
     log: list[LogEntry] = []
-    current = digest(listing)
+    own, current = listing, digest(listing)
+    lent = None if plan is None or plan.start == current else _lend_names(made, context.groups, plan)
+    if lent is not None and plan is not None:
+        listing, current, lines = plan.listing, plan.start, KnownLines()
     for place, (rewrite, step) in enumerate(work):
         _check_digest(step, current, listing, plan if place == 0 else None, facts)
         start = time.perf_counter()
@@ -232,10 +265,36 @@ def _run_passes(
         log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current
     _check_result(plan, current, listing, facts)
+    if lent is not None and plan is not None:
+        lent.give_back()
+        recompile(made)
+        return Run(made, plan, tuple(_in_own_names(entry, lent) for entry in log), own, render(made, context.groups))
     recompile(made)
-    before = log[0].before if log else listing
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=current, listing=before), tuple(log), before, listing)
+    return Run(made, Plan(steps, facts, result=current, listing=own), tuple(log), own, listing)
+
+
+def _lend_names(module: GraphModule, groups: GroupTable, plan: Plan) -> LentNames | None:
+    """Lend a module the names of the graph that a plan was made for; None if they differ in more than names."""
+    lent = lend_names(module.graph, plan.listing)
+    if lent is not None and digest(render(module, groups)) != plan.start:
+        lent.give_back()
+        return None
+    return lent
+
+
+def _in_own_names(entry: LogEntry, lent: LentNames) -> LogEntry:
+    """The outcome of a pass with the graph's own names in its decisions."""
+    decisions = (
+        replace(
+            each,
+            nodes=tuple(lent.back.get(name, name) for name in each.nodes),
+            blocking=lent.own_name(each.blocking),
+            sentence=lent.in_own_names(each.sentence, (*each.nodes, *filter(None, [each.blocking]))),
+        )
+        for each in entry.step.decisions
+    )
+    return replace(entry, step=replace(entry.step, decisions=tuple(decisions)))
 
 
 def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:

@@ -39,8 +39,8 @@ class RewritePass(Pass):
         return self.step(actions, decisions)
 
     def _plan_one(self, graph: Graph, rules: Sequence[Rule]) -> tuple[list[Rewrite], list[Decision]]:
-        wanted = {target for rule in rules for target in rule.targets}
-        if not any(node.target in wanted for node in graph.nodes):  # no rule can match: save the cost of a draft
+        wanted = {id(target) for rule in rules for target in rule.targets}
+        if not any(id(node.target) in wanted for node in graph.nodes):  # no rule can match: save the cost of a draft
             return [], []
         draft = Draft(graph)
         applied, refused = rewrite(draft, rules)

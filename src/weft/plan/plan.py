@@ -168,7 +168,49 @@ class Unwrap:
     kind: Literal["unwrap"] = "unwrap"
 
 
-Action = Arrange | Settle | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop | Unwrap
+@dataclass(frozen=True)
+class Retention:
+    """The choice for alike values that the late part of a step needs from the early part."""
+
+    group: str
+    """Module path without layer numbers, and operator."""
+    choice: Literal["kept", "gathered again", "recomputed"]
+    num_values: int
+    num_bytes: int
+    """Bytes of all these values together."""
+    work_us: float
+    """Time of the kernels and collectives that run a second time for them; 0 for values that are kept."""
+    given: Literal["kept", "made again", "not needed", "both"]
+    """Their treatment by the given graph."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the given graph does something else."""
+        return (self.given == "kept") != (self.choice == "kept")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Compute values a second time for their later users, instead of holding them; or share one value again.
+
+    Nodes that lose their last user are removed.
+    """
+
+    copies: tuple[tuple[str, str, str], ...]
+    """Triples (node, copy, before): repeat the node under another name right before a third one. A copy uses the
+    repetitions of its inputs that come before it in this list, or in `values`."""
+    values: tuple[tuple[str, str], ...] = ()
+    """Pairs (node, repetition): repetitions that the graph has already."""
+    users: tuple[str, ...] = ()
+    """The nodes that use repetitions in place of the original nodes."""
+    replaced: tuple[tuple[str, str], ...] = ()
+    """Pairs (old, new): the users of the old node use the new one."""
+    table: tuple[Retention, ...] = ()
+    """The choice for each group of values; for reports only."""
+    kind: Literal["repeat"] = "repeat"
+
+
+Action = Arrange | Settle | Move | Replace | Erase | Merge | Fold | Rewrite | Inside | Stream | Loop | Unwrap | Repeat
 
 
 @dataclass(frozen=True)
@@ -243,6 +285,11 @@ class Plan:
     format: int = FORMAT
 
     @property
+    def start(self) -> str:
+        """Digest of the listing that the plan was made for."""
+        return self.steps[0].digest if self.steps else self.result
+
+    @property
     def digest(self) -> str:
         """Two plans have the same digest exactly if they are equal, on every rank."""
         return _digest_of(asdict(self))
@@ -251,6 +298,15 @@ class Plan:
         """The plan as JSON, with its digest. Equal plans give equal text."""
         contents = asdict(self)
         return json.dumps({**contents, "digest": _digest_of(contents)}, indent=1, sort_keys=True)
+
+    def to_bytes(self) -> bytes:
+        """The plan as compact JSON without a digest, for a cache that checks its files itself."""
+        return _reader_of(type(self)).dump_json(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The plan that `to_bytes` wrote. Raises ValueError for anything else."""
+        return _reader_of(cls).validate_json(data)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file. Its folder must exist."""

@@ -28,6 +28,7 @@ from weft.prediction.owners import owners_of
 from weft.prediction.step_kind import step_kind
 from weft.prediction.work import flops_of_step
 from weft.simulation.build import sequence_of
+from weft.simulation.host_stalls import notes_on_stalls
 from weft.simulation.simulator import simulate
 
 STRAGGLER_SIGMA = 0.01
@@ -111,6 +112,7 @@ def predict_modules(
     notes = [note for module in modules for note in (notes_on(module, runtime) if runtime is not None else ())]
     notes += [] if _updates(dags) else [NO_OPTIMIZER]
     notes += [] if num_tokens else [NO_TOKENS]
+    notes += notes_on_stalls(program)
     return Prediction(
         cluster=described.name,
         kind=kind,

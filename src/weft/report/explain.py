@@ -154,12 +154,14 @@ class Explanation:
         return "\n".join([*lines, "", *table([row[:columns] for row in rows]), *verdict])
 
 
-def explain(module: GraphModule, report: Report, evidence: Evidence | None = None) -> Explanation:
+def explain(
+    module: GraphModule, report: Report, evidence: Evidence | None = None, groups: GroupTable | None = None
+) -> Explanation:
     """Sort the decisions of a report by the collectives of the module that it was made for.
 
-    `evidence` comes from the plan.
+    `evidence` comes from the plan. `groups` is the table of the module, if it is known already.
     """
-    groups = read_groups(module)
+    groups = groups if groups is not None else read_groups(module)
     found = list(collectives(module.graph))
     decisions = _by_collective(module, found, report)
     records = tuple(_record(each, groups, chosen) for each, chosen in zip(found, decisions, strict=True))

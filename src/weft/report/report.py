@@ -20,12 +20,15 @@ from weft.passes.base import parse_pass
 from weft.passes.pipeline import LogEntry
 from weft.passes.stream_pass import StreamPass
 from weft.plan.decision import Decision, Reason
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, Repeat, Retention
+from weft.quantities import duration_text, size_text
 from weft.report.plain_text import plain, table
 from weft.version import VERSION
 
 MAX_EXPOSED = 20
 """Maximum number of exposed collectives that the text lists; the data has all of them."""
+MAX_MEMORY = 24
+"""Maximum number of rows of the memory table in the text."""
 MAX_ALIKE = 3
 """Maximum number of decisions of one pass with one reason that the text lists; beyond it, one and a count."""
 HINT = """\
@@ -34,6 +37,7 @@ SHARED_INPUTS = (
     "inputs of this graph may share memory, and the graph writes to some of them, so no read of an input moves across "
     "such a write; to record which inputs share memory, use weft.capture or trace the graph with fake tensors"
 )
+FROM_CACHE = "the plan comes from the plan cache, so the passes were timed while they carried it out"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Report:
     declined: tuple[Decision, ...]
     streams: tuple[StreamRecord, ...] = ()
     """One for each pass that streams collectives through matrix products."""
+    memory: tuple[Retention, ...] = ()
+    """The choices for the values that backward needs, if a memory limit was given."""
     cluster: str | None = None
     bare_plan: Plan = field(default=Plan(()), repr=False)
     """The plan without evidence; `plan` has it. The JSON holds its digest instead."""
@@ -95,6 +101,8 @@ class Report:
     version: str = field(default=VERSION)
     may_share_inputs: bool = False
     """Whether inputs may share memory with one that the graph writes; reads of inputs then keep their place."""
+    from_cache: bool = False
+    """Whether the plan was found in the plan cache. Then the passes were timed while they carried it out."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -103,7 +111,8 @@ class Report:
 
     @property
     def plan_digest(self) -> str:
-        return self.plan.digest
+        """The digest of the plan without evidence: equal for ranks that made the same decisions."""
+        return self.bare_plan.digest
 
     @property
     def refusals(self) -> tuple[Decision, ...]:
@@ -118,7 +127,7 @@ class Report:
     @property
     def notes(self) -> tuple[str, ...]:
         """Gaps in the graph's or the cluster's description, and their effect on the result."""
-        return (SHARED_INPUTS,) if self.may_share_inputs else ()
+        return (*([SHARED_INPUTS] if self.may_share_inputs else []), *([FROM_CACHE] if self.from_cache else []))
 
     def to_json(self, *, simulate: bool = True) -> str:
         """The report as JSON, with the simulation of both graphs if a cluster was given and `simulate` is set."""
@@ -151,6 +160,20 @@ class Report:
         """A table with one row for each pass."""
         return table([("pass", "applied", "declined", "ms"), *map(_row, self.passes)])
 
+    def memory_lines(self) -> list[str]:
+        """A table of the values that backward needs, the largest first; empty without a memory limit."""
+        if not self.memory:
+            return []
+        rows = sorted(self.memory, key=lambda row: -row.num_bytes)
+        cells = [
+            (row.group, row.choice, row.num_values, size_text(row.num_bytes), duration_text(row.work_us), row.given)
+            for row in rows[:MAX_MEMORY]
+        ]
+        lines = table([("values", "choice", "number", "size", "work repeated", "in the given graph"), *cells])
+        rest = rows[MAX_MEMORY:]
+        more = f"  ... and {len(rest)} smaller groups, {size_text(sum(row.num_bytes for row in rest))}"
+        return [*lines, *([more] if rest else []), ""]
+
     def show(self, console: Console) -> None:
         """Print the text; a terminal shows improvements and regressions in colour."""
         self.show_summary(console)
@@ -177,6 +200,7 @@ class Report:
             *self.pass_lines(),
             "",
             *(f"{stream}" for stream in self.streams),
+            *self.memory_lines(),
             *shown,
             *([HINT] if any(line.startswith(" ") for line in shown) else []),
             *(f"checked: {witness}" for witness in self.witnesses),
@@ -185,6 +209,12 @@ class Report:
     def _simulated(self) -> dict[str, Any] | None:
         """The simulation of both graphs for the JSON."""
         return None
+
+
+def record_memory(log: Iterable[LogEntry]) -> tuple[Retention, ...]:
+    """The choices of the pass that decides what to keep in memory."""
+    actions = [action for entry in log for action in entry.step.actions if isinstance(action, Repeat)]
+    return tuple(row for action in actions for row in action.table)
 
 
 def _refuse_without_cluster() -> NoReturn:

@@ -1,7 +1,7 @@
 """SimulatedReport: a report with both of its graphs simulated on a cluster, once somebody asks.
 
-Contract: `weft.optimize` translates both graphs into programs, so that later edits of the modules change nothing here.
-It neither simulates nor bounds them: that happens when the report is printed, written or asked for the plan.
+Contract: `weft.optimize` freezes both graphs, so that later edits of the modules change nothing here. They are priced,
+simulated and bounded when the report is printed, written or asked for the plan.
 
 The bound of the graph before holds for every order and every merging of its collectives. Passes may also remove work,
 so the run after is compared with the smaller of that bound and its own.
@@ -21,8 +21,10 @@ from torch.fx import GraphModule
 
 from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
-from weft.graph.dag import Dag
-from weft.graph.groups import Group, GroupTable, read_groups
+from weft.cost.prices import price_launches
+from weft.graph.assumed_sizes import notes_on_sizes
+from weft.graph.frozen import FrozenGraph
+from weft.graph.groups import GroupTable, read_groups
 from weft.graph.versions import dag_of
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
@@ -43,13 +45,27 @@ from weft.simulation.timeline import Timeline
 
 @dataclass(frozen=True)
 class SimulationInput:
-    """One graph, as much of it as the simulation and the report need."""
+    """One graph as the run saw or left it, and what is computed from it on demand."""
 
-    program: Program
-    records: tuple[CollectiveRecord, ...]
-    """Its collectives, each with the decisions about it."""
-    launches: tuple[Launch, ...] = ()
-    groups: tuple[Group, ...] = ()
+    graph: FrozenGraph
+    table: GroupTable
+    stated: GroupTable
+    """The groups as the graph alone states them."""
+    cluster: Cluster
+    report: Report
+
+    @cached_property
+    def program(self) -> Program:
+        return program_of(self.graph.dag, self.table, self.cluster)
+
+    @cached_property
+    def records(self) -> tuple[CollectiveRecord, ...]:
+        """Its collectives, each with the decisions about it."""
+        return explain(self.graph.module, self.report, groups=self.stated).collectives
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        return launches_of(self.graph.module, self.table)
 
     @cached_property
     def bound(self) -> Bound:
@@ -71,11 +87,24 @@ class SimulatedReport(Report):
 
     graphs: tuple[SimulationInput, SimulationInput] = field(repr=False, compare=False)
     """Before and after."""
-    work: Work = field(repr=False, compare=False)
-    cluster_notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    kind: StepKind = field(repr=False, compare=False)
-    device_bytes: int | None = field(default=None, repr=False, compare=False)
-    """Memory of the device; None if the cluster does not state it."""
+    simulated_cluster: Cluster = field(repr=False, compare=False)
+    num_tokens: int | None = field(default=None, repr=False, compare=False)
+    """Tokens of one step, of all ranks; None: as the graph says."""
+    size_notes: tuple[str, ...] = ()
+    """Assumed sizes, as sentences."""
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory of the device; None if the cluster does not state it."""
+        return self.simulated_cluster.device.memory_bytes
+
+    @cached_property
+    def work(self) -> Work:
+        return work_of(self.graphs[0].graph.module, self.simulated_cluster.device, self.num_tokens)
+
+    @cached_property
+    def kind(self) -> StepKind:
+        return step_kind([self.graphs[0].graph.dag], self.simulated_cluster)
 
     @cached_property
     def errors(self) -> tuple[ErrorBar, ErrorBar]:
@@ -114,7 +143,7 @@ class SimulatedReport(Report):
             f"{bound.name}: {bound.rests_on}",
             bound.certificate,
             "after" if removed_work else "before",
-            predict(timeline, after.launches, after.groups),
+            predict(timeline, after.launches, after.table),
         )
 
     @cached_property
@@ -129,7 +158,7 @@ class SimulatedReport(Report):
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
             for what, bar in (("times", step), ("memory", peak))
         )
-        return (*super().notes, *self.cluster_notes, *bars)
+        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *bars)
 
     def summary_lines(self) -> list[str]:
         return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
@@ -180,29 +209,26 @@ def with_simulations(
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
-    dags = [dag_of(module.graph) for module in (before, after)]
-    first, second = (
-        _input(module, dag, read_groups(module, groups), cluster, report)
-        for module, dag in zip((before, after), dags, strict=True)
-    )
-    work = work_of(before, cluster.device, tokens_per_step)
-    return SimulatedReport(
-        **told,
-        graphs=(first, second),
-        work=work,
-        cluster_notes=notes_on(cluster),
-        kind=step_kind(dags[:1], cluster),
-        device_bytes=cluster.device.memory_bytes,
-    )
+    first, second = (_input(module, groups, cluster, report) for module in (before, after))
+    told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
+    made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
+    for each in made.graphs:
+        if each.graph.has_nested_graphs or made.size_notes:  # other sizes may be assumed later
+            _ = each.program, each.records, each.launches, made.work, made.kind
+    return made
 
 
-def _input(module: GraphModule, dag: Dag, groups: GroupTable, cluster: Cluster, report: Report) -> SimulationInput:
-    return SimulationInput(
-        program_of(dag, groups, cluster),
-        explain(module, report).collectives,
-        launches_of(module, groups),
-        tuple(groups),
-    )
+def _input(
+    module: GraphModule,
+    groups: Mapping[str, int | Sequence[Sequence[int]]] | None,
+    cluster: Cluster,
+    report: Report,
+) -> SimulationInput:
+    stated = read_groups(module)
+    table = stated if not groups else read_groups(module, groups)
+    dag = dag_of(module.graph)
+    price_launches(dag, table, cluster)  # a cluster that cannot run the graph is an error now, not at the first look
+    return SimulationInput(FrozenGraph(module, dag), table, stated, cluster, report)
 
 
 def notes_on(cluster: Cluster) -> tuple[str, ...]:

@@ -199,14 +199,15 @@ def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None
     """The pipeline with this limit on the bucket size of its planner."""
     if max_bytes is None:
         return pipeline
-    passes = pipeline.chosen(module.graph, read_groups(module)).passes
+    chosen = pipeline.chosen(module.graph, read_groups(module))
+    passes = chosen.passes
     capped = [any(field.name == "max_bucket_bytes" for field in fields(each)) for each in passes]
     if not any(capped):
         what = f"no pass of {str(pipeline)!r} has a bucket size"
         raise PipelineError(compose("sweep", what, do="add schedule-overlap, or omit the bucket sizes"))
     given: dict[str, Any] = {"max_bucket_bytes": max_bytes}
     pairs = zip(passes, capped, strict=True)
-    return Pipeline(tuple(replace(each, **given) if has else each for each, has in pairs))
+    return replace(chosen, passes=tuple(replace(each, **given) if has else each for each, has in pairs))
 
 
 @lru_cache(maxsize=1)

@@ -79,7 +79,7 @@ def rewrite(draft: Draft, rules: Sequence[Rule]) -> tuple[Applied, Refused]:
 
     def look_at(nodes: Iterable[AnyNode]) -> None:
         for node in nodes:
-            is_wanted = node.op == "call_function" and node.target in index.targets
+            is_wanted = id(node.target) in index.targets and node.op == "call_function"
             if is_wanted and node not in queued and node not in draft.gone:
                 queued.add(node)
                 heapq.heappush(heap, (draft.position(node), next(order), node))
@@ -129,7 +129,8 @@ class RuleIndex:
     """Rules by the operator at their root, and by the operator that one of its arguments must be."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.targets = {target for rule in rules for target in rule.targets}
+        self.targets = {id(target) for rule in rules for target in rule.targets}
+        """The identities of the operators: hashing an operator runs Python code."""
         self.has_pairs = any(isinstance(rule.pattern, tuple) for rule in rules)
         """Whether a rule has several roots: a node that used the replacement before may match with a new user of it."""
         self._always: dict[Any, list[tuple[int, Rule]]] = {}

@@ -164,8 +164,14 @@ def _memory(jobs: Jobs) -> JobMemory:
     made_bytes = [sum(size[storage] for storage in storages) for storages in brings]
     dies = {storage: max(users) for storage, users in holders.items() if storage not in program.kept}
     inside = {storage: job for storage, job in dies.items() if not size[storage]}
-    passing_bytes = [_passing_bytes(jobs, job, size, inside) if made[job] else 0 for job in range(count)]
-    least_bytes = [_passing_bytes(jobs, job, size, dies) if made[job] else 0 for job in range(count)]
+    passing_bytes, least_bytes = [0] * count, [0] * count
+    for job in range(count):
+        if len(jobs.ops[job]) == 1:  # it frees nothing before its peak
+            passing_bytes[job] = least_bytes[job] = sum([num_bytes for _, num_bytes in made[job]])
+        elif made[job]:
+            last = _last_uses(jobs, job)
+            passing_bytes[job] = _passing_bytes(jobs, job, size, inside, last)
+            least_bytes[job] = _passing_bytes(jobs, job, size, dies, last)
     dying = [tuple(s for s in held[job] if dies.get(s) == job) for job in range(count)]
     num_holders = [len(holders.get(storage, ())) + (storage in program.kept) for storage in range(num)]
     curve, left, now = np.zeros(count + 1, np.int64), list(num_holders), 0
@@ -195,12 +201,20 @@ def _memory(jobs: Jobs) -> JobMemory:
     )
 
 
-def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int]) -> int:
+def _last_uses(jobs: Jobs, job: int) -> dict[int, int]:
+    """The last operation of a job that uses or allocates each storage."""
+    last: dict[int, int] = {}
+    for op in jobs.ops[job]:
+        for storage in jobs.program.uses[op]:
+            last[storage] = op
+        for storage, _ in jobs.program.allocates[op]:
+            last[storage] = op
+    return last
+
+
+def _passing_bytes(jobs: Jobs, job: int, size: list[int], dies: Mapping[int, int], last: Mapping[int, int]) -> int:
     """Peak bytes that a job adds, if each storage that dies in it is freed after its last operation that uses it."""
     program, ops = jobs.program, jobs.ops[job]
-    last: dict[int, int] = {}
-    for op in ops:
-        last.update((storage, op) for storage in (*program.uses[op], *(s for s, _ in program.allocates[op])))
     freed: dict[int, list[int]] = {}
     for storage, op in last.items():
         if dies.get(storage) == job:

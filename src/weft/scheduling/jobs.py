@@ -19,6 +19,8 @@ NO_JOB = -1
 FUSED_SPAN = 100
 """Fused operations further apart than this many operations are separate jobs. Moving part of the backward pass next to
 the forward kernel that it could fuse with would keep its result alive in between."""
+NARROW_SPANS = (100, 30, 10, 3)
+"""Distances for memory limits that leave no room for results which a job keeps alive on its way to a later place."""
 
 
 class Needs(NamedTuple):
@@ -54,26 +56,29 @@ class Jobs:
         return len(self.ops)
 
 
-def jobs_of(program: Program) -> Jobs:
-    """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations."""
+def jobs_of(program: Program, span: int | None = None) -> Jobs:
+    """Cut a program into jobs. A fused kernel that would create a cycle is cut into its operations.
+
+    With a `span`, operations that are further apart are separate jobs, fused or not.
+    """
     unfused: frozenset[int] = frozenset()
     while True:
-        jobs = _jobs(program, _members(program, unfused))
+        jobs = _jobs(program, _members(program, unfused, FUSED_SPAN if span is None else span))
         order = topological(jobs.succs, [ops[0] for ops in jobs.ops])
         if len(order) == len(jobs):
-            return _jobs(program, _folded(jobs, order))
+            return _jobs(program, _folded(jobs, order, len(program.kinds) if span is None else span))
         stuck = set(range(len(jobs))).difference(order)
         unfused |= {op for job in stuck if len(jobs.ops[job]) > 1 for op in jobs.ops[job]}
 
 
-def _folded(jobs: Jobs, order: list[int]) -> list[list[int]]:
+def _folded(jobs: Jobs, order: list[int], span: int) -> list[list[int]]:
     """The operations of jobs in order. A chain of kernels without other consumers becomes one job."""
     ops: list[list[int]] = []
     number: dict[int, int] = {}
     for job in order:
         preds = jobs.preds[job]
         follows = jobs.queue[job] < 0 and len(preds) == 1 and not jobs.comm_preds[job] and jobs.queue[preds[0]] < 0
-        if follows and len(jobs.succs[preds[0]]) == 1:
+        if follows and len(jobs.succs[preds[0]]) == 1 and jobs.ops[job][0] - jobs.ops[preds[0]][-1] <= span:
             number[job] = number[preds[0]]
             ops[number[job]] += jobs.ops[job]
         else:
@@ -94,55 +99,64 @@ def _jobs(program: Program, ops: list[list[int]]) -> Jobs:
     for op, kind in enumerate(program.kinds):
         job = job_of[op]
         if job != NO_JOB:
+            mine, landed = preds[job], comm_preds[job]
             for pred in program.preds[op]:
-                if job_of[pred] != NO_JOB:
-                    preds[job][job_of[pred]] = None
-                else:
-                    preds[job].update(dict.fromkeys(needs[pred].jobs))
-                    comm_preds[job].update(dict.fromkeys(needs[pred].launches))
+                other = job_of[pred]
+                if other != NO_JOB:
+                    mine[other] = None
+                    continue
+                need = needs[pred]
+                for each in need.jobs:
+                    mine[each] = None
+                for each in need.launches:
+                    landed[each] = None
             continue
         found = [needs[pred] if job_of[pred] == NO_JOB else Needs((job_of[pred],), ()) for pred in program.preds[op]]
         if kind is OpKind.WAIT:
-            found.append(Needs((), tuple(job_of[launch] for launch in program.waits_for[op])))
+            found.append(Needs((), tuple([job_of[launch] for launch in program.waits_for[op]])))
         needs[op] = _union(found)
     for job in range(size):
         preds[job].pop(job, None)
     succs: list[list[int]] = [[] for _ in range(size)]
     for job in range(size):
-        for pred in {**preds[job], **comm_preds[job]}:
+        mine, landed = preds[job], comm_preds[job]
+        for pred in mine:
             succs[pred].append(job)
+        for pred in landed:
+            if pred not in mine:
+                succs[pred].append(job)
     duration = [_duration(program, members) for members in ops]
     queue = [program.queue[members[-1]] for members in ops]
     return Jobs(
         program,
-        tuple(tuple(members) for members in ops),
+        tuple([tuple(members) for members in ops]),
         tuple(duration),
         tuple(queue),
-        tuple(tuple(p) for p in preds),
-        tuple(tuple(p) for p in comm_preds),
-        tuple(tuple(s) for s in succs),
+        tuple([tuple(p) for p in preds]),
+        tuple([tuple(p) for p in comm_preds]),
+        tuple([tuple(s) for s in succs]),
         tuple(job_of),
     )
 
 
 def _duration(program: Program, members: list[int]) -> int:
     """The time of a job, with a launch gap for each of its kernels."""
-    ns = sum(program.duration_ns[op] for op in members)
+    ns = sum([program.duration_ns[op] for op in members]) if len(members) > 1 else program.duration_ns[members[0]]
     if not program.launch_gap_ns or program.kinds[members[0]] is not OpKind.COMPUTE:
         return ns
     kernels = {program.kernel[op] if program.kernel else op for op in members if program.duration_ns[op]}
     return ns + program.launch_gap_ns * len(kernels)
 
 
-def _members(program: Program, unfused: frozenset[int]) -> list[list[int]]:
-    """The operations of each job: fused operations together, except those in `unfused`."""
+def _members(program: Program, unfused: frozenset[int], span: int) -> list[list[int]]:
+    """The operations of each job: fused operations together, except those in `unfused` or too far apart."""
     by_kernel: dict[int, int] = {}
     ops: list[list[int]] = []
     for op, kind in enumerate(program.kinds):
         if kind is OpKind.NOTHING or (kind is OpKind.WAIT and program.waits_for[op]):
             continue
         kernel = program.kernel[op] if program.kernel and kind is OpKind.COMPUTE and op not in unfused else -1
-        if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= FUSED_SPAN:
+        if kernel >= 0 and kernel in by_kernel and op - ops[by_kernel[kernel]][-1] <= span:
             ops[by_kernel[kernel]].append(op)
             continue
         if kernel >= 0:

@@ -77,6 +77,8 @@ class Knobs:
     that keep a queue busy for longer than the stream, shortest first."""
     budget_bytes: int = NO_LIMIT
     """Memory budget, by `JobMemory`."""
+    sends: bool = False
+    """When memory is short, launch any collective that frees memory, even if its result is needed only much later."""
 
 
 class Merging(Protocol):
@@ -416,7 +418,10 @@ class _Scheduling:
     def _backlog(self) -> int | None:
         """The first ready reduction that would free memory."""
         frees = self.tables.memory.frees
-        return next((o for others in self.others for o in others if frees[o] and self.when(o) <= self.now), None)
+        found = next((o for others in self.others for o in others if frees[o] and self.when(o) <= self.now), None)
+        if found is not None or not self.knobs.sends:
+            return found
+        return next((g for gathers in self.gathers for _, g in gathers if frees[g] and self.when(g) <= self.now), None)
 
     def _run(self, job: int, end: int) -> None:
         """Finish a job: release what it held, and wait for collectives that are over if that frees memory."""
@@ -488,18 +493,23 @@ class _Scheduling:
         if other is not None and self.busy[queue] > self.now and not self.fits(self.front, self.made_bytes[other]):
             other = None  # until its wait it holds more than it frees, and the queue is busy anyway
         is_late = first is not None and other is not None and self._is_late([other])
-        is_late = is_late and first is not None and self._has_room([first[1]])
+        is_late = is_late and first is not None and self._has_room_for(first[1])
         if other is not None and not is_late:
             chosen = self._joined(other, others, lambda bucket: first is None or not self._is_late(bucket))
             for job in chosen:
                 others.remove(job)
             return chosen
-        if first is not None and not is_late and not self._may_go(*first):
-            # if it does not fit, a smaller gather after it may go
+        if first is not None and not is_late and self._is_early(first[0]):
+            return []  # so are all gathers after it
+        if first is not None and not is_late and not self._has_room_for(first[1]):
+            # a smaller gather after it may go
             first = next((g for g in gathers[:GATHERS_SEEN] if self.when(g[1]) <= self.now and self._may_go(*g)), None)
         if first is None:
             return []
         due = first[0]
+        if self.merging is None:
+            gathers.remove(first)
+            return [first[1]]
         known = (job for use, job in gathers[:GATHERS_JOINED] if self._may_go(use, job, FURTHER))
         chosen = self._joined(first[1], known, lambda bucket: self._may_be_one(bucket, due))
         for job in chosen:
@@ -508,8 +518,16 @@ class _Scheduling:
 
     def _may_go(self, use: int, job: int, further: int = 1) -> bool:
         """Whether the time for a gather has come, and it fits into memory."""
+        return not self._is_early(use, further) and self._has_room_for(job)
+
+    def _is_early(self, use: int, further: int = 1) -> bool:
+        """Whether the time for a gather has not come yet."""
         elapsed = self.tables.elapsed
-        return elapsed[use] - elapsed[self.front] <= self.lookahead * further and self._has_room([job])
+        return elapsed[use] - elapsed[self.front] > self.lookahead * further
+
+    def _has_room_for(self, gather: int) -> bool:
+        """Whether a gather fits until the graph's order would have launched it."""
+        return self.budget.fits(self.front, gather - 1, self.made_bytes[gather])
 
     def _has_room(self, gathers: list[int]) -> bool:
         """Whether gathers fit together until the graph's order would have launched them all."""

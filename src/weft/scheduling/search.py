@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from weft.graph.dag import collector_paused
 from weft.scheduling.job_tables import JobTables
-from weft.scheduling.jobs import Emitter, Jobs, jobs_of
+from weft.scheduling.jobs import NARROW_SPANS, Emitter, Jobs, jobs_of
 from weft.scheduling.local_moves import Moves, with_waits
 from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
@@ -130,12 +130,12 @@ class _Search:
         size = max(len(program.names), 1)
         self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
         self.num_evaluations = self.left
-        self.jobs = jobs_of(program)
-        self.tables = JobTables(self.jobs)
+        self.sends = limit_bytes is not None
+        self.footprint = Footprint(program)
+        self.jobs, self.tables = self._cut_into_jobs(limit_bytes)
         self.emitter = Emitter(self.jobs)
         self.merging = merging(self.jobs) if merging is not None else None
         trace = run(program)
-        self.footprint = Footprint(program)
         self.takes_part = takes_part(program)
         peak = self.footprint.peak(trace.order)
         self.given_exposed = trace.exposed_ns
@@ -152,6 +152,21 @@ class _Search:
         self.squeezed_before: set[Knobs] = set()
         self.random = Random(0)
         self.moves = Moves(self.jobs, self.merging, self.random)
+
+    def _cut_into_jobs(self, limit_bytes: int | None) -> tuple[Jobs, JobTables]:
+        """The jobs of the program; smaller ones if the usual ones, in order and with immediate waits, do not fit."""
+        found: list[tuple[int, Jobs, JobTables]] = []
+        for span in (None, *NARROW_SPANS):
+            jobs = jobs_of(self.program, span)
+            tables = JobTables(jobs)
+            if limit_bytes is None:
+                return jobs, tables
+            peak = self.footprint.given_bytes + int(tables.memory.curve.max(initial=0))
+            if peak <= limit_bytes:
+                return jobs, tables
+            found.append((peak, jobs, tables))
+        _, jobs, tables = min(found, key=lambda each: each[0])
+        return jobs, tables
 
     def outcome(self) -> Outcome:
         if self.best.peak_bytes > self.limit:
@@ -198,10 +213,10 @@ class _Search:
     def portfolio(self) -> Iterator[Knobs]:
         """Settings to try; later ones vary the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
-            yield Knobs(window, hold, lookahead)
+            yield Knobs(window, hold, lookahead, sends=self.sends)
         yield from self.squeezed()
         if self.best.knobs is None:
-            yield from (replace(LEAN, lookahead=lookahead) for lookahead in (0, 30))
+            yield from (replace(LEAN, lookahead=lookahead, sends=self.sends) for lookahead in (0, 30))
         for bucket, patience in ((20, 0), (100, 300), (500, 300), (1000, 300)) if self.merging is not None else ():
             yield replace(self.best_knobs(), bucket=bucket, patience=patience)
         yield from self.filled()
@@ -247,7 +262,7 @@ class _Search:
         return self.limit < found.peak_bytes < UNKNOWN and found.step_ns < self.best.step_ns
 
     def best_knobs(self) -> Knobs:
-        return self.best.knobs or Knobs()
+        return self.best.knobs or Knobs(sends=self.sends)
 
     def changed(self, knobs: Knobs) -> Knobs:
         """The settings with one of them changed at random."""
@@ -365,7 +380,7 @@ class _Search:
         The sequence of tries does not depend on the limit; only its end does. So a user who allows the peak that an
         error named gets the order that needs it.
         """
-        lean = [replace(LEAN, lookahead=lookahead) for lookahead in (0, 5, 30)]
+        lean = [replace(LEAN, lookahead=lookahead, sends=sends) for sends in (False, True) for lookahead in (0, 5, 30)]
         for knobs in lean:
             if self.best.peak_bytes > self.limit:
                 self.keep_leaner(self.judge(schedule(self.tables, knobs), knobs))

@@ -16,7 +16,6 @@ that a later graph takes is freed after its last use there; every other output s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
@@ -25,17 +24,18 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.compat import HigherOrderOperator, OpOverload, hint_of, input_nodes
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes
 from weft.cost.cluster import Cluster
 from weft.cost.execution import is_optimizer
 from weft.cost.prices import Prices, full_bytes, price
 from weft.graph import ops
+from weft.graph.assumed_sizes import size_of
 from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import is_alias, waited_inside
-from weft.graph.ops import Kind, attribute
+from weft.graph.ops import Kind, attribute, cached_by_target
 from weft.graph.output_names import result_names
 from weft.graph.versions import dag_of
 from weft.simulation.program import OpKind, Program, Queue
@@ -304,7 +304,7 @@ def _kind_of(node: Node) -> OpKind:
     return OpKind.NOTHING if kind is OpKind.COMPUTE and is_alias(node) else kind
 
 
-@functools.cache
+@cached_by_target
 def _kind_of_target(target: Any) -> OpKind:
     if ops.launch_form(target) is not None:
         return OpKind.LAUNCH
@@ -328,7 +328,7 @@ def _resized_to(node: Node) -> int:
     name = target.name()
     if name == "inductor::resize_storage_bytes_":
         size = ops.bind(node)["new_size"]
-        return hint_of(ops.value_of(size) if isinstance(size, Node) else size) or 0
+        return size_of(ops.value_of(size) if isinstance(size, Node) else size) or 0
     return _span_of(node, None) if name in ("aten::resize_", "aten::resize_as_") else 0
 
 
@@ -346,8 +346,9 @@ def _span_of(node: Node, item: int | None) -> int:
 def _span(value: Any) -> int:
     if not isinstance(value, Tensor):
         return 0
-    last = hint_of(value.storage_offset()) or 0
-    for size, stride in zip(map(hint_of, value.shape), map(hint_of, value.stride()), strict=True):
+    last = size_of(value.storage_offset()) or 0
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        size, stride = size if type(size) is int else size_of(size), stride if type(stride) is int else size_of(stride)
         if not size or stride is None:
             return 0
         last += (size - 1) * stride

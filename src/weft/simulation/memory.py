@@ -24,8 +24,7 @@ class Footprint:
     def __init__(self, program: Program) -> None:
         given, waited = program.given, {launch for launches in program.waits_for for launch in launches}
         self.is_empty = not program.allocates
-        self.made = np.zeros(len(program.allocates), np.int64)
-        """Bytes that each operation allocates, without given storages."""
+        new_bytes = [0] * len(program.allocates)
         self.given_bytes = 0
         size: dict[int, int] = {}
         users: dict[int, list[int]] = {}
@@ -38,11 +37,13 @@ class Footprint:
                     self.given_bytes += num_bytes
                 else:
                     size[storage] = size.get(storage, 0) + num_bytes
-                    self.made[op] += num_bytes
+                    new_bytes[op] += num_bytes
             for storage in program.uses[op]:
                 users.setdefault(storage, []).append(op)
             if is_lasting:
                 forever.update(program.uses[op], (storage for storage, _ in made))
+        self.made = np.array(new_bytes, np.int64)
+        """Bytes that each operation allocates, without given storages."""
         freed = [storage for storage, num_bytes in size.items() if num_bytes and storage not in forever]
         self.size = np.array([size[storage] for storage in freed], np.int64)
         """Size of each storage that is freed at some time."""

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.compat import copy_stream, register_copy, resolve_group, shared_memory
+from weft.graph.ops import op_names
 
 SCHEMAS = (
     "copy_all_gather(Tensor tensor, str group_name) -> Tensor",
@@ -81,18 +82,17 @@ def _peers(memory: Any) -> list[int]:
 
 
 def _gather_elsewhere(tensor: Tensor, group_name: str) -> Tensor:
-    return torch.ops._c10d_functional.all_gather_into_tensor(tensor, _size_of(group_name), group_name)
+    return op_names()["all_gather"](tensor, _size_of(group_name), group_name)
 
 
 def _scatter_elsewhere(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    size = _size_of(group_name)
-    return torch.ops._c10d_functional.reduce_scatter_tensor(tensor, reduce_op, size, group_name)
+    return op_names()["reduce_scatter"](tensor, reduce_op, _size_of(group_name), group_name)
 
 
 def _size_of(group_name: str) -> int:
     group = resolve_group(group_name)
     if group is None:
-        raise RuntimeError(f"there is no process group {group_name!r}")
+        raise RuntimeError(f"this process has not created the process group {group_name!r}")
     return dist.get_world_size(group)
 
 

@@ -254,8 +254,8 @@ FAULTS: dict[str, tuple[str, str]] = {
         "runnable:1: it is not a runnable: it has no function load_args\n"
         "give an fx_graph_runnable text of Inductor",
     ),
-    "a nested graph": (
-        script("g = self.true_graph_0", initial=("self.true_graph_0 = <lambda>()",)),
+    "an attribute that is not defined": (
+        script("g = self.true_graph_0", initial=("self.true_graph_0 = Linear(2, 4)",)),
         "runnable:12: the text does not define self.true_graph_0\n"
         "    g = self.true_graph_0\n"
         "             ^^^^^^^^^^^^\n"

@@ -6,6 +6,7 @@ file each, in the order of their compilation: what a log of the same run must gi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -110,6 +111,17 @@ def kinds(mesh: DeviceMesh, backend: Any) -> None:
     torch.compile(step, backend=backend)(torch.randn(8, 4), torch.randn(4, 8).t())
 
 
+def experts(_mesh: DeviceMesh, backend: Any) -> None:
+    """A mixture of experts whose exchanges have sizes that the host reads."""
+    from weft import zoo
+
+    torch._dynamo.config.capture_scalar_outputs = True
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "ep"))
+    model, batch = zoo.build("dropless-debug", "ep-fsdp", mesh, layers=1, num_experts=4)
+    with contextlib.suppress(RuntimeError):  # a fake world returns what was in memory for the counts
+        torch.compile(model, backend=backend)(*batch()).backward()
+
+
 PROGRAMS: dict[str, Callable[[DeviceMesh, Any], None]] = {
     "linear": linear,
     "linear_dynamic": lambda mesh, backend: linear(mesh, backend, dynamic=True),
@@ -118,6 +130,7 @@ PROGRAMS: dict[str, Callable[[DeviceMesh, Any], None]] = {
     "branches": branches,
     "numbers": numbers,
     "kinds": kinds,
+    "experts": experts,
 }
 
 

@@ -145,10 +145,9 @@ def test_a_limit_that_nothing_meets_tells_what_would_fit(module: GraphModule):
     (refused,) = sweep(module, ["h100-8"], memory_limits=[NEED])
     assert refused.fitting_bytes is not None
     assert refused.fitting_bytes > NEED
-    assert refused.error == (
-        f"schedule-overlap: found no order that fits in {NEED} bytes; the smallest peak found is "
-        f"{refused.fitting_bytes}\nallow {refused.fitting_bytes} bytes"
-    )
+    assert refused.error is not None
+    assert f"the smallest peak found is {refused.fitting_bytes}" in refused.error
+    assert refused.error.endswith(f"\nallow {refused.fitting_bytes} bytes")
     (fits,) = sweep(module, ["h100-8"], memory_limits=[refused.fitting_bytes])
     assert fits.error is None
     assert fits.after is not None

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from weft import zoo
 from weft.errors import CaptureError
-from weft.zoo import fp8, llama, moe, vision
+from weft.zoo import dropless, fp8, llama, moe, vision
 
 LLAMA, MOE, VISION = llama.PRESETS["debug"], moe.PRESETS["debug"], vision.PRESETS["debug"]
 
@@ -57,6 +57,28 @@ def test_attention_is_causal():
     first, second = attention(x, rotary), attention(changed, rotary)
     assert torch.equal(first[:, :10], second[:, :10])
     assert not torch.allclose(first[:, 10:], second[:, 10:])
+
+
+def test_no_token_of_a_dropless_mixture_misses_an_expert_that_it_chose():
+    torch.manual_seed(0)
+    config = replace(dropless.PRESETS["debug"], num_experts=4)
+    layer = dropless.DroplessFeedForward(config).bfloat16()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(2, 5, config.dim, dtype=torch.bfloat16)
+    tokens = x.flatten(0, 1)
+    weights, chosen = layer.router(tokens).float().softmax(-1).topk(2, -1)
+    weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
+    stacked = [weight.view(4, -1, weight.shape[1]) for weight in layer.experts.parameters()]
+    expected = torch.stack(
+        [
+            sum(w * (F.silu(t @ gate[e].T) * (t @ up[e].T)) @ down[e].T for w, e in zip(ws, es, strict=True))
+            for (gate, up, down) in [stacked]
+            for t, ws, es in zip(tokens, weights, chosen, strict=True)
+        ]
+    )
+    found = layer(x).flatten(0, 1) - layer.shared(tokens)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
 
 
 def test_a_fresh_model_knows_nothing_and_learns():
@@ -172,6 +194,8 @@ def test_all_models_have_names():
         "llama-405b",
         "moe-debug",
         "moe-8x7b",
+        "dropless-debug",
+        "dropless-16b",
         "vision-debug",
         "vision-small",
     ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable, group_argument, table_of
 from weft.graph.listings.literals import dotted
+from weft.graph.unknown_graph import UnknownGraph
 
 Groups = Mapping[str, int | Sequence[Sequence[int]]]
 Written = TensorType | NumberType
@@ -64,7 +66,7 @@ class GraphReader:
         groups: Groups | None = None,
         sizes: Mapping[str, int] | None = None,
         inputs: Mapping[str, Any] | None = None,
-        constants: Mapping[str, Tensor] | None = None,  # fake tensors by path
+        constants: Mapping[str, Tensor | UnknownGraph] | None = None,  # fake tensors and lost graphs by path
         types: PrintedTypes | None = None,
     ) -> None:
         self.text = text
@@ -186,6 +188,9 @@ class GraphReader:
         fake = self.constants.get(path)
         if isinstance(written, TensorType):
             fake = self.types.value(at, written, name)
+        if isinstance(fake, UnknownGraph):
+            scope.root[path] = fake
+            return scope.edit.attribute(path, None, name=name)
         if fake is None:
             do = "read nested graphs from the post-grad graphs of a trace log; print constants with their types"
             self.text.fail(at, f"the text does not define self.{path}", do, path)
@@ -224,8 +229,12 @@ class GraphReader:
         return node
 
     def _computed(self, at: ast.AST, target: Any, args: Any, kwargs: Any, has_type: bool) -> Any:
-        if isinstance(target, HigherOrderOperator) or ops.kind_of(target) is ops.Kind.BARRIER:
+        is_nested = isinstance(target, HigherOrderOperator) and (has_type or not metadata.has_own_kernel(target))
+        if is_nested or ops.kind_of(target) is ops.Kind.BARRIER:
             return UNKNOWN  # may have effects even on fake values
+        if target is getitem and args and args[0] is None:
+            do = "read the graph from a TORCH_TRACE log, which prints types and nested graphs"
+            self.text.fail(at, "the text does not say what the call returns", do)
         try:
             return metadata.compute(target, args, kwargs, self.types.mode)
         except GraphError as error:
@@ -271,7 +280,9 @@ class GraphReader:
         if not isinstance(name, str):
             return
         sizes = self.groups.setdefault(name, (at, []))[1]
-        size = ops.bind(node).get("group_size")
+        bound = ops.bind(node)
+        splits = bound.get("output_split_sizes")  # of an all-to-all: one for each rank
+        size = len(splits) if isinstance(splits, list | tuple) else bound.get("group_size")
         if isinstance(size, int) and size not in sizes:
             sizes.append(size)
         if len(sizes) > 1:

@@ -11,7 +11,8 @@
 
 Contract: the reader walks the script's syntax tree and executes nothing. `load_args` gives the dtypes, sizes, strides,
 devices and shared storages of the inputs. The script's set-up gives the sizes of the groups. Constants have types but
-no values, since the script rounds them. A nested graph is a ReadError: the script does not contain it.
+no values, since the script rounds them. The script names nested graphs without their bodies: they are unknown.
+Values that it gives to sizes known only at run time (`u3 = u4 = 512`) are placeholders, which the reader ignores.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from weft.errors import ReadError, compose
 from weft.frontends.printed.graph import GraphReader, Groups, is_text
 from weft.frontends.printed.inputs import inputs_of
 from weft.frontends.printed.text import MAX_CHARACTERS, PrintedText, open_bytes
-from weft.frontends.printed.types import SYMBOL, PrintedTypes, first_line, is_number
+from weft.frontends.printed.types import SYMBOL, UNBACKED, PrintedTypes, first_line, is_number
 from weft.frontends.printed.values import ValueReader
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import APART_KEY
 from weft.graph.listings.literals import dotted
 from weft.graph.metadata import contiguous_strides
+from weft.graph.unknown_graph import UnknownGraph
 
 VERSION = re.compile(r"^# torch version: ([\w.+]{1,80})$", re.MULTILINE)
 VALUELESS = ("const", "unsupported", "generator", "opaque")
@@ -90,13 +92,13 @@ def read_source(
 
 
 def _hints(body: list[ast.stmt]) -> dict[str, int]:
-    """The sizes in lines such as `s77 = 8`."""
+    """The sizes in lines such as `s77 = 8`, without those that are known only at run time."""
     hints: dict[str, int] = {}
     for at in body:
-        if isinstance(at, ast.Assign) and isinstance(at.targets[0], ast.Name) and is_number(at.value):
-            name = at.targets[0].id
-            if SYMBOL.fullmatch(name):
-                hints[name] = at.value.value  # type: ignore[attr-defined]
+        if isinstance(at, ast.Assign) and is_number(at.value):
+            names = [target.id for target in at.targets if isinstance(target, ast.Name)]
+            found = [name for name in names if SYMBOL.fullmatch(name) and not name.startswith(UNBACKED)]
+            hints.update(dict.fromkeys(found, at.value.value))  # type: ignore[attr-defined]
     return hints
 
 
@@ -106,6 +108,8 @@ class _Script:
     def __init__(self, text: PrintedText, types: PrintedTypes) -> None:
         self.text, self.types = text, types
         self.values = ValueReader(text, types)
+        self.are_placeholders = False
+        """Whether the numbers of inputs that are numbers mean nothing."""
 
     # Inputs.
 
@@ -119,6 +123,9 @@ class _Script:
         if any(method == "symint" and not call.keywords for method, call in read):
             # torch 2.11 does not name the symbol of such an input, so each symbol is replaced by its hint
             self.types.numbers.update(self.types.hints)
+        used = {part.id for call in calls for part in ast.walk(call) if isinstance(part, ast.Name)}
+        # Numbers beside sizes that are known only at run time are placeholders.
+        self.are_placeholders = any(SYMBOL.fullmatch(name) and name.startswith(UNBACKED) for name in used)
         if len(read) != len(names):
             what = f"load_args reads {len(read)} inputs, forward takes {len(names)}"
             self.text.fail(loads, what, "is the text complete?", "load_args")
@@ -128,7 +135,7 @@ class _Script:
             if method == "tensor":
                 values[name] = self._tensor(name, call, storages, wholes)
             elif method == "symint":
-                values[name] = self._symint(call)
+                values[name] = self._symint(name, call)
             else:
                 values[name] = None
         return values
@@ -204,26 +211,28 @@ class _Script:
             self.text.fail(at, "expected a line such as `buf0 = reader.storage(None, 256, device=device(type='cuda'))`")
         return self.types.tensor(at, name, dtype, [num_bytes // dtype.itemsize], [1], device)
 
-    def _symint(self, at: ast.Call) -> Any:
+    def _symint(self, name: str, at: ast.Call) -> Any:
         expression = next((word.value for word in at.keywords if word.arg == "expr"), None)
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
             return self.types.expression(at, expression.value)
         number = self.types.size(at, at.args[0]) if len(at.args) == 1 else None
         if number is None:
             self.text.fail(at, "expected a line such as `reader.symint(8, expr='s77')`")
-        return number
+        return self.types.new_number(name) if self.are_placeholders else number
 
     # Constants.
 
-    def constants(self, made: ast.ClassDef) -> dict[str, Tensor]:
-        """Fake tensors for the constants that `__init__` makes; other attributes are ignored."""
+    def constants(self, made: ast.ClassDef) -> dict[str, Tensor | UnknownGraph]:
+        """Fake tensors for the constants that `__init__` makes, and its nested graphs; it ignores other attributes."""
         initial = next((s for s in made.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
-        found: dict[str, Tensor] = {}
+        found: dict[str, Tensor | UnknownGraph] = {}
         for at in initial.body if initial is not None else ():
             path, value = self._attribute(at)
-            tensor = self._constant(path, value) if path and value is not None else None
-            if tensor is not None:
-                found[path] = tensor
+            if not path or value is None:
+                continue
+            held = UnknownGraph() if _is_graph(value) else self._constant(path, value)
+            if held is not None:
+                found[path] = held
         return found
 
     def _attribute(self, at: ast.stmt) -> tuple[str, ast.expr | None]:
@@ -273,6 +282,12 @@ class _Script:
                     if isinstance(size, int) and size > 0:
                         sizes[str(name)] = size
         return sizes
+
+
+def _is_graph(at: ast.expr) -> bool:
+    """Whether an expression stands for a nested graph: a lambda, or a class without arguments such as `<lambda>()`."""
+    is_made = isinstance(at, ast.Call) and isinstance(at.func, ast.Name) and not at.args and not at.keywords
+    return isinstance(at, ast.Lambda) or is_made
 
 
 def _nested_size(at: ast.expr) -> tuple[list[int], torch.dtype]:

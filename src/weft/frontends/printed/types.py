@@ -26,6 +26,8 @@ from weft.graph.listings.types import DTYPES, TypeText
 
 TENSOR = re.compile(r"(?:(?:Parameter|Buffer)\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?([a-z_]*(?::\d+)?)\)?")
 NUMBER = re.compile(r"Sym\((.*)\)")
+UNBACKED = ("u", "zuf")
+"""How torch begins the names of sizes that are known only at run time."""
 SYMBOL = re.compile(r"[a-z]{1,4}\d{1,9}")
 # Printed graphs spell this dtype differently from listings.
 PRINTED_DTYPES = {**DTYPES, **({"f4e2m1fnx2": DTYPES["f4e2m1fn_x2"]} if "f4e2m1fn_x2" in DTYPES else {})}
@@ -168,6 +170,10 @@ class PrintedTypes:
             is_size = hint is not None and 1 < hint < 1 << 62
             self.numbers[name] = new_symbol(self.mode.shape_env, name, hint if is_size else None)  # type: ignore[arg-type]
         return self.numbers[name]
+
+    def new_number(self, name: str) -> Any:
+        """A number that is known only at run time."""
+        return new_symbol(self.mode.shape_env, name, None)  # type: ignore[arg-type]
 
     # Values.
 

@@ -12,19 +12,31 @@ import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from weft.compat import HigherOrderOperator, OpOverload, input_nodes, new_symbol, storage_key, symbols_of, with_bits
+from weft.compat import (
+    HigherOrderOperator,
+    OpOverload,
+    expression_of,
+    input_nodes,
+    new_symbol,
+    storage_key,
+    symbols_of,
+    with_bits,
+)
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
-from weft.graph import ops
+from weft.graph import metadata, ops
 from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
 from weft.graph.groups import TABLE_KEY, Group, GroupTable
 from weft.graph.listings.literals import LiteralReader, dotted
 from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, plain_name
+from weft.graph.unknown_graph import UnknownGraph
 
 MAX_CHARACTERS = 1 << 28
 # For each declaration: the keywords it knows, and how many values it takes besides a type.
@@ -34,6 +46,7 @@ DECLARATIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "device": ((), 1),
     "tensor": ((), 2),
     "inputs": ((), 1),
+    "nested": ((), 1),
 }
 EXAMPLES = {
     "group": "group('dp', size=8)",
@@ -41,6 +54,7 @@ EXAMPLES = {
     "device": "device('cuda')",
     "tensor": "tensor('c', f32[2], [1.0, 2.0])",
     "inputs": "inputs('may share memory')",
+    "nested": "nested('score_graph')",
 }
 
 
@@ -62,6 +76,8 @@ class _Reader(LiteralReader):
         self.given = constants
         self.groups: dict[str, Group] = {}
         self.constants: dict[str, Tensor] = {}
+        self.lost: dict[str, UnknownGraph] = {}
+        """Nested graphs whose body is unknown, by path."""
         self.declared: dict[str, tuple[ast.Call, Tensor | None]] = {}
         """The declarations of constants by path, with their values if the listing has them."""
         self.may_share = False
@@ -101,7 +117,7 @@ class _Reader(LiteralReader):
         except (ValueError, RecursionError, MemoryError) as error:
             raise ListingError(compose("listing", f"it does not parse: {type(error).__name__}: {error}")) from None
 
-    # Declarations: group(...), symbol(...), device(...), tensor(...), inputs(...).
+    # Declarations: group(...), symbol(...), device(...), tensor(...), inputs(...), nested(...).
 
     def _declare(self, call: ast.Call) -> None:
         kind = str(dotted(call.func))
@@ -111,6 +127,7 @@ class _Reader(LiteralReader):
             "device": self._device,
             "tensor": self._tensor,
             "inputs": self._inputs,
+            "nested": self._nested,
         }
         if kind not in declare:
             self.fail(call, f"no declaration is called {kind!r}", nearest(kind, declare), kind)
@@ -169,13 +186,20 @@ class _Reader(LiteralReader):
             self.fail(call, f"inputs({said!r}) has no meaning", f"write {EXAMPLES['inputs']}", "inputs")
         self.may_share = True
 
+    def _nested(self, call: ast.Call, path: str, _rest: list[Any], _keywords: dict[str, Any]) -> None:
+        self._check_path(call, path, EXAMPLES["nested"])
+        self.lost[path] = UnknownGraph()
+
+    def _check_path(self, call: ast.Call, path: str, example: str) -> None:
+        if not all(part.isidentifier() or part.isdecimal() for part in path.split(".")):
+            # torch inserts the path verbatim into the code of the module, and runs that code
+            self.fail(call, f"{path!r} is not a path of names", f"write {example}")
+
     def _tensor(self, call: ast.Call, path: str, rest: list[Any], _keywords: dict[str, Any]) -> None:
         fake = self.value_of_type(call.args[1], self.fakes) if len(call.args) > 1 else None
         if not isinstance(fake, Tensor):
             self.fail(call, f"constant {path!r} needs a type", "write tensor('c', f32[2], [1.0, 2.0])", path)
-        if not all(part.isidentifier() or part.isdecimal() for part in path.split(".")):
-            # torch inserts the path verbatim into the code of the module, and runs that code
-            self.fail(call, f"{path!r} is not a path of names", "write tensor('block.weight', f32[2])")
+        self._check_path(call, path, "tensor('block.weight', f32[2])")
         self.fakes[path] = fake
         wide = torch.float64 if fake.dtype.is_floating_point else fake.dtype
         value: Tensor | None = None
@@ -301,6 +325,14 @@ class _Reader(LiteralReader):
         names[target.id] = self._unique(at, name, self._node(name, value, annotation, names, edit, root))
         if isinstance(at, ast.AnnAssign):
             self._compare(at, target.id, at.annotation, ops.value_of(names[target.id]))
+            self._learn_symbols(ops.value_of(names[target.id]))
+
+    def _learn_symbols(self, value: Any) -> None:
+        """Remember the sizes that a call made, for types that are taken as written."""
+        for number in value.shape if isinstance(value, Tensor) else (value,):
+            symbol = expression_of(number) if isinstance(number, torch.SymInt) else None
+            if isinstance(symbol, sympy.Symbol) and symbol in self.types.symbols:
+                self.numbers.setdefault(self.types.symbols[symbol], number)
 
     def _unique(self, at: ast.AST, name: str, node: Node) -> Node:
         if node.name != name:
@@ -338,8 +370,19 @@ class _Reader(LiteralReader):
         if isinstance(target, HigherOrderOperator) or ops.has_unknown_result(target):
             # Its type is taken as written: the call is not run, not even on fake values.
             value = self.value_of_type(annotation) if annotation is not None else None
+            if metadata.has_own_kernel(target):  # a written type does not state the strides of a result
+                computed = self._computed(target, args, kwargs)
+                value = computed if value is None or self.types.of(computed) == self.types.of(value) else value
             return edit.call(target, args, kwargs, name=name, value=value if value is not None else ())
         return self._call(at, target, args, kwargs, name, edit)
+
+    def _computed(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value of a call by its fake kernel; None if it refuses the arguments, as another torch's may."""
+        try:
+            values, keywords = map_arg((args, kwargs), ops.value_of)
+            return metadata.compute(target, values, keywords, self.mode)
+        except GraphError:
+            return None
 
     def _call(
         self, at: ast.AST, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, edit: Edit
@@ -364,6 +407,8 @@ class _Reader(LiteralReader):
         if path in self.constants:
             root[path] = self.constants[path]
             return edit.attribute(path, self.fakes[path], name=name)
+        if path in self.lost:
+            root[path] = self.lost[path]
         if path not in root:
             self.fail(at, f"nothing is called {path!r}", "declare it: tensor('c', f32[2], [1.0, 2.0])", "attribute")
         return edit.attribute(path, None, name=name)

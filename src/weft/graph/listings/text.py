@@ -12,6 +12,6 @@ same on every rank. `parse` builds the graph by look-up and never runs any part 
 """
 
 from weft.graph.listings.reader import parse
-from weft.graph.listings.writer import KnownLines, digest, excerpt, line_of, render, source_of
+from weft.graph.listings.writer import KnownLines, canonical_digest, digest, excerpt, line_of, render, source_of
 
-__all__ = ["KnownLines", "digest", "excerpt", "line_of", "parse", "render", "source_of"]
+__all__ = ["KnownLines", "canonical_digest", "digest", "excerpt", "line_of", "parse", "render", "source_of"]

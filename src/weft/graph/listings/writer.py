@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -18,6 +19,7 @@ from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, pl
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
 from weft.graph.ops import attribute
+from weft.graph.unknown_graph import UnknownGraph
 
 INLINE_NUMEL = 64
 """Maximum number of elements of a constant that a listing shows with its values."""
@@ -42,9 +44,30 @@ def render(module: GraphModule, groups: GroupTable | None = None, known: KnownLi
     return "\n".join([*writer.header(), *body]) + "\n"
 
 
+def canonical_digest(module: GraphModule, groups: GroupTable) -> str | None:
+    """The digest of the listing with each node named by its position; None for a graph with symbolic sizes.
+
+    Graphs that differ only in the names of their nodes have the same one. Nodes of nested graphs keep their names.
+    """
+    writer = _Writer(module, groups, names={node: f"n{i}" for i, node in enumerate(module.graph.nodes)})
+    writer.collect(module)
+    body = writer.function("graph", module, "")
+    return None if writer.types.symbols else digest("\n".join([*writer.header(), *body]))
+
+
+def symbol_names(module: GraphModule) -> dict[sympy.Symbol, str]:
+    """The symbols of sizes in a module, with their names in its listing."""
+    writer = _Writer(module, read_groups(module))
+    writer.collect(module)
+    writer.function("graph", module, "")
+    return writer.types.symbols
+
+
 def digest(text: str) -> str:
     """The digest of a listing in plans and reports. It leaves out values of constants, which differ between ranks."""
-    return hashlib.sha256(VALUES.sub(r"\1)", text).encode()).hexdigest()[:32]
+    if "tensor(" in text:
+        text = VALUES.sub(r"\1)", text)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def line_of(node: Node, groups: GroupTable | None = None) -> str:
@@ -74,10 +97,18 @@ def source_of(node: Node) -> str:
 class _Writer:
     """Writes one module; holds the groups, symbols and node names that its lines share."""
 
-    def __init__(self, module: GraphModule, groups: GroupTable, known: KnownLines | None = None) -> None:
-        self.module, self.groups, self.known = module, groups, known
+    def __init__(
+        self,
+        module: GraphModule,
+        groups: GroupTable,
+        known: KnownLines | None = None,
+        names: Mapping[Node, str] | None = None,
+    ) -> None:
+        self.module, self.groups, self.known, self.names = module, groups, known, names
         self.types = TypeText(default_device(module.graph))
         self.constants: dict[str, tuple[Tensor, Any]] = {}
+        self.lost: dict[str, None] = {}
+        """The paths of nested graphs whose body is unknown."""
         self.inside: dict[Node, str] = {}
         """The inputs that lie in the memory of a constant, with its path."""
 
@@ -87,6 +118,8 @@ class _Writer:
             value = attribute(module, str(node.target)) if node.op == "get_attr" else None
             if isinstance(value, GraphModule):
                 self.collect(value)
+            elif isinstance(value, UnknownGraph):
+                self.lost[str(node.target)] = None
             elif isinstance(value, Tensor):
                 self.constants[str(node.target)] = (value, ops.value_of(node))
         if module is self.module and self.constants:
@@ -104,6 +137,7 @@ class _Writer:
                 lines.append(f"symbol({name!r})")
         if may_share_inputs(self.module):
             lines.append(f"inputs({MAY_SHARE!r})")
+        lines += [f"nested({path!r})" for path in self.lost]
         places = placed(self.module, {path: value for path, (value, _) in self.constants.items()})
         silent = {place.base for path, place in places.items() if not self._is_told(path, place)}
         for path, (value, fake) in self.constants.items():
@@ -131,6 +165,11 @@ class _Writer:
             raise GraphError(compose("listing", what, do="make it a copy, or a graph input"))
         return self.types.placed(value, offset, place.base if place.base != path else None)
 
+    def name_of(self, node: Node) -> str:
+        """The name of a node in this listing."""
+        given = None if self.names is None else self.names.get(node)
+        return given if given is not None else name_of(node)
+
     def function(self, name: str, module: GraphModule, indent: str) -> list[str]:
         inner = indent + INDENT
         shared: dict[int, str] = {}
@@ -139,7 +178,7 @@ class _Writer:
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 text = self._input_type(node, shared)
-                parameters.append(f"{name_of(node)}: {text}" if text else name_of(node))
+                parameters.append(f"{self.name_of(node)}: {text}" if text else self.name_of(node))
             elif node.op == "output":
                 lines.append(f"{inner}return {self.value(node.args[0])}")
             else:
@@ -152,8 +191,8 @@ class _Writer:
         if value is not None and is_process_group(value):
             return f"group[{self.groups.canonical(node)!r}]"
         if node in self.inside:
-            return self.types.of_input(value, {}, name_of(node), constant=self.inside[node])
-        return self.types.of_input(value, shared, name_of(node))
+            return self.types.of_input(value, {}, self.name_of(node), constant=self.inside[node])
+        return self.types.of_input(value, shared, self.name_of(node))
 
     def _nested(self, node: Node, module: GraphModule, indent: str) -> list[str]:
         if node.op != "get_attr":
@@ -165,19 +204,35 @@ class _Writer:
         """The line of a node, from an earlier listing if the node is still the same."""
         if self.known is None:
             return self.line(node)
-        parts = (self.types.device, node.name, node.target, node.args, node.kwargs, ops.value_of(node))
-        text, *before = self.known.get(node, ("",))
-        if not before or any(old is not new for old, new in zip(before, parts, strict=True)):
-            text = self.line(node)
-            if not self.types.symbols:
-                self.known[node] = (text, *parts)
+        device, name, target, args, kwargs, value = parts = (
+            self.types.device,
+            node.name,
+            node.target,
+            node.args,
+            node.kwargs,
+            node.meta.get("val"),
+        )
+        found = self.known.get(node)
+        if (
+            found is not None
+            and found[3] is args
+            and found[5] is value
+            and found[4] is kwargs
+            and found[1] is name
+            and found[2] is target
+            and found[0] is device
+        ):
+            return found[6]
+        text = self.line(node)
+        if not self.types.symbols:
+            self.known[node] = (*parts, text)
         return text
 
     def line(self, node: Node) -> str:
         if node.op == "output":
             return f"return {self.value(node.args[0])}"
         text = self._input_type(node, {}) if node.op == "placeholder" else self.types.of(ops.value_of(node))
-        head = f"{name_of(node)}: {text}" if text else name_of(node)
+        head = f"{self.name_of(node)}: {text}" if text else self.name_of(node)
         return head if node.op == "placeholder" else f"{head} = {self._right_side(node)}"
 
     def _right_side(self, node: Node) -> str:
@@ -212,7 +267,7 @@ class _Writer:
     def value(self, value: Any) -> str:
         """An argument: a node by name, a literal, or a container of them."""
         if isinstance(value, Node):
-            return name_of(value)
+            return self.name_of(value)
         if value is None or isinstance(value, bool | int | str):
             return repr(value)
         if isinstance(value, list):

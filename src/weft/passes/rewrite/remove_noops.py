@@ -101,8 +101,9 @@ def _by_row(argument: str, condition: Condition) -> Callable[[Draft, Match], Rep
 
 def is_same(first: Any, second: Any) -> bool:
     """Whether two fake values have the same type, memory layout, and lazy conjugate and negative bits."""
-    layout = layout_of(first)
-    return layout is not None and layout == layout_of(second)
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.dtype != second.dtype:
+        return False
+    return layout_of(first) == layout_of(second)
 
 
 def layout_of(value: Any) -> Hashable | None:

@@ -25,7 +25,7 @@ from weft.graph.dag import Dag
 from weft.graph.effects import Flight
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import transfer_of
-from weft.graph.operator_effects import PLAIN, Profile, is_alias
+from weft.graph.operator_effects import PLAIN, Profile, draws, is_alias
 from weft.verification.symbolic import collectives
 from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
 from weft.verification.symbolic.index_maps import Call
@@ -190,7 +190,7 @@ class SymbolicRun(SymbolicArguments):
         """The result of a call that writes nothing and returns no views."""
         if profile.launch:
             return self._communicate(node) if _is_followed(node) else self._unknown(node, self._order())
-        if profile.random:
+        if profile.random and draws(node):
             return self._draw(node)
         if self._mode is not None:
             return self._unknown(node, ("under", self._mode, self._names(node)))

@@ -48,13 +48,27 @@ class ExchangeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
         ctx.size, ctx.group = size, group
-        return _exchange(x, size, group)
+        return exchange(x, size, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _exchange(gradients[0], ctx.size, ctx.group), None, None
+        return exchange(gradients[0], ctx.size, ctx.group), None, None
 
 
-def _exchange(x: Tensor, size: int, group: str) -> Tensor:
+class ExchangeParts(torch.autograd.Function):
+    """All-to-all of parts of dim 0 of any size; backward sends gradients the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taken: list[int], sent: list[int], group: str) -> Tensor:
+        ctx.taken, ctx.sent, ctx.group = taken, sent, group
+        return WAIT(ALL_TO_ALL(x.contiguous(), taken, sent, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return WAIT(ALL_TO_ALL(gradients[0].contiguous(), ctx.sent, ctx.taken, ctx.group)), None, None, None
+
+
+def exchange(x: Tensor, size: int, group: str) -> Tensor:
+    """All-to-all of equal parts of dim 0 over the group."""
     splits = [x.shape[0] // size] * size
     return WAIT(ALL_TO_ALL(x.contiguous(), splits, splits, group))

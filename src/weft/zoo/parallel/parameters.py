@@ -287,10 +287,9 @@ def _is_worth_resharding(module: nn.Module) -> bool:
 
 
 def _forgetful(forward: Any) -> Any:
-    def run(self: nn.Module, *args: Any) -> Any:
-        return checkpoint(
-            forward, self, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_all_but_weights
-        )
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        return checkpoint(forward, self, *args, **settings, context_fn=_keep_all_but_weights, **kwargs)
 
     return run
 

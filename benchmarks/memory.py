@@ -1,0 +1,135 @@
+"""Memory decisions against policies made by hand: same steps, same prices, one planner.
+
+    python benchmarks/memory.py [--steps all] [--layers 8] [--effort default] [--json FILE]
+    python benchmarks/memory.py --docs benchmarks/results/memory-DATE.json      writes its table into docs/memory.md
+
+Each policy is captured and planned without a limit. Weft then gets the step without recomputation and the policy's peak
+as its limit. The command fails if Weft's step is longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from bench_table import fill
+from scenarios import HERE
+from torch.fx import GraphModule
+
+import weft
+import weft.zoo
+from weft.cost.cluster import Cluster
+from weft.errors import MemoryLimitError
+from weft.graph.groups import read_groups
+from weft.passes.pipeline import Pipeline
+from weft.simulation.build import program_of
+from weft.simulation.simulator import simulate
+from weft.simulation.timeline import Timeline
+
+Effort = Literal["fast", "default", "best"]
+PAGE = HERE.parent / "docs" / "memory.md"
+BEGIN, END = "<!-- memory: begin -->", "<!-- memory: end -->"
+STEPS: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "FSDP, 64 ranks": ("llama-8b", {"parallel": "fsdp", "mesh": {"dp": 64}}, "h100-8x8"),
+    "FSDP, 64 ranks, Ethernet": ("llama-8b", {"parallel": "fsdp", "mesh": {"dp": 64}}, "ethernet-h100-8x8"),
+    "FSDP x TP, 8 x 8 ranks": ("llama-8b", {"parallel": "fsdp-tp", "mesh": {"dp": 8, "tp": 8}}, "h100-8x8"),
+}
+"""Model, how it is spread, and cluster; each with AdamW."""
+POLICIES: Mapping[str, dict[str, Any]] = {
+    "nothing recomputed": {},
+    "reshard default": {"reshard": "default"},
+    "reshard never": {"reshard": "never"},
+    "full by block": {"checkpoint": "full"},
+    "full by block, reshard never": {"checkpoint": "full", "reshard": "never"},
+    "selective by operator": {"checkpoint": "selective"},
+    "all products saved": {"checkpoint": "products"},
+    "every second block": {"checkpoint": "layer"},
+    "min-cut": {"partition": "min-cut"},
+}
+
+
+def capture(step: str, layers: int, policy: Mapping[str, Any]) -> GraphModule:
+    """The step of a model under a policy."""
+    model, options, _ = STEPS[step]
+    return weft.zoo.load(model, part="step", layers=layers, **options, **policy)
+
+
+def planned(module: GraphModule, cluster: Cluster, effort: Effort, limit_bytes: int | None = None) -> Timeline:
+    """The planned step."""
+    run = Pipeline.parse("auto").run(module, cluster=cluster, effort=effort, memory_limit_bytes=limit_bytes)
+    return simulate(program_of(run.module, read_groups(run.module), cluster))
+
+
+def compare(step: str, layers: int, name: str, effort: Effort) -> dict[str, Any]:
+    """One policy, and Weft within its peak."""
+    cluster = Cluster.load(STEPS[step][2])
+    by_hand = planned(capture(step, layers, POLICIES[name]), cluster, effort)
+    row: dict[str, Any] = {"step": step, "layers": layers, "policy": name, "effort": effort}
+    row |= {"hand_ms": by_hand.step_ns / 1e6, "hand_bytes": by_hand.peak_bytes}
+    module = capture(step, layers, {})
+    start = time.process_time()
+    try:
+        made = planned(module, cluster, effort, by_hand.peak_bytes)
+        row |= {"weft_ms": made.step_ns / 1e6, "weft_bytes": made.peak_bytes}
+    except MemoryLimitError as error:
+        row |= {"weft_ms": None, "weft_bytes": error.least_bytes}
+    row["seconds"] = time.process_time() - start
+    row["is_shorter"] = row["weft_ms"] is not None and row["weft_ms"] <= row["hand_ms"]
+    return row
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    lines = ["| step | policy | its peak | its step | Weft within that peak | change |", "|---|---|--:|--:|--:|--:|"]
+    for row in rows:
+        if row["weft_ms"] is None:
+            result = f"does not fit; least {row['weft_bytes'] / 2**30:.2f} GiB | "
+        else:
+            change = 100 * (row["weft_ms"] / row["hand_ms"] - 1)
+            result = f"{row['weft_ms']:.1f} ms at {row['weft_bytes'] / 2**30:.2f} GiB | {change:+.1f} %"
+        where = f"{row['step']}, {row['layers']} layers"
+        peak = f"{row['hand_bytes'] / 2**30:.2f} GiB"
+        lines.append(f"| {where} | {row['policy']} | {peak} | {row['hand_ms']:.1f} ms | {result} |")
+    longer = sum(not row["is_shorter"] for row in rows)
+    return "\n".join([*lines, "", f"Weft is longer in {longer} of {len(rows)} rows."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default="all", help="names, separated by semicolons; all for all")
+    parser.add_argument("--policies", default="all", help="names, separated by semicolons; all for all")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--effort", choices=("fast", "default", "best"), default="default")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the rows of this file into the docs, and end")
+    options = parser.parse_args()
+    if options.docs:
+        fill(PAGE, page(json.loads(options.docs.read_text())), BEGIN, END)
+        return
+    steps = list(STEPS) if options.steps == "all" else options.steps.split(";")
+    names = list(POLICIES) if options.policies == "all" else options.policies.split(";")
+    rows: list[dict[str, Any]] = []
+    for step, name in ((step, name) for step in steps for name in names):
+        row = compare(step, options.layers, name, options.effort)
+        rows.append(row)
+        found = "none fits" if row["weft_ms"] is None else f"{row['weft_ms']:.1f} ms"
+        print(
+            f"{'ok  ' if row['is_shorter'] else 'LONG'} {step}, {name}: {row['hand_ms']:.1f} ms at"
+            f" {row['hand_bytes'] / 2**30:.2f} GiB, Weft {found} at {row['weft_bytes'] / 2**30:.2f} GiB"
+            f" in {row['seconds']:.1f} s",
+            flush=True,
+        )
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1))
+    longer = sum(not row["is_shorter"] for row in rows)
+    print(f"Weft is longer in {longer} of {len(rows)} rows")
+    sys.exit(longer > 0)
+
+
+if __name__ == "__main__":
+    main()

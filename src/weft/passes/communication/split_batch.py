@@ -1,0 +1,292 @@
+"""Compute a step in chunks of the batch, so that one chunk's communication runs beside another's compute.
+
+Why: tensor parallelism gathers and scatters activations between products that need them. A single batch has nothing to
+compute meanwhile. Two halves of it have: the other half.
+
+Before::
+
+    h: f32[4, 8] = mm(x, w)
+    ar: f32[4, 8] = all_reduce(h, 'sum', 'tp')
+    y: f32[4, 8] = wait(ar)
+    g: f32[8, 8] = mm(t, y)
+
+After::
+
+    h_chunk0: f32[2, 8] = mm(x_chunk0, w)
+    h_chunk1: f32[2, 8] = mm(x_chunk1, w)
+    ar_chunk0: f32[2, 8] = all_reduce(h_chunk0, 'sum', 'tp')
+    ...
+    g: f32[8, 8] = add(g_chunk0, g_chunk1)
+
+The pass follows the rows of the batch through the graph, operator by operator (`weft.rewriting.batch_rows`). Values
+that do not depend on the batch, such as gathered weights, are computed once. Gradients of weights are added up in the
+order of the chunks, after casts, and reduced over ranks once. A later pass orders the chunks.
+
+Declines: an operator that mixes rows (a statistic over the batch, a position counted over all tokens, an exchange of
+rows between ranks), one without a rule, random numbers, a batch that does not split, and a step that would not be
+shorter. Without `chunks`, the pass tries two to four on the given cluster, each planned by `schedule-overlap`.
+Numerics: reassociates: gradients of weights and the loss are sums of the chunks' sums. Bytes on the wire: unchanged, in
+more launches. Memory: no gathered weight is held twice; results of several chunks may be alive together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from weft.errors import GraphError
+from weft.graph import metadata, ops
+from weft.graph.assumed_sizes import assume_part
+from weft.graph.edit import Edit, copy_graph
+from weft.graph.groups import group_argument
+from weft.graph.listings.call_lines import GroupOf, write
+from weft.passes.base import Numerics, Pass
+from weft.passes.communication.schedule_overlap import ScheduleOverlap
+from weft.plan.context import Context
+from weft.plan.decision import Reason, Refusal
+from weft.plan.plan import Rewrite, Step
+from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, Sum
+from weft.rewriting.draft import Draft
+from weft.rewriting.new_nodes import AnyNode, New
+from weft.rewriting.routed_rows import Routed
+from weft.simulation.build import program_of
+from weft.simulation.simulator import run
+
+CHOICES = (2, 3, 4)
+"""Numbers of chunks that are tried on a cluster."""
+CHUNK = "_chunk"
+"""Ends the name of a node, before the number of its chunk."""
+INTEGERS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class SplitBatch(Pass):
+    """Compute the step in chunks of the batch."""
+
+    numerics = Numerics.REASSOCIATES
+    reorders_launches = True
+
+    chunks: int = 0
+    """Number of chunks. 0: the number from two to four that gives the shortest step, if it is shorter than one."""
+    inputs: tuple[str, ...] = ()
+    """Names of the inputs whose dim 0 is the batch. None given: all inputs of whole numbers, such as tokens."""
+
+    def plan(self, graph: Graph, context: Context) -> Step:
+        given = self._inputs(graph)
+        if isinstance(given, Refusal):
+            return self.step([], [self.decision(given.reason, given.sentence)])
+        if self.chunks == 1 or (self.chunks == 0 and context.cluster is None):
+            sentence = "the batch is not split: without a cluster the gain is unknown; chunks=2 splits it"
+            return self.step([], [self.decision(Reason.NO_GAIN, sentence)])
+        if self.chunks:
+            return self._split(graph, given, self.chunks)
+        return self._best(graph, given, context)
+
+    def apply(self, edit: Edit, step: Step) -> None:
+        """Carry out the step, and assume that each chunk has an even part of the sizes that the data decides."""
+        wholes = {node.name: ops.value_of(node) for node in edit.graph.nodes if _is_number(node)}
+        super().apply(edit, step)
+        parts: dict[str, list[Node]] = {}
+        for node in edit.graph.nodes:
+            name, is_chunk, _ = node.name.rpartition(CHUNK)
+            if is_chunk and name in wholes:
+                parts.setdefault(name, []).append(node)
+        for name, nodes in parts.items():
+            for node in nodes:
+                assume_part(ops.value_of(node), wholes[name], len(nodes))
+
+    def _inputs(self, graph: Graph) -> list[Node] | Refusal:
+        nodes = [node for node in graph.nodes if node.op == "placeholder"]
+        found = [node for node in nodes if (node.name in self.inputs if self.inputs else _is_integers(node))]
+        extents = {ops.value_of(node).shape[0] for node in found if isinstance(ops.value_of(node), Tensor)}
+        if len(extents) == 1 and len(found) >= len(self.inputs):
+            return found
+        what = "no input is known to be the batch" if not found else "the inputs have different sizes in dim 0"
+        return Refusal(Reason.UNSUPPORTED_FORM, f"the batch is not split: {what}; name them: inputs=tokens/targets")
+
+    def _best(self, graph: Graph, given: Sequence[Node], context: Context) -> Step:
+        """The shortest of the steps that can be made, each ordered by the planner."""
+        whole = _planned_ns(graph, context)
+        tried = [(chunks, self._split(graph, given, chunks)) for chunks in CHOICES]
+        steps = [(chunks, step) for chunks, step in tried if step.actions]
+        if not steps:
+            return tried[0][1]
+        times = {chunks: self._time_ns(graph, step, context) for chunks, step in steps}
+        best, step = min(steps, key=lambda each: (times[each[0]], each[0]))
+        shown = ", ".join(f"{chunks} chunks {ns / 1e6:.3g} ms" for chunks, ns in times.items())
+        if times[best] >= whole:
+            sentence = f"the batch is not split: planned, the step takes {whole / 1e6:.3g} ms whole; {shown}"
+            return self.step([], [self.decision(Reason.NO_GAIN, sentence)])
+        (done,) = step.decisions
+        sentence = f"{done.sentence}; planned, the step takes {whole / 1e6:.3g} ms whole, {shown}"
+        return self.step(step.actions, [replace(done, sentence=sentence)])
+
+    def _time_ns(self, graph: Graph, step: Step, context: Context) -> int:
+        trial = copy_graph(graph)
+        self.run(trial, replace(context, strict=False), step)
+        return _planned_ns(trial, context)
+
+    def _split(self, graph: Graph, given: Sequence[Node], chunks: int) -> Step:
+        nodes = list(graph.nodes)
+        batch = BatchRows(nodes, given, chunks)
+        found = batch.refusal or _Chunks(Draft(graph), batch).build(nodes)
+        if isinstance(found, Refusal):
+            return self.step([], [self.decision(found.reason, found.sentence, blocking=found.blocking)])
+        sentence = f"split the batch of {', '.join(node.name for node in given)} into {chunks} chunks"
+        return self.step(found, [self.decision(Reason.APPLIED, sentence, *(node.name for node in given))])
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(ops.value_of(node), torch.SymInt)
+
+
+def _is_integers(node: Node) -> bool:
+    value = ops.value_of(node)
+    return isinstance(value, Tensor) and value.dtype in INTEGERS and value.dim() > 0
+
+
+def _planned_ns(graph: Graph, context: Context) -> int:
+    """The time of the step in the planner's order."""
+    trial = copy_graph(graph)
+    ScheduleOverlap().run(trial, replace(context, effort="fast", strict=False))
+    return run(program_of(trial, context.groups, context.target_cluster)).step_ns
+
+
+class _Chunks:
+    """Plans the calls of all chunks."""
+
+    def __init__(self, draft: Draft, batch: BatchRows) -> None:
+        self.draft, self.batch = draft, batch
+        self.parts: dict[Node, list[AnyNode]] = {}
+        self.heirs: dict[Node, AnyNode] = {}
+        """Nodes whose whole value is made of the chunks', with that value."""
+
+    def build(self, nodes: Sequence[Node]) -> list[Rewrite] | Refusal:
+        """The rewrites, one for each node that depends on the batch."""
+        actions: list[Rewrite] = []
+        try:
+            for node in nodes:
+                if node in self.batch.followed:
+                    made = self._chunks_of(node)
+                    texts = [write(each.name, each.target, each.args, each.kwargs) for each in made]
+                    heirs = ((node.name, self.heirs[node].name),) if node in self.heirs else ()
+                    is_call = node.op == "call_function"
+                    before = node if is_call else node.next
+                    if None in texts:
+                        return Refusal(Reason.UNKNOWN_SIZE, f"the batch is not split: {node.name} has a symbolic size")
+                    calls = tuple(text for text in texts if text is not None)
+                    actions.append(Rewrite(calls, before.name, heirs, (node.name,) if is_call else ()))
+        except GraphError as error:
+            sentence = f"the batch is not split: {str(error).splitlines()[0]}"
+            return Refusal(Reason.UNSUPPORTED_FORM, sentence)
+        wrong = next((old for old, new in self.heirs.items() if not self._is_alike(old, new)), None)
+        if wrong is not None:
+            return Refusal(Reason.UNSUPPORTED_FORM, f"the batch is not split: {wrong.name} would get another type")
+        return actions
+
+    def _is_alike(self, old: Node, new: AnyNode) -> bool:
+        return metadata.same(ops.value_of(old), self.draft.value(new))
+
+    def _chunks_of(self, node: Node) -> list[New]:
+        """The planned calls for a node: one for each chunk, and those that make its whole value."""
+        made: list[New] = []
+        followed = self.batch.followed[node]
+        if node.op == "placeholder":
+            self.parts[node] = [self._slice(node, 0, c, node.next, made) for c in range(self.batch.chunks)]
+            return made
+        self.parts[node] = [self._chunk(node, c, made) for c in range(self.batch.chunks)]
+        for part in self.parts[node]:
+            self.draft.value(part)  # raises if the operator refuses the chunk
+        whole_users = [user for user in node.users if not self._is_chunked(user, node)]
+        if whole_users and isinstance(followed.form, BatchDim | Sum):
+            self.heirs[node] = self._whole(node, followed.form, made)
+        if whole_users and isinstance(followed.form, Routed):
+            raise GraphError(f"{node.name} is on the way to an expert and used by {whole_users[0].name}")
+        if isinstance(followed.form, Loss) and node.target is getitem:
+            self.heirs[node] = self._loss(node, made)
+        return made
+
+    def _is_chunked(self, user: Node, node: Node) -> bool:
+        """Whether a user takes the chunks of a node, not its whole value."""
+        if user not in self.batch.followed:
+            return False
+        form, mine = self.batch.form(user), self.batch.form(node)
+        return isinstance(form, Sum) if isinstance(mine, Sum) else True
+
+    def _chunk(self, node: Node, c: int, made: list[New]) -> New:
+        followed = self.batch.followed[node]
+        slices = {source: self._slice(source, dim, c, node, made) for source, dim in followed.slices.items()}
+
+        def taken(source: Node) -> Any:
+            form = self.batch.form(source)
+            if source in slices:
+                return slices[source]
+            if source in self.parts and not (isinstance(form, Sum) and not isinstance(followed.form, Sum)):
+                is_item = isinstance(form, Loss) and source.target is getitem
+                return self.heirs[source] if is_item else self.parts[source][c]
+            return self.heirs.get(source, source)
+
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), taken)
+        if followed.literals:
+            bound = ops.bind_arguments(node.target, args, kwargs)
+            bound.update(followed.literals)
+            args, kwargs = _called(node.target, bound)
+        if ops.launch_form(node.target) is not None:
+            group = group_argument(node)
+            args = tuple(GroupOf(node) if part is group else part for part in args)
+        return self._call(node, node.target, args, kwargs, f"{node.name}{CHUNK}{c}", made)
+
+    def _slice(self, source: Node, dim: int, c: int, before: Node, made: list[New]) -> New:
+        whole = self.heirs.get(source, source)
+        extent = ops.value_of(source).shape[dim] // self.batch.chunks
+        args = (whole, dim, c * extent, (c + 1) * extent)
+        return self._call(before, ops.op_of("slice"), args, {}, f"{source.name}{CHUNK}{c}", made)
+
+    def _whole(self, node: Node, form: BatchDim | Sum, made: list[New]) -> AnyNode:
+        parts = self.parts[node]
+        if isinstance(form, BatchDim):
+            if form.outer > 1:
+                raise GraphError(f"{node.name} is returned with the rows of several blocks")
+            return self._call(node, ops.op_of("cat"), (list(parts), form.dim), {}, f"{node.name}_whole", made)
+        total = self._added(node, parts, made)
+        if form.factor != 1.0:
+            total = self._call(node, ops.op_of("mul.Scalar"), (total, form.factor), {}, f"{node.name}_mean", made)
+        return total
+
+    def _added(self, node: Node, parts: Sequence[AnyNode], made: list[New]) -> AnyNode:
+        """The sum of the chunks, in their order."""
+        total = parts[0]
+        for part in parts[1:]:
+            total = self._call(node, ops.op_of("add"), (total, part), {}, f"{node.name}_sum", made)
+        return total
+
+    def _loss(self, node: Node, made: list[New]) -> AnyNode:
+        """The mean loss of the whole batch, or its weight, from the chunks' sums and weights."""
+        total = self._added(node, self.parts[node], made)
+        if node.args[1] == 1:
+            return total
+        both = [part.args[0] for part in self.parts[node]]
+        weights = [
+            self._call(node, getitem, (part, 1), {}, f"{node.name}_weight{c}", made) for c, part in enumerate(both)
+        ]
+        weight = self._added(node, weights, made)
+        return self._call(node, ops.op_of("div"), (total, weight), {}, f"{node.name}_mean", made)
+
+    def _call(self, before: Node, target: Any, args: Any, kwargs: Any, name: str, made: list[New]) -> New:
+        call = self.draft.call(target, *args, before=before, name=name, **kwargs)
+        made.append(call)
+        return call
+
+
+def _called(target: Any, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by name as a call takes them."""
+    parameters = ops.parameters(target)
+    args = tuple(bound[name] for name, by_keyword, _, _ in parameters if not by_keyword and name in bound)
+    return args, {name: bound[name] for name, by_keyword, _, _ in parameters if by_keyword and name in bound}

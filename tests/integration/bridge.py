@@ -1,0 +1,104 @@
+"""What ranks run: one model under FSDP2's `fully_shard` and under `weft.simple_fsdp`, trained and exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+import weft
+from weft.frontends.session import SESSION
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Two blocks, and a head with a first dim that ranks do not divide."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(2))
+        self.head = nn.Linear(dim, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).float().square().mean()
+
+
+@dataclass
+class Outcome:
+    losses: list[float]
+    collectives: int
+    """In the graphs that Weft saw."""
+
+
+def _mesh(shape: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def made(way: str, mesh: DeviceMesh, dtype: torch.dtype | None = None, reshard: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    model = Model()
+    if way == "simple_fsdp":
+        return weft.simple_fsdp(model, mesh, param_dtype=dtype, reduce_dtype=dtype and torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+
+
+def _batch(step: int) -> Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def losses_of(model: nn.Module, backend: str, steps: int = 10) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run: Any = model if backend == "eager" else torch.compile(model, backend=backend)
+    found: list[float] = []
+    for step in range(steps):
+        loss = run(_batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def train(way: str, shape: dict[str, int], backend: str, dtype: torch.dtype | None = None) -> Outcome:
+    torch._dynamo.reset()
+    SESSION.reset()
+    losses = losses_of(made(way, _mesh(shape), dtype), backend)
+    reports = [entry.report for entry in weft.run_report().entries if entry.report]
+    return Outcome(losses, sum(report["before"]["num_collectives"] for report in reports))
+
+
+def exchange(shape: dict[str, int]) -> list[str]:
+    """Train each model, load its parameters into the other; returns the names of those that then differ."""
+    mesh = _mesh(shape)
+    theirs, ours = made("fully_shard", mesh), made("simple_fsdp", mesh)
+    wrong: list[str] = []
+    for source, target in ((theirs, ours), (ours, theirs)):
+        losses_of(source, "eager", steps=2)
+        target.load_state_dict(source.state_dict())
+        pairs = zip(source.state_dict().items(), target.state_dict().items(), strict=True)
+        wrong += [name for (name, a), (other, b) in pairs if name != other or not torch.equal(_whole(a), _whole(b))]
+    return wrong
+
+
+def _whole(value: Any) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

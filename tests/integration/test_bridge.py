@@ -1,0 +1,63 @@
+"""A model sharded by `weft.simple_fsdp` trains as under FSDP2's `fully_shard`, and exchanges checkpoints with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import weft
+from tests.integration.bridge import exchange, train
+from tests.integration.worlds import World
+from weft.errors import CaptureError
+from weft.frontends.fake_world import fake_world
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_losses_are_those_of_fully_shard(two_ranks: World, dtype: torch.dtype | None):
+    theirs, ours = (
+        two_ranks.run(train, way=way, shape={"dp": 2}, backend="eager", dtype=dtype)
+        for way in ("fully_shard", "simple_fsdp")
+    )
+    tolerance = 1e-6 if dtype is None else 2e-2
+    for a, b in zip(theirs, ours, strict=True):
+        assert b.losses == pytest.approx(a.losses, rel=tolerance)
+
+
+def test_weft_sees_the_collectives_and_changes_no_loss(two_ranks: World):
+    plain, woven = (
+        two_ranks.run(train, way="simple_fsdp", shape={"dp": 2}, backend=name) for name in ("aot_eager", "weft_eager")
+    )
+    for a, b in zip(plain, woven, strict=True):
+        assert b.losses == pytest.approx(a.losses, rel=1e-6)
+        assert b.collectives > 10
+
+
+def test_parameters_load_both_ways(two_ranks: World):
+    assert two_ranks.run(exchange, shape={"dp": 2}) == [[], []]
+
+
+@pytest.mark.long
+def test_two_dims_replicate_and_shard(four_ranks: World):
+    shape = {"replicate": 2, "shard": 2}
+    theirs, ours = (
+        four_ranks.run(train, way=way, shape=shape, backend="eager") for way in ("fully_shard", "simple_fsdp")
+    )
+    for a, b in zip(theirs, ours, strict=True):
+        assert b.losses == pytest.approx(a.losses, rel=1e-6)
+    assert four_ranks.run(exchange, shape=shape) == [[]] * 4
+
+
+def test_wrong_arguments_are_refused():
+    with fake_world({"dp": 2}) as mesh:
+        unnamed = init_device_mesh("cpu", (2,))
+        with pytest.raises(CaptureError, match="expected one or two named dims"):
+            weft.simple_fsdp(nn.Linear(4, 4), unnamed)
+        with pytest.raises(CaptureError, match="several dtypes"):
+            weft.simple_fsdp(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half()), mesh)
+        model = weft.simple_fsdp(nn.Linear(4, 4), mesh)
+        with pytest.raises(CaptureError, match="is sharded already"):
+            weft.simple_fsdp(model, mesh)

@@ -1,0 +1,135 @@
+"""Which values are found, what may be made again, and how a memory limit is met on captured steps."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+import weft
+import weft.zoo
+from weft.cost.cluster import Cluster
+from weft.errors import MemoryLimitError
+from weft.graph.dag import Dag
+from weft.graph.groups import read_groups
+from weft.graph.operator_effects import profile_of
+from weft.passes.pipeline import Pipeline
+from weft.retention.sites import Sites
+from weft.simulation.build import program_of
+
+CLUSTER = "h100-8"
+
+
+@functools.cache
+def captured(layers: int = 2, **changes: Any) -> GraphModule:
+    return weft.zoo.load("llama-1b", parallel="fsdp", ranks=8, layers=layers, part="step", **changes)
+
+
+def sites_of(module: GraphModule) -> Sites:
+    groups = read_groups(module)
+    dag = Dag(module.graph)
+    return Sites(dag, program_of(dag, groups, Cluster.load(CLUSTER)), groups, {})
+
+
+def peak_of(module: GraphModule) -> int:
+    return weft.simulate(module, CLUSTER).peak_bytes
+
+
+def optimized(module: GraphModule, limit_bytes: int, **options: Any) -> weft.Result:
+    return weft.optimize(module, CLUSTER, memory_limit_bytes=limit_bytes, effort="fast", **options)
+
+
+def test_the_same_tensor_of_each_layer_is_one_group():
+    few, more = sites_of(captured(2)).groups, sites_of(captured(3)).groups
+    layered = {group.name: len(group.sites) for group in more if "layers.*" in group.name}
+    assert set(layered.values()) == {3}
+    assert {group.name for group in few if "layers.*" in group.name} == set(layered)
+
+
+def test_weights_that_are_gathered_twice_are_repeated_values():
+    always = [group for group in sites_of(captured()).groups if group.is_gathered]
+    never = [group for group in sites_of(captured(reshard="never")).groups if group.is_gathered]
+    assert always
+    assert all(group.repeated == set(group.sites) for group in always)
+    assert never
+    assert not any(group.repeated for group in never)
+
+
+def test_a_limit_at_the_captured_peak_does_not_return_the_captured_order():
+    module = captured()
+    before = weft.simulate(module, CLUSTER)
+    result = optimized(module, before.peak_bytes)
+    after = result.plan.evidence
+    assert after is not None
+    assert after.peak_bytes <= before.peak_bytes
+    assert after.step_ns < before.step_ns * 0.9
+
+
+def test_a_limit_below_every_order_is_met_exactly_and_proved():
+    module = captured()
+    passes = Pipeline.parse("fsdp").without(["decide-memory"])
+    with pytest.raises(MemoryLimitError) as by_order:
+        passes.run(module, cluster=CLUSTER, memory_limit_bytes=1, effort="fast")
+    limit = int(by_order.value.least_bytes * 0.9)
+    result = optimized(module, limit, verify="equivalence")
+    assert peak_of(result.module) <= limit
+    made = {row.choice for row in result.report.memory if row.is_new}
+    assert "recomputed" in made
+
+
+@pytest.mark.slow
+def test_the_error_names_a_limit_that_works_and_its_step():
+    with pytest.raises(MemoryLimitError, match="with a step of") as error:
+        optimized(captured(), 1)
+    assert peak_of(optimized(captured(), error.value.least_bytes).module) <= error.value.least_bytes
+
+
+@pytest.mark.slow
+def test_with_room_a_weight_is_gathered_once():
+    module = captured()
+    result = optimized(module, 2 * peak_of(module))
+    kept = [row for row in result.report.memory if row.given == "made again" and row.choice == "kept"]
+    assert kept
+    assert result.report.after.num_collectives < result.report.before.num_collectives
+
+
+@pytest.mark.slow
+def test_text_and_json_of_the_report_have_the_table():
+    module = captured()
+    report = optimized(module, peak_of(module)).report
+    rows = json.loads(report.to_json())["memory"]
+    assert [row["group"] for row in rows] == [row.group for row in report.memory]
+    assert "in the given graph" in str(report)
+
+
+def test_without_a_limit_no_pass_decides_about_memory():
+    names = [step.spec for step in weft.optimize(captured(), CLUSTER, effort="fast").plan.steps]
+    assert "decide-memory" not in names
+
+
+def dropped_out(probability: float) -> GraphModule:
+    """Forward and backward of attention with dropout between two products."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x).view(4, 2, 16, 32)
+            z = torch.nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=probability)
+            return self.second(z.reshape(64, 64)).square().mean()
+
+    return weft.capture(Model(), (torch.randn(64, 64),), part="joint")
+
+
+@pytest.mark.parametrize(("probability", "is_free"), [(0.0, True), (0.5, False)])
+def test_attention_is_made_again_only_without_dropout(probability: float, is_free: bool):
+    sites = sites_of(dropped_out(probability))
+    random = [i for i, node in enumerate(sites.dag.nodes[: sites.cut]) if profile_of(node).random]
+    assert random
+    assert all(sites.is_free(sites.site_of[i]) is is_free for i in random)
