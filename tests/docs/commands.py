@@ -28,7 +28,7 @@ SUBSTITUTES = {
 }
 """What pages leave to the reader, or have from a model of full size."""
 
-ZOO = re.compile(r"zoo:([\w-]+)/([\w-]+)(\?[\w=&,.-]*)?")
+ZOO = re.compile(r"zoo:([\w-]+)/([\w-]+)(\?[\w=&,.:-]*)?")
 SPECIAL = re.compile(r"[&?*|;<>()]")
 """What a shell would take for itself outside of quotes."""
 

@@ -31,15 +31,19 @@ class FrozenGraph:
         """Whether it has nested graphs, whose edits nobody can see here."""
         return any(isinstance(value, GraphModule) for value in self._attributes.values())
 
-    @cached_property
+    @property
     def dag(self) -> Dag:
         """Its dependencies."""
-        return self._dag if self.module is self._given else Dag(self.module.graph)
+        return self._dag if self.module is self._given else self._built_dag
 
-    @cached_property
+    @property
     def module(self) -> GraphModule:
         """The module itself while it is as it was, otherwise one with an equal graph."""
-        return self._given if self._is_as_it_was() else self._built()
+        return self._given if self._is_as_it_was() else self._built
+
+    @cached_property
+    def _built_dag(self) -> Dag:
+        return Dag(self._built.graph)
 
     def _is_as_it_was(self) -> bool:
         now = [_record(node) for node in self._given.graph.nodes]
@@ -51,6 +55,7 @@ class FrozenGraph:
             and all(self._given.meta[key] is value for key, value in self._meta.items())
         )
 
+    @cached_property
     def _built(self) -> GraphModule:
         records = ((*record[:7], dict(zip(record[7::2], record[8::2], strict=True))) for record in self._records)
         module = finish(self._attributes, graph_of(records))

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
+from weft.compat import tree_map
 from weft.errors import CaptureError, compose
 from weft.zoo.parallel.parameters import ParameterLayout, Precision, spread
 
@@ -84,6 +84,6 @@ def _cast_inputs(dtype: torch.dtype) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return pytree.tree_map(cast, args), pytree.tree_map(cast, kwargs)
+        return tree_map(cast, args), tree_map(cast, kwargs)
 
     return hook
