@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from weft.cli.agree_command import agree
 from weft.cli.apply_command import apply
 from weft.cli.calibrate import calibrate
+from weft.cli.cluster_command import cluster
 from weft.cli.compare_command import compare
 from weft.cli.demo import demo
 from weft.cli.explain_command import explain
@@ -58,6 +59,7 @@ app = typer.Typer(
 )
 for command in (demo, optimize, apply, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
     app.command()(command)
+app.add_typer(cluster, name="cluster")
 
 
 def _show_version(is_asked: bool) -> None:

@@ -57,6 +57,18 @@
     us = [30.0, 120.0]
     level = "nvlink"            # where it was measured; optional
 
+Quantities may be stated with their units instead (`stated_quantities.py`): `bandwidth = "400 Gbit/s"`, `latency`, `hop`
+and `launch_gap` in us or ms, `memory = "80 GB"`, `memory_bandwidth = "3350 GB/s"`. A file may name a preset and state
+only what differs; levels are told apart by their names:
+
+    base = "h100-16x8"
+    name = "ours"
+
+    [[levels]]
+    name = "infiniband"
+    bandwidth = "25 GB/s"
+    rails = true
+
 Presets also have a section `[nccl]`: the parameters of a GPU in NCCL's own cost model (`communication.py`).
 
 Contract: a file is data, nothing in it is executed. One ClusterError lists all faults of a file with their paths.
@@ -68,7 +80,8 @@ import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -80,6 +93,7 @@ from weft.cost.device import MATMUL_EFFICIENCY, Device
 from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Table
+from weft.cost.stated_quantities import converted
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.ops import Kind
 from weft.quantities import size_text
@@ -315,7 +329,83 @@ def larger(name: str, ranks_per_node: int, num_ranks: int) -> str:
 
 def read(who: str, content: bytes) -> ClusterFields:
     """The cluster that a file's content describes; errors name it `who`."""
-    return _build(who, _parse(who, content))
+    given = _parse(who, content)
+    table, faults = converted(given)
+    has_units = "base" in given or any("bandwidth" in level for level in _tables(given.get("levels")))
+    if "base" in table:
+        table = _with_base(who, table)
+    made = _build(who, table, faults)
+    _check_between_nodes(who, table, must_state=has_units)
+    for note in implausible(made):
+        warnings.warn(f"cluster {who}: {note}", stacklevel=3)
+    return made
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _with_base(who: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a preset with the values of this one in place of its own."""
+    base = table["base"]
+    if not isinstance(base, str):
+        raise _refused(who, [f"base: expected the name of a preset such as 'h100-8x8', found {base!r}"])
+    merged = preset_table(base)
+    levels: list[dict[str, Any]] = merged["levels"]
+    names = [level["name"] for level in levels]
+    given: Any = table.get("levels", [])
+    for k, level in enumerate(given if isinstance(given, list) else []):
+        name = level.get("name") if isinstance(level, dict) else None
+        if name not in names:
+            what = f"levels[{k}].name: {base} has no level called {name!r}; use one of {', '.join(names)}"
+            raise _refused(who, [what])
+        levels[names.index(name)] = _merged(levels[names.index(name)], level)
+    rest = {key: value for key, value in table.items() if key not in ("base", "levels")}
+    return _merged(merged, rest)
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The second table over the first; tables inside are merged alike."""
+    made = dict(first)
+    for key, value in second.items():
+        inner = made.get(key)
+        made[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return made
+
+
+def _check_between_nodes(who: str, table: Mapping[str, Any], *, must_state: bool) -> None:
+    """Refuse a level between nodes of several ranks that does not say whose bandwidth it states."""
+    for k, level in enumerate(table["levels"]):
+        if level["spans"] != "cluster" or table["ranks_per_node"] == 1 or table["num_nodes"] == 1 or "rails" in level:
+            continue
+        what = (
+            f"levels[{k}].rails: state it. true: each of the {table['ranks_per_node']} ranks of a node has this "
+            "bandwidth to other nodes, and a collective uses all of them; false: one of them at a time"
+        )
+        if must_state:
+            raise _refused(who, [what])
+        warnings.warn(f"cluster {who}: {what}; it counts as false", stacklevel=4)
+
+
+NETWORK_GBPS = 100.0
+"""More than one rank sends over any network that is sold: 800 Gbit/s are 100e9 bytes."""
+NODE_GBPS = 5.0
+"""Less than GPUs of one node reach through any bus: four lanes of the third PCIe generation."""
+
+
+def implausible(cluster: ClusterFields) -> list[str]:
+    """Values that are probably meant in another unit, as sentences."""
+    found: list[str] = []
+    for level in cluster.levels:
+        gbps = level.link.bandwidth_gbps
+        if level.num_ranks > cluster.ranks_per_node and gbps > NETWORK_GBPS:
+            found.append(
+                f"{level.name} carries {gbps:g} GB/s for each rank between nodes, more than 800 Gbit/s; "
+                f'if {gbps:g} Gbit/s are meant, write bandwidth = "{gbps:g} Gbit/s"'
+            )
+        if level.num_ranks <= cluster.ranks_per_node and gbps < NODE_GBPS and not cluster.tables:
+            found.append(f"{level.name} carries only {gbps:g} GB/s for each rank within a node")
+    return found
 
 
 def presets() -> list[str]:
@@ -372,7 +462,11 @@ def _devices() -> dict[str, bytes]:
 
 @functools.lru_cache(maxsize=16)
 def _preset(name: str) -> ClusterFields:
-    """The cluster DEVICE-NODESxRANKS; NODES defaults to 1."""
+    return _build(repr(name), preset_table(name))
+
+
+def preset_table(name: str) -> dict[str, Any]:
+    """The cluster DEVICE-NODESxRANKS as its file describes it; NODES defaults to 1."""
     devices, found = _devices(), PRESET.fullmatch(name)
     if found is None or found[1] not in devices:
         known = [*presets(), *(f"{device}-8" for device in devices)]
@@ -384,15 +478,18 @@ def _preset(name: str) -> ClusterFields:
         what = f"it asks for {ranks_per_node} ranks per node, but a node of {device} has {table['ranks_per_node']}"
         raise ClusterError(compose(f"cluster {name!r}", what, do=f"write {device}-NODESx{table['ranks_per_node']}"))
     title = f"{device}-{num_nodes}x{ranks_per_node}"
-    return _build(repr(name), {**table, "name": title, "num_nodes": num_nodes, "ranks_per_node": ranks_per_node})
+    return {**table, "name": title, "num_nodes": num_nodes, "ranks_per_node": ranks_per_node}
 
 
-def _build(who: str, table: Mapping[str, Any]) -> ClusterFields:
+def _build(who: str, table: Mapping[str, Any], faults: Sequence[str] = ()) -> ClusterFields:
+    """The cluster of a table; `faults` were found in it already."""
     try:
         made = ClusterTable.model_validate(table)
     except ValidationError as error:
-        faults = [_fault(each) for each in error.errors(include_url=False)]
-        raise _refused(who, dict.fromkeys(faults)) from None
+        more = [_fault(each) for each in error.errors(include_url=False)]
+        raise _refused(who, dict.fromkeys([*more, *faults])) from None
+    if faults:
+        raise _refused(who, faults)
     num_ranks = {"node": made.ranks_per_node, "cluster": made.num_nodes * made.ranks_per_node}
     sizes = [level.spans if isinstance(level.spans, int) else num_ranks[level.spans] for level in made.levels]
     if faults := [*_wrong_sizes(sizes, num_ranks["cluster"]), *_wrong_tables(made)]:

@@ -105,13 +105,13 @@ def test_every_fault_of_a_file_is_told_at_once_with_its_path():
         "    ranks_per_node: it is missing",
         "    levels[0].spans: expected 'node', 'cluster' or a number of ranks, found 'rack'",
         "    levels[0].bandwidth_gbps: expected a finite number, found inf",
-        "    levels[0].hop: no key is called 'hop'; did you mean 'hop_us'?",
         "    levels[1].all_reduc: no key is called 'all_reduc'; did you mean 'all_reduce'?",
         "    levels[2].all_gather.latency_us: expected greater than or equal to 0, found -30.0",
         "    levels[2].all_gather.bandwidth_gbps: expected a valid number, found '10'",
         "    levels[2].all_gather.gbps: no key is called 'gbps'; use one of latency_us, hop_us, bandwidth_gbps, "
         "by_ranks",
         "    num_node: no key is called 'num_node'; did you mean 'num_nodes'?",
+        '    levels[0].hop: expected a number with its unit, such as "3.4 us", found 0.5',
     ]
 
 

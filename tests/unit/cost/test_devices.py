@@ -153,7 +153,6 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
         "    device.overlap_slowdown: expected greater than or equal to 0, found -0.2",
         "    device.collective_slowdown: expected greater than or equal to 0, found -0.1",
         "    device.matmul_efficiency: expected less than or equal to 1, found 1.5",
-        "    device.launch_gap: no key is called 'launch_gap'; did you mean 'launch_gap_us'?",
         "    nccl.ll_gbps: List should have at least 3 items after validation, not 2, found [1.0, 2.0]",
         "    nccl.tree_ll128_gbps: it is missing",
         "    nccl.tree_simple_gbps: it is missing",
@@ -163,6 +162,7 @@ def test_every_fault_of_devices_and_tables_is_told_at_once_with_its_path():
         "    tables[1].kind: expected 'all_gather', 'reduce_scatter', 'all_reduce', 'all_to_all', 'broadcast', 'send', "
         "'recv', 'batch_p2p' or 'barrier', found 'all_reduces'",
         "    tables[1].us: List should have at least 1 item after validation, not 0, found []",
+        '    device.launch_gap: expected a number with its unit, such as "2 us", found 2.5',
     ]
 
 

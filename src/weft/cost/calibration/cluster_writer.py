@@ -88,7 +88,10 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
     yield from ("[[levels]]", f"name = {json.dumps(level.name)}")
     yield f"spans = {json.dumps('node' if level.num_ranks == cluster.ranks_per_node else spans)}"
     for name in ("wire", "rails", "min_saturating_bytes"):
-        if value := getattr(level, name):
+        value = getattr(level, name)
+        if value or (
+            name == "rails" and level.num_ranks > cluster.ranks_per_node
+        ):  # between nodes it is never left to a guess
             yield f"{name} = {_value(value)}"
     yield from _link(level.link)
     if level.link.by_ranks:

@@ -1,0 +1,74 @@
+"""Quantities with units in cluster files: `bandwidth = "400 Gbit/s"`, `latency = "5 us"`, `memory = "80 GB"`.
+
+Contract: a key without a unit in its name takes a text with a number and a unit. It stands for the key of the model,
+which has the unit in its name; stating both, or a bare number, is a fault. Bits and bytes are told apart by the word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+QUANTITY = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?(?:e-?\d{1,2})?)\s*([A-Za-z/]{1,10})\s*")
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {f"{prefix}i": 1024.0**k for k, prefix in enumerate(("K", "M", "G", "T", "P"), 1)}
+TIMES = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+"""Microseconds, by unit."""
+SIZES = {f"{prefix}B": factor for prefix, factor in (_PREFIXES | _BINARY).items()}
+"""Bytes, by unit."""
+RATES = {f"{unit}/s": factor / 1e9 for unit, factor in SIZES.items()} | {
+    f"{prefix}bit/s": factor / 8e9 for prefix, factor in _PREFIXES.items()
+}
+"""1e9 bytes per second, by unit."""
+
+
+class StatedKey(NamedTuple):
+    """A key that takes a quantity with its unit."""
+
+    stands_for: str
+    units: Mapping[str, float]
+    example: str
+    whole: bool = False
+
+
+KEYS = {
+    "bandwidth": StatedKey("bandwidth_gbps", RATES, '"50 GB/s" or "400 Gbit/s"'),
+    "latency": StatedKey("latency_us", TIMES, '"5 us"'),
+    "hop": StatedKey("hop_us", TIMES, '"3.4 us"'),
+    "memory": StatedKey("memory_bytes", SIZES, '"80 GB"', whole=True),
+    "memory_bandwidth": StatedKey("memory_gbps", RATES, '"3350 GB/s"'),
+    "launch_gap": StatedKey("launch_gap_us", TIMES, '"2 us"'),
+}
+
+
+def converted(table: Any, path: str = "") -> tuple[Any, list[str]]:
+    """The table with the model's keys in place of those with units, and the faults found on the way."""
+    if isinstance(table, list):
+        pairs = [converted(each, f"{path}[{k}]") for k, each in enumerate(table)]
+        return [made for made, _ in pairs], [fault for _, faults in pairs for fault in faults]
+    if not isinstance(table, dict):
+        return table, []
+    made: dict[str, Any] = {}
+    faults: list[str] = []
+    for key, value in table.items():
+        place = f"{path}.{key}".removeprefix(".")
+        stated = KEYS.get(key)
+        if stated is None or isinstance(value, dict):
+            made[key], found = converted(value, place)
+            faults += found
+        elif stated.stands_for in table:
+            faults.append(f"{place}: {stated.stands_for} states it too; leave one of them out")
+        else:
+            number = quantity(value, stated.units)
+            if number is None:
+                faults.append(f"{place}: expected a number with its unit, such as {stated.example}, found {value!r}")
+                number = 1.0  # it is stated, if wrongly
+            made[stated.stands_for] = round(number) if stated.whole else number
+    return made, faults
+
+
+def quantity(value: Any, units: Mapping[str, float]) -> float | None:
+    """The number that a text states, in the unit of the model; None if it is not a number with one of these units."""
+    found = QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    return float(found[1]) * units[found[2]] if found is not None and found[2] in units else None
