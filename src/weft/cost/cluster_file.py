@@ -59,7 +59,7 @@
 
 Quantities may be stated with their units instead (`stated_quantities.py`): `bandwidth = "400 Gbit/s"`, `latency`, `hop`
 and `launch_gap` in us or ms, `memory = "80 GB"`, `memory_bandwidth = "3350 GB/s"`. A file may name a preset and state
-only what differs; levels are told apart by their names:
+only what differs; it finds levels by their names:
 
     base = "h100-16x8"
     name = "ours"

@@ -1,7 +1,7 @@
 """Quantities with units in cluster files: `bandwidth = "400 Gbit/s"`, `latency = "5 us"`, `memory = "80 GB"`.
 
 Contract: a key without a unit in its name takes a text with a number and a unit. It stands for the key of the model,
-which has the unit in its name; stating both, or a bare number, is a fault. Bits and bytes are told apart by the word.
+which has the unit in its name; stating both, or a bare number, is a fault. `bit` and `B` distinguish bits and bytes.
 """
 
 from __future__ import annotations

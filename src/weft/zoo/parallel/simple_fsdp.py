@@ -1,8 +1,8 @@
 """Fully sharded data parallelism inside the graph, for models that would otherwise be wrapped by `fully_shard`.
 
 `fully_shard` communicates from hooks, which compiled graphs do not contain. `simple_fsdp` shards the same parameters in
-the same way, but gathers each of them where a module reads it. Names, placements and dtypes of parameters are those of
-`fully_shard`, so checkpoints and optimizer states load both ways.
+the same way, but gathers each of them where a module reads it. Parameters keep the names, placements and dtypes that
+`fully_shard` gives them, so checkpoints and optimizer states load both ways.
 """
 
 from __future__ import annotations
