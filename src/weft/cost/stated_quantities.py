@@ -42,12 +42,16 @@ KEYS = {
 }
 
 
-def converted(table: Any, path: str = "") -> tuple[Any, list[str]]:
+DEPTH = 4
+"""Depth of the deepest table that has such keys: the file, its levels, a level, and its links."""
+
+
+def converted(table: Any, path: str = "", depth: int = DEPTH) -> tuple[Any, list[str]]:
     """The table with the model's keys in place of those with units, and the faults found on the way."""
-    if isinstance(table, list):
-        pairs = [converted(each, f"{path}[{k}]") for k, each in enumerate(table)]
+    if isinstance(table, list) and depth:
+        pairs = [converted(each, f"{path}[{k}]", depth - 1) for k, each in enumerate(table)]
         return [made for made, _ in pairs], [fault for _, faults in pairs for fault in faults]
-    if not isinstance(table, dict):
+    if not isinstance(table, dict) or not depth:
         return table, []
     made: dict[str, Any] = {}
     faults: list[str] = []
@@ -55,7 +59,7 @@ def converted(table: Any, path: str = "") -> tuple[Any, list[str]]:
         place = f"{path}.{key}".removeprefix(".")
         stated = KEYS.get(key)
         if stated is None or isinstance(value, dict):
-            made[key], found = converted(value, place)
+            made[key], found = converted(value, place, depth - 1)
             faults += found
         elif stated.stands_for in table:
             faults.append(f"{place}: {stated.stands_for} states it too; leave one of them out")

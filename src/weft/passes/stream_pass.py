@@ -147,8 +147,11 @@ class StreamPass(Pass):
     def _why_not_copied(self, collective: Collective, context: Context, *, asked_for: bool) -> Refusal | None:
         """Why a collective is not copied through symmetric memory; None if it is."""
         launch = collective.launch
-        unshared = why_not_shared(launch, context, asked_for=asked_for)
-        refusal = unshared or why_not_followed(collective) or COPIES.why_not(_whole(launch), unshared)
+        refusal = (
+            why_not_followed(collective)
+            or why_not_shared(launch, context, asked_for=asked_for)
+            or COPIES.why_not(_whole(launch), None)
+        )
         if refusal is not None or (context.cluster is None and asked_for):
             return refusal
         cluster = context.target_cluster
