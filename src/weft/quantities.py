@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
+
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -47,3 +51,19 @@ def share_text(share: float) -> str:
 def count_text(count: float) -> str:
     """`1,234`."""
     return f"{count:,.0f}"
+
+
+def bytes_in(text: str) -> int:
+    """The bytes of a size such as 24GiB (powers of 1024), 24GB (powers of 1000) or 25769803776; else `ValueError`.
+
+    Decimals are allowed and rounded down to bytes, because reports show sizes such as 9.31 GiB.
+    """
+    found = SIZE.fullmatch(text.strip()[:100])
+    if found is None:
+        raise ValueError(f"{text!r} is not a size")
+    unit = (found[2] or "B").upper()
+    power = "BKMGTP".find(unit[:1])
+    size = Decimal(found[1]) * (1024 if "I" in unit else 1000) ** power
+    if size < 1 or (power <= 0 and size != int(size)):
+        raise ValueError(f"{text!r} is not a whole number of bytes above 0")
+    return int(size)

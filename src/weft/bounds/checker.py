@@ -69,10 +69,11 @@ class CheckedProblem:
                 self.order.append(op + num)
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
                 saved = program.latency_ns[op] if self.is_merging else 0
+                rest = program.duration_ns[op] - saved
+                if program.queues[program.queue[op]].is_copies:  # slows no compute, and no compute slows it
+                    saved, rest = 0, 0 if clock == "busy" else self.by_wire_clock(program.duration_ns[op])
                 self.latency[op + num] = self.by_work_clock(saved)
-                self.duration[op + num] = self.by_work_clock(saved) + self.by_work_clock(
-                    program.duration_ns[op] - saved
-                )
+                self.duration[op + num] = self.by_work_clock(saved) + self.by_work_clock(rest)
         if any(not 0 <= saved <= self.duration[node] for node, saved in self.latency.items()):
             raise ValueError("a latency is negative or longer than its collective")
         self.chained = self.verified(chains or [])

@@ -19,6 +19,10 @@ clock, compute takes its undisturbed time, and gaps and collectives take at leas
 `BUSY` runs only while a link is busy, and compute takes no time by it. The step is the time by `WORK` plus a share of
 the time by `BUSY` (`overlap_cost`), and each term has its own bound. `WIRE` runs slower while compute runs, by the
 factor that slows collectives: the step is the time by `WIRE` plus a share of all compute (`wire_cost`).
+
+Copies to and from host memory are collectives on links of their own here. They neither slow compute nor are slowed by
+it: `BUSY` does not run for them, so they take no time by it. By `WIRE` they take at least their time divided by the
+factor of that clock, because compute may run next to them all the time.
 """
 
 from __future__ import annotations
@@ -145,8 +149,11 @@ def with_durations(program: Program, tasks: Tasks, clock: Clock) -> Tasks:
             )
         elif kind is OpKind.LAUNCH:
             saved = program.latency_ns[op] if tasks.chains else 0
+            rest = program.duration_ns[op] - saved
+            if program.queues[program.queue[op]].is_copies:
+                saved, rest = 0, 0 if clock is Clock.BUSY else progress_in(program.duration_ns[op], wire_ppm)
             latency[op + num_ops] = progress_in(saved, slowdown_ppm)
-            duration[op + num_ops] = latency[op + num_ops] + progress_in(program.duration_ns[op] - saved, slowdown_ppm)
+            duration[op + num_ops] = latency[op + num_ops] + progress_in(rest, slowdown_ppm)
             duration[op] = gap if op in gaps else 0
     return replace(tasks, duration=duration, latency=latency, gap=gap)
 

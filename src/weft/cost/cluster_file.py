@@ -50,6 +50,11 @@
     collective_us = 30.0
     optimizer_us = 1.0          # one operator for one tensor of an optimizer over lists of tensors
 
+    [device.host_memory]        # pinned host memory for offloaded values; without it, nothing is offloaded
+    bandwidth_gbps = 55.0       # of copies, in each direction
+    latency_us = 10.0           # of one copy; default 0
+    limit_bytes = 100_000_000_000       # for each rank
+
     [[tables]]                  # measured times take precedence over all of the above
     kind = "all_gather"
     num_ranks = 8
@@ -89,7 +94,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.cost.communication import Nccl
-from weft.cost.device import MATMUL_EFFICIENCY, Device
+from weft.cost.device import MATMUL_EFFICIENCY, Device, HostMemory
 from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Table
@@ -215,6 +220,14 @@ class HostTable(_Table):
     optimizer_us: Microseconds = 0.0
 
 
+class HostMemoryTable(_Table):
+    """Pinned host memory for offloaded values, and the link to it."""
+
+    bandwidth_gbps: Gbps
+    latency_us: Microseconds = 0.0
+    limit_bytes: Annotated[int, Field(ge=0)]
+
+
 class DeviceTable(_Table):
     """The device of every rank."""
 
@@ -234,6 +247,7 @@ class DeviceTable(_Table):
     power_headroom: Annotated[float, Field(ge=0, le=1)] = 0.0
     attention: dict[Name, AttentionTable] = {}
     host: HostTable | None = None
+    host_memory: HostMemoryTable | None = None
     shared: bool = False
     """The ranks of a node share one device; each gets an equal part of peaks, bandwidth and memory."""
 
@@ -526,6 +540,7 @@ def _device(table: DeviceTable, num_sharing: int) -> Device:
         tuple(_attention(name, each, num_sharing) for name, each in table.attention.items()),
         power_headroom=table.power_headroom,
         host=None if table.host is None else HostTimes(**table.host.model_dump()),
+        host_memory=None if table.host_memory is None else HostMemory(**table.host_memory.model_dump()),
     )
 
 

@@ -6,6 +6,7 @@ Everything is optional. A node that the device cannot price takes no time and is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 
@@ -35,6 +36,22 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e5m2fnuz: "fp8",
 }
 """The key of the peak for each dtype. Products of f32 run at `f32`: torch uses TF32 only on request."""
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory that values of a rank can be copied to, and the link to it."""
+
+    bandwidth_gbps: float
+    """Bandwidth of copies in each direction; copies in opposite directions do not slow each other."""
+    latency_us: float
+    """Time of a copy without any bytes."""
+    limit_bytes: int
+    """Pinned memory that one rank may use."""
+
+    def copy_ns(self, num_bytes: int) -> int:
+        """The time of one copy."""
+        return ceil(self.latency_us * 1000 + num_bytes / self.bandwidth_gbps)
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,8 @@ class Device:
     clocks: 0.4 means 4 % faster if a tenth more of the time goes to other kernels. Used only with an execution."""
     host: HostTimes | None = None
     """The times that the host takes to issue work; used only with an execution."""
+    host_memory: HostMemory | None = None
+    """None: nothing can be offloaded."""
     execution: str = ""
     """How the graph is run (`execution.py`); empty: compiled if `fuses`, and the host is never in the way."""
 

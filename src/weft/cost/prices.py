@@ -84,6 +84,8 @@ def price_launches(dag: Dag, groups: GroupTable, cluster: Cluster) -> LaunchPric
     for i, profile in dag.effects.special:
         if profile.launch:
             found.add(dag, i)
+        elif profile.host_copy:
+            found.add_copy(dag.nodes[i], i)
     return found
 
 
@@ -119,6 +121,20 @@ class LaunchPrices:
         self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
         if estimate.extrapolated:
             self.extrapolated.add(i)
+
+    def add_copy(self, node: Node, i: int) -> None:
+        """Price a copy to or from host memory."""
+        memory, copy, num_bytes = (
+            self.cluster.device.host_memory,
+            ops.host_copy(node.target),
+            bytes_of(ops.value_of(node)),
+        )
+        if memory is None or copy is None:
+            what = f"{node.name} copies between device and host memory, and the device states no host memory"
+            raise ClusterError(compose(f"cluster {self.cluster.name}", what, do="add a section [device.host_memory]"))
+        if num_bytes is None:
+            self.unknown.add(i)
+        self.ns[i], self.levels[i], self.sources[i] = memory.copy_ns(num_bytes or 0), copy.value, "links"
 
     def _add_fused(self, node: Node, i: int, group: Group) -> bool:
         """Price an operator that multiplies while it communicates. Returns whether its sizes are known."""

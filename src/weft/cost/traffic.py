@@ -85,7 +85,7 @@ def kind_of(target: Any) -> TrafficKind:
         found = profile(target)
         return TrafficKind.VIEW if found.is_view else TrafficKind.FREE if found.plain else TrafficKind.KERNEL
     found, name = profile(target), name_of(target)
-    if found.wait or found.launch:
+    if found.wait or found.launch or found.host_copy:
         return TrafficKind.BOUNDARY
     if rule_of(target) is not None:
         return TrafficKind.KERNEL

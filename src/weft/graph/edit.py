@@ -52,6 +52,8 @@ ANNOTATIONS = "custom"
 """In `Node.meta`: the dict that `torch.fx.traceback.annotate` attached to a node."""
 MEMBERS_KEY = "weft.members"
 """In `Node.meta`: the names of the original nodes that a new node replaces."""
+ORIGINS_KEY = "weft.origins"
+"""In `Node.meta` of a node that replaces several: the provenance and the annotations of each of them."""
 
 
 class Edit:
@@ -126,6 +128,8 @@ class Edit:
             node.meta.update({key: n.meta[key] for n in reversed(like) for key in PROVENANCE if key in n.meta})
             node.meta.update(_annotations((*annotated, *like)))
             node.meta[MEMBERS_KEY] = tuple(m for n in like for m in n.meta.get(MEMBERS_KEY, (n.name,)))
+            if len(like) > 1 or ORIGINS_KEY in like[0].meta:
+                node.meta[ORIGINS_KEY] = tuple(o for n in like for o in n.meta.get(ORIGINS_KEY, (_provenance(n),)))
         return node
 
     def placeholder(self, name: str, value: Any) -> Node:
@@ -334,6 +338,11 @@ class Edit:
     def _sorted(self, dag: Dag) -> list[Node]:
         wanted = placed(self.graph.nodes, self._anchors)  # nodes to be erased may still be anchors
         return settled(dag, [n for n in wanted if n not in self._erased], self.keep_issue_order)
+
+
+def _provenance(node: Node) -> dict[str, Any]:
+    """The provenance and the annotations of one node."""
+    return {key: node.meta[key] for key in (*PROVENANCE, ANNOTATIONS) if key in node.meta}
 
 
 def _annotations(nodes: Iterable[Node]) -> dict[str, Any]:

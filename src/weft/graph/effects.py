@@ -5,10 +5,10 @@ Storages are followed through views by schema, so the chain of views between a w
 and constants that share memory outside the graph are one storage. Those that only may share memory (see `aliasing`) are
 ordered like one storage if one of them is written, and count as two everywhere else.
 
-A collective reads its inputs and writes its results from its launch to its wait. A wait therefore counts as a second
-read of the inputs and a second write of the results: no other write to these buffers can move into or out of the
-flight, and the wait cannot sink past one. Communication of an unknown kind, point-to-point communication and opaque
-calls are barriers for all communication.
+A collective reads its inputs and writes its results from its launch to its wait; so does a copy to host memory that is
+launched (`weft::offload`) or back from there. A wait therefore counts as a second read of the inputs and a second write
+of the results: no other write to these buffers can move into or out of the flight, and the wait cannot sink past one.
+Communication of an unknown kind, point-to-point communication and opaque calls are barriers for all communication.
 
 A copy to the host with `non_blocking` writes its result until the host next waits for the device. Nodes that access the
 result do not cross any node at which the host may wait. Nor do writes to the source of a copy from the host.
@@ -44,6 +44,7 @@ from weft.graph.operator_effects import (
     profile_of,
     shares_storage,
     touched,
+    waited_by,
     waited_inside,
 )
 
@@ -410,7 +411,11 @@ class Effects:
         for i, p in self.special:
             node = self.nodes[i]
             form = ops.launch_form(node.target) if p.launch else None
-            if form is not None:
+            if p.host_copy:
+                (written,) = self.surely_held(i)
+                open_flights.setdefault(written, []).append(len(pending))
+                pending.append((i, tuple(s for held in self._held_by(input_nodes(node)) for s in held), (written,)))
+            elif form is not None:
                 sent = self._held_by(self.arguments(node, (form.tensors,)))
                 own = self.surely_held(i)
                 results = [(s,) for s in own] if form.coalesced else [own]
@@ -418,7 +423,7 @@ class Effects:
                     for storage in writes:
                         open_flights.setdefault(storage, []).append(len(pending))
                     pending.append((i, sent[k] if k < len(sent) else (), writes))
-            elif waited := node.args if p.wait else waited_inside(node) if p.opaque else ():
+            elif waited := waited_by(node) if p.wait else waited_inside(node) if p.opaque else ():
                 for storage in {s for held in self._held_by(waited) for s in held}:
                     self.waits_on.setdefault(storage, []).append(i)
                     for flight in open_flights.pop(storage, []):

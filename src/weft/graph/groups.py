@@ -150,6 +150,28 @@ def are_axes_of_one_mesh(first: Group, second: Group) -> bool:
     )
 
 
+@functools.cache
+def are_all_axes_of(whole: Group, axes: tuple[Group, ...]) -> bool:
+    """Whether groups are axes of one mesh, and each group of the mesh's ranks is one of `whole`."""
+    if whole.size != math.prod(axis.size for axis in axes):
+        return False
+    if not all(are_axes_of_one_mesh(first, second) for first, second in itertools.combinations(axes, 2)):
+        return False
+    num_ranks = math.lcm(whole.span, *(axis.span for axis in axes))
+    try:
+        partitions = [group.partition(num_ranks) for group in (whole, *axes)]
+    except GraphError:
+        return False
+    wanted, *others = ({rank: ranks for ranks in partition for rank in ranks} for partition in partitions)
+    for rank in wanted:
+        reached = {rank}
+        for mates in others:
+            reached = {mate for each in reached for mate in mates.get(each, ())}
+        if reached != set(wanted[rank]):
+            return False
+    return True
+
+
 def runtime_name(argument: Any) -> str:
     """The run-time name in a group argument."""
     if isinstance(argument, str):

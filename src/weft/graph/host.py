@@ -111,7 +111,7 @@ def _is_size_given(node: Node) -> bool:
 def transfer_of(node: Node) -> Transfer | None:
     """The transfer or synchronisation of a node; None if it has none."""
     target: Any = node.target
-    if _may_be_early(target) and _is_on_one_device(node):
+    if not may_transfer(target) or (_may_be_early(target) and _is_on_one_device(node)):
         return None
     bound = ops.bind(node)
     if _name(target) in INDEXING and _has_plain_indices(bound):

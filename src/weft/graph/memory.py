@@ -54,7 +54,7 @@ class MemoryAccesses:
         A functional launch writes a result that nobody has seen yet, and its wait completes that write. Neither
         changes a value that anyone could have read before.
         """
-        delivering = {i for i, p in self._special if p.wait or (p.launch and not p.writes)}
+        delivering = {i for i, p in self._special if p.wait or p.host_copy or (p.launch and not p.writes)}
         found: dict[int, list[int]] = {}
         for i, storage, is_write in self._accesses:
             if is_write and storage >= 0 and i not in delivering:

@@ -223,7 +223,7 @@ def _received(kind: Kind, tensor: Any, bound: dict[str, Any], mode: FakeTensorMo
     if not isinstance(tensor, Tensor):
         raise RuntimeError(f"takes tensors, got {type(tensor).__name__}")
     if kind in (Kind.ALL_REDUCE, Kind.BROADCAST):
-        return fake_tensor(mode, tensor.shape, _dense_strides(tensor), tensor.dtype, tensor.device)
+        return fake_tensor(mode, tensor.shape, dense_strides(tensor), tensor.dtype, tensor.device)
     if kind is Kind.SEND:
         return _resized(tensor, [0], mode)
     if tensor.dim() == 0:
@@ -254,7 +254,7 @@ def contiguous_strides(size: Sequence[Any]) -> list[Any]:
     return strides[::-1]
 
 
-def _dense_strides(tensor: Tensor) -> Sequence[Any]:
+def dense_strides(tensor: Tensor) -> Sequence[Any]:
     """The strides of `empty_like`, as torch traces these kinds: those of the tensor if it is dense."""
     if tensor.is_contiguous():
         return tensor.stride()

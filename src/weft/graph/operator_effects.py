@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+import weft.graph.host_copies  # pyright: ignore[reportUnusedImport] # registers operators of graphs
 import weft.graph.rms_norm  # noqa: F401 # pyright: ignore[reportUnusedImport] # registers operators of captured graphs
 from weft.compat import (
     CONTROL_DEPS,
@@ -54,6 +55,8 @@ class Profile:
     ordered: bool = False
     """Has effects outside the graph: assertions, prints, profiler marks."""
     launch: bool = False
+    host_copy: bool = False
+    """Launches a copy between device and host memory; `ops.host_copy` gives its direction."""
     wait: bool = False
     opaque: bool = False
     """Unknown: reads and writes its arguments, draws, orders, communicates."""
@@ -120,12 +123,12 @@ def profile(target: Any) -> Profile:
     form = ops.launch_form(target)
     if form is not None and form.written and not writes:
         writes = aliases = (form.written,)
-    random, wait = ops.is_random(target), ops.is_wait(target)
+    random, wait, host_copy = ops.is_random(target), ops.is_wait(target), ops.host_copy(target) is not None
     ordered = not (random or wait or launch or writes) and (not schema.returns or has_side_effect(target))
     several = len(schema.returns) > 1 or any(str(r.type) == "List[Tensor]" for r in schema.returns)
     may_share = tuple(a for a in understated.MAY_SHARE.get(name, ()) if a in given and a not in aliases)
     return Profile(
-        plain=not (aliases or may_share or writes or random or ordered or launch or wait),
+        plain=not (aliases or may_share or writes or random or ordered or launch or wait or host_copy),
         several=several and not may_share and name not in understated.ONE_MEMORY,
         may_share=may_share,
         aliases=aliases,
@@ -135,6 +138,7 @@ def profile(target: Any) -> Profile:
         random=random,
         ordered=ordered,
         launch=launch,
+        host_copy=host_copy,
         wait=wait,
         host=host.may_transfer(target),
     )
@@ -249,7 +253,9 @@ def _does_more_than_copy(node: Node, bodies: Sequence[_Body]) -> bool:
     """Whether a functional wrapper may do more than let its operator or graph write copies and return them."""
     wrapped = [profile(op) for op in node.args if isinstance(op, OpOverload)]
     writes_originals = any(value is not None for key, value in node.kwargs.items() if key.startswith("_only_clone_"))
-    acts = any(p.launch or p.opaque or p.ordered or p.aliases for p in wrapped) or any(body.acts for body in bodies)
+    acts = any(p.launch or p.host_copy or p.opaque or p.ordered or p.aliases for p in wrapped) or any(
+        body.acts for body in bodies
+    )
     writes_constants = any(_is_constant(root) for body in bodies for root in body.writes)
     return writes_originals or acts or writes_constants or any(body.given for body in bodies)
 
@@ -273,7 +279,7 @@ class _Body:
         profiles: dict[Node, Profile] = {}
         for node in graph.nodes:
             found = profiles[node] = profile_of(node)
-            self.acts |= found.launch or found.wait or found.opaque or found.ordered
+            self.acts |= found.launch or found.host_copy or found.wait or found.opaque or found.ordered
             self.random |= found.random
             if found.writes:
                 self.writes.update(root for source in input_nodes(node) for root in roots[source])
@@ -379,6 +385,11 @@ def touched(node: Node) -> Collection[Node]:
     return list(found)
 
 
+def waited_by(wait: Node) -> list[Node]:
+    """The nodes that a wait completes. The wait of a copy takes the source of the copy as well."""
+    return _nodes_in(next(iter(ops.bind(wait).values())))
+
+
 def waited_inside(node: Node) -> list[Node]:
     """The operands that a call waits for inside the nested graph that it runs."""
     nested = graph_arguments(node) if _is_call_of(node, CONTROL_DEPS, INVOKE) else []
@@ -389,7 +400,7 @@ def waited_inside(node: Node) -> list[Node]:
     found: dict[Node, None] = {}
     for inner in nested[0].graph.nodes:
         waits = inner.op == "call_function" and ops.is_wait(inner.target)
-        for source in input_nodes(inner) if waits else waited_inside(inner):
+        for source in waited_by(inner) if waits else waited_inside(inner):
             while is_alias(source):
                 source = next(iter(input_nodes(source)))
             operand = operands.get(source)

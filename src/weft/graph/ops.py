@@ -66,6 +66,8 @@ ROWS: tuple[tuple[str, str, Kind], ...] = (
     ("batch_p2p_ops", "batch_p2p", Kind.BATCH_P2P),
 )
 WAITS: tuple[tuple[str, str], ...] = (("wait_tensor", "wait"), ("wait_tensors", "wait_all"))
+WAIT_OPERATORS = frozenset({*(f"{FUNCTIONAL}::{row}" for row, _ in WAITS), "weft::wait_copy"})
+"""Operators that complete launches or copies; the first argument is what they complete."""
 
 COPIED: dict[str, Kind] = {
     "weft::copy_all_gather": Kind.ALL_GATHER,
@@ -74,6 +76,17 @@ COPIED: dict[str, Kind] = {
     "symm_mem::_low_contention_reduce_scatter": Kind.REDUCE_SCATTER,
 }
 """Launches that copy through symmetric memory."""
+
+
+class HostCopy(Enum):
+    """The direction of a copy between device and host memory. The value names its queue and its link."""
+
+    TO_HOST = "to-host"
+    FROM_HOST = "from-host"
+
+
+HOST_COPIES: dict[str, HostCopy] = {"weft::offload": HostCopy.TO_HOST, "weft::fetch": HostCopy.FROM_HOST}
+"""Copies between device and host memory that are launched, and waited for, like collectives."""
 COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
 GROUP_ARGUMENTS = ("group_name", "group", "process_group")
 
@@ -132,8 +145,14 @@ def launch_form(target: Any) -> LaunchForm | None:
 
 @cached_by_target
 def is_wait(target: Any) -> bool:
-    """Whether the operator completes launches."""
-    return isinstance(target, OpOverload) and target.name() in {f"{FUNCTIONAL}::{row}" for row, _ in WAITS}
+    """Whether the operator completes launches or copies."""
+    return isinstance(target, OpOverload) and target.name() in WAIT_OPERATORS
+
+
+@cached_by_target
+def host_copy(target: Any) -> HostCopy | None:
+    """The direction of an operator that copies between device and host memory; None for any other target."""
+    return HOST_COPIES.get(target.name()) if isinstance(target, OpOverload) else None
 
 
 def is_wrapper(target: Any) -> bool:

@@ -27,6 +27,8 @@ class JobTables:
         self.jobs = jobs
         self.size = size = len(jobs)
         self.is_launch = [queue >= 0 for queue in jobs.queue]
+        self.leaves = [queue >= 0 and jobs.program.queues[queue].is_to_host for queue in jobs.queue]
+        """Which jobs launch copies to host memory."""
         self.elapsed = [0] * (size + 1)
         """Compute time before each job, in the order of the jobs, in nanoseconds."""
         for job, ns in enumerate(jobs.duration):
@@ -61,7 +63,8 @@ class JobTables:
         """Which jobs are fillers, and the first use of each launch by a job that is not one.
 
         A filler is a job with little work after it: the longest compute path after it is less than `share` thousandths
-        of all compute that is left. A launch without such a use has the number of jobs as its first use.
+        of all compute that is left. A launch without such a use has the number of jobs as its first use; so has a copy
+        to host memory, which is better made early, long before its result is fetched.
         """
         if share not in self._fillers:
             size, left = self.size, zip(self.rest, self.elapsed, strict=False)
@@ -71,7 +74,8 @@ class JobTables:
             for job in range(size - 1, -1, -1):
                 if not fillers[job]:
                     for launch in self.jobs.comm_preds[job]:
-                        first_use[launch] = first_use[job] if self.is_launch[job] else job
+                        if not self.leaves[launch]:
+                            first_use[launch] = first_use[job] if self.is_launch[job] else job
             self._fillers[share] = fillers, first_use
         return self._fillers[share]
 

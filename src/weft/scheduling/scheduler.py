@@ -6,7 +6,8 @@ gradient with little work after it. Fillers are held back for such stalls, but n
 activations alive.
 
 In this module a *gather* is any launch whose result a job needs, and a *reduction* is one whose result nothing needs
-before the end of the step. The names come from FSDP; an all-reduce of tensor parallelism counts as a gather.
+before the end of the step. The names come from FSDP; an all-reduce of tensor parallelism counts as a gather. So does a
+copy from host memory, while a copy to host memory counts as a reduction.
 
 A launch is committed to its queue only when the queue would run empty otherwise. Committing late keeps the choice open
 until everything that competes for the queue is known. Gathers go in the order of their first use, at most `lookahead`
@@ -144,6 +145,7 @@ class _Scheduling:
         self.missing = list(tables.num_needs)
         """Number of unfinished jobs that each job still needs."""
         num_queues = len(jobs.program.queues)
+        self.is_copies = [queue.is_copies for queue in jobs.program.queues]
         self.busy = [0] * num_queues
         self.known = [0] * num_queues
         """By queue: the end of the last collective that a job waited for. Estimates are exact up to there."""
@@ -452,7 +454,8 @@ class _Scheduling:
 
     def _after(self, duration: int) -> int:
         slowdown = self.jobs.program.slowdown_ppm
-        beside = max(self.busy, default=0) - self.now if slowdown else 0
+        beside = max([0 if c else b for b, c in zip(self.busy, self.is_copies, strict=True)], default=0) - self.now
+        beside = beside if slowdown else 0
         if beside <= 0:
             return self.now + duration
         longer = duration * (MILLION + slowdown) // MILLION
@@ -551,6 +554,8 @@ class _Scheduling:
         """Time on the wire, assuming that compute runs next to it all the time."""
         merging = None if len(bucket) == 1 else self.merging
         alone = self.jobs.duration[bucket[0]] if merging is None else merging.duration(bucket)
+        if self.is_copies[self.jobs.queue[bucket[0]]]:
+            return alone
         return alone * (MILLION + self.jobs.program.collective_slowdown_ppm) // MILLION
 
     def _may_be_one(self, bucket: list[int], use: int) -> bool:

@@ -51,6 +51,8 @@ SQUEEZES = 5
 """Number of retries, each with a smaller budget, of settings that need too much memory."""
 MEMORY_MOVES = 300
 """Number of moves that are tried to get below a memory limit."""
+NUM_SETTINGS = 3
+"""Number of settings that a search passes on to probes of similar programs."""
 FEW_JOBS = 200
 """Programs with at most this many jobs are also searched by moving single jobs."""
 
@@ -79,6 +81,8 @@ class Outcome:
     """The memory limit that was applied."""
     is_near_plain: bool = False
     """Whether a plain order that fits is nearly as short. A pipeline that differs in details may then be shorter."""
+    settings: tuple[Knobs, ...] = ()
+    """The best settings, which suit similar programs too."""
 
     @functools.cached_property
     def first_wait(self) -> dict[int, int]:
@@ -96,6 +100,14 @@ def search(
     """The best order of a program within a memory limit; by default slightly more than the given order uses."""
     with collector_paused():
         return _Search(program, effort, limit_bytes, merging).outcome()
+
+
+def probe(
+    program: Program, settings: Sequence[Knobs], limit_bytes: int | None, merging: MergingOf | None = None
+) -> tuple[int, int]:
+    """Step and peak of the best of a few settings: a cheap estimate of the result of `search`."""
+    with collector_paused():
+        return _Search(program, "fast", limit_bytes, merging).probed(settings)
 
 
 def allowed_bytes(peak_bytes: int) -> int:
@@ -194,7 +206,27 @@ class _Search:
             given_exposed_ns=self.given_exposed,
             limit_bytes=self.limit,
             is_near_plain=any(self.is_near(found) for found in self.plain),
+            settings=self.best_settings(),
         )
+
+    def probed(self, settings: Sequence[Knobs]) -> tuple[int, int]:
+        """Step and peak of the best of these settings, with budgets for the limit of this search."""
+        if self.best.peak_bytes > self.limit:
+            self.save_memory()
+        if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
+            for knobs in settings:
+                self.try_knobs(replace(knobs, sends=self.sends, budget_bytes=self.budget))
+            for knobs in self.squeezed():
+                self.try_knobs(knobs)
+        return self.best.step_ns, self.best.peak_bytes
+
+    def best_settings(self) -> tuple[Knobs, ...]:
+        """The settings of the shortest schedules that differ from each other."""
+        ranked = sorted(self.tried.items(), key=lambda each: each[1].step_ns)
+        chosen: dict[tuple[Unit, ...], Knobs] = {}
+        for knobs, found in ranked:
+            chosen.setdefault(found.units, knobs)
+        return tuple(chosen.values())[:NUM_SETTINGS]
 
     def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
         """The program with merged launches: the first launch of a bucket takes the time of all."""

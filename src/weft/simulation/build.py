@@ -1,13 +1,13 @@
 """Build programs from graphs: the kind, the time and the memory of each node.
 
-Kinds: a launch of a known kind of collective is a launch, a wait is a wait. Inputs, constants, views, items, numbers
-and the output are nothing. Everything else is compute, including communication of unknown kinds: it holds the stream,
-which is safe. An operation that reads device data on the host drains the stream.
+Kinds: a launch of a known kind of collective, or of a copy to or from host memory, is a launch, a wait is a wait.
+Inputs, constants, views, items, numbers and the output are nothing. Everything else is compute, including communication
+of unknown kinds: it holds the stream, which is safe. An operation that reads device data on the host drains the stream.
 
 Memory: storages come from the Dag, which follows them through views. A storage is as large as the span of the tensor
 that allocates it; aliased inputs count once, with the largest span. Sizes without a hint count as zero. Storages of
 inputs, constants and outputs are kept. With an execution, so are gradients that the optimizer reads: torch holds them
-until the next step clears them, and results inside fused kernels take no memory.
+until the next step clears them, and results inside fused kernels take no memory. Copies in host memory take none.
 
 Sequences: several graphs run one after the other. An input with the name, shape and dtype of an output or input of an
 earlier graph is the same value: it is counted once, and waiting for it completes the launch that made it. An output
@@ -34,8 +34,8 @@ from weft.graph.collective import Collective
 from weft.graph.dag import Dag, collector_paused
 from weft.graph.groups import GroupTable, group_argument
 from weft.graph.host import is_read_on_host
-from weft.graph.operator_effects import is_alias, waited_inside
-from weft.graph.ops import Kind, attribute, cached_by_target
+from weft.graph.operator_effects import is_alias, waited_by, waited_inside
+from weft.graph.ops import HostCopy, Kind, attribute, cached_by_target
 from weft.graph.output_names import result_names
 from weft.graph.versions import dag_of
 from weft.simulation.program import OpKind, Program, Queue
@@ -163,9 +163,11 @@ class _ProgramBuilder:
         self._hand_on(dag, base, storages)
 
     def _queue(self, node: Node, groups: GroupTable, level: str) -> int:
-        group = groups.canonical(group_argument(node))
+        copy = ops.host_copy(node.target)
+        group = copy.value if copy is not None else groups.canonical(group_argument(node))
         if group not in self.queues:
-            self.queues[group] = Queue(group, self.links.setdefault(level, len(self.links)))
+            link = self.links.setdefault(level, len(self.links))
+            self.queues[group] = Queue(group, link, copy is not None, copy is HostCopy.TO_HOST)
         return list(self.queues).index(group)
 
     def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
@@ -201,7 +203,7 @@ class _ProgramBuilder:
                 found.append(numbers[root])
                 if storage not in largest:
                     num_bytes = spans[storage] if storage in spans else _span_of(node, place if len(mine) > 1 else None)
-                    num_bytes = 0 if i in inner else num_bytes
+                    num_bytes = 0 if i in inner or ops.host_copy(node.target) is HostCopy.TO_HOST else num_bytes
                     if num_bytes:
                         made.append((numbers[root], num_bytes))
                     largest[storage] = num_bytes
@@ -245,7 +247,7 @@ class _ProgramBuilder:
                 self.open_launches.launch(base + i, storages[i])
             if kind is OpKind.WAIT:
                 node = dag.nodes[i]
-                waited = waited_inside(node) if isinstance(node.target, HigherOrderOperator) else input_nodes(node)
+                waited = waited_inside(node) if isinstance(node.target, HigherOrderOperator) else waited_by(node)
                 sources = [storages[dag.index[source]] for source in waited]
                 launches = self.open_launches.wait(s for held in sources for s in held)
                 self.waits_for.append(launches)
@@ -306,7 +308,7 @@ def _kind_of(node: Node) -> OpKind:
 
 @cached_by_target
 def _kind_of_target(target: Any) -> OpKind:
-    if ops.launch_form(target) is not None:
+    if ops.launch_form(target) is not None or ops.host_copy(target) is not None:
         return OpKind.LAUNCH
     if ops.is_wait(target):
         return OpKind.WAIT

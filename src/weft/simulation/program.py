@@ -2,7 +2,8 @@
 
 Contract: plain data, integers only, times in nanoseconds. Operations are numbered like the nodes of the Dag that the
 program was built from. One compute stream runs operations in program order. Each group has a queue that runs its
-collectives in launch order; queues on the same link share its bandwidth.
+collectives in launch order; queues on the same link share its bandwidth. Copies to host memory and copies from there
+have a queue each; they are launched and waited for like collectives.
 
     compute   takes `duration_ns` on the compute stream
     launch    takes no time on the stream except the gap; its collective takes `duration_ns` if alone on the link
@@ -33,12 +34,16 @@ class OpKind(IntEnum):
 
 @dataclass(frozen=True)
 class Queue:
-    """The collectives of one group."""
+    """The collectives of one group, or the copies between device and host memory in one direction."""
 
     group: str
-    """Canonical name."""
+    """Canonical name of the group, or the direction of the copies."""
     link: int
     """Index of the link that it uses."""
+    is_copies: bool = False
+    """Whether copy engines do the work: it slows no compute, and no compute slows it. It has its link to itself."""
+    is_to_host: bool = False
+    """Whether its copies leave the device, so that launching one early holds no memory for its result."""
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,8 @@ class Program:
     Empty: each operation is its own kernel."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each operation. Empty: none."""
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups whose ranks communicate."""
+        return sum(not queue.is_copies for queue in self.queues)

@@ -9,8 +9,9 @@ The host runs ahead of the stream; it waits for the stream only at draining oper
 A launch puts its collective on its group's queue when the stream reaches it, so all compute before it has ended. The
 first collective of each queue runs. If k of them run on one link, each progresses at 1/k of its speed alone, latency
 included. Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 +
-their slowdown) while compute runs. The step ends with the last operation or collective, as if the end of the graph
-waited for everything in flight.
+their slowdown) while compute runs. Copies to and from host memory are launched and waited for in the same way, on two
+queues of their own, but copy engines make them: they slow no compute, and no compute slows them. The step ends with the
+last operation or collective, as if the end of the graph waited for everything in flight.
 
 Rounding: progress is counted in units so fine that every speed is a whole number of units per nanosecond. An end is the
 first whole nanosecond at which no work is left. Only ends are rounded, never the remaining work of other operations, so
@@ -61,9 +62,11 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
         trace = run(program, order)
         peak, memory = memory_of(program, trace.order, trace.reached_ns, trace.end_ns)
         compute = compute_spans(program, trace)
+        launched = _collective_spans(program, trace, Coverage(compute))
         return Timeline(
             compute=compute,
-            collectives=_collective_spans(program, trace, Coverage(compute)),
+            collectives=tuple(span for span in launched if not program.queues[span.queue].is_copies),
+            copies=tuple(span for span in launched if program.queues[span.queue].is_copies),
             step_ns=trace.step_ns,
             critical_path=_critical_path(trace),
             peak_bytes=peak,
@@ -98,7 +101,7 @@ def compute_spans(program: Program, trace: OperationTimes) -> tuple[Span, ...]:
 
 
 def _collective_spans(program: Program, trace: OperationTimes, coverage: Coverage) -> tuple[CollectiveSpan, ...]:
-    """Collectives in launch order."""
+    """Collectives and copies in launch order."""
     found: list[CollectiveSpan] = []
     for op in trace.order:
         if program.kinds[op] is OpKind.LAUNCH:
@@ -177,6 +180,13 @@ class _Wires:
         """What `next_end` returned last; NONE once a collective began or ended, or the speed changed."""
         self.now = 0
         self.num_running = 0
+        self.num_slowing = 0
+        """Running collectives; copies run as well, but slow no compute."""
+        self.is_copies = [queue.is_copies for queue in program.queues]
+        self.steady = [False] * len(program.links)
+        """By link, whether it carries copies, whose speed does not change."""
+        for queue in program.queues:
+            self.steady[queue.link] = queue.is_copies
         self.waiting: list[deque[int]] = [deque() for _ in program.queues]
         """Launches of each queue, in order; the first one runs."""
         self.left: list[int] = [0] * len(program.queues)
@@ -212,9 +222,10 @@ class _Wires:
         """When the next running collective ends, if no launch comes before and compute does not start or stop."""
         if self.known_end == NONE:
             left, unit, least = self.left, self.unit * self.speed, 1 << 62
-            for active in self.active:
+            for link, active in enumerate(self.active):
+                per_ns = self.unit * self.alone if self.steady[link] else unit
                 for queue in active:
-                    least = min(least, -(-left[queue] * len(active) // unit))
+                    least = min(least, -(-left[queue] * len(active) // per_ns))
             self.known_end = self.now + least
         return self.known_end
 
@@ -231,6 +242,7 @@ class _Wires:
         for queue in done:
             self.active[self.link[queue]].remove(queue)
             self.num_running -= 1
+            self.num_slowing -= not self.is_copies[queue]
             ended = self.waiting[queue].popleft()
             self.end[ended] = event
             if self.waiting[queue]:
@@ -247,6 +259,7 @@ class _Wires:
                 self.left[queue] = self.program.duration_ns[op] * self.unit * self.alone
                 self.active[self.link[queue]].append(queue)
                 self.num_running += 1
+                self.num_slowing += not self.is_copies[queue]
                 self.known_end = NONE
                 return
             self.end[op] = self.now
@@ -256,9 +269,10 @@ class _Wires:
 
     def _progress(self, time: int) -> None:
         passed = time - self.now
-        for active in self.active:
+        for link, active in enumerate(self.active):
             if active:
-                done = passed * (self.unit // len(active)) * self.speed
+                speed = self.alone if self.steady[link] else self.speed
+                done = passed * (self.unit // len(active)) * speed
                 for queue in active:
                     self.left[queue] -= done
         self.now = time
@@ -337,7 +351,7 @@ class _Stream:
         wires.advance(now)
         wires.set_speed(wires.beside)
         left, speed = duration * (MILLION + slowdown), MILLION
-        while wires.num_running:
+        while wires.num_slowing:
             event = wires.next_end()
             done = (event - now) * MILLION
             if done >= left:

@@ -34,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpan(Span):
-    """A collective on its queue."""
+    """A collective, or a copy to or from host memory, on its queue."""
 
     queue: int
     launched_ns: int
@@ -67,6 +67,8 @@ class Timeline:
     """The program that was simulated."""
     find_bound_ns: Callable[[Program], int] | None = field(default=None, repr=False, compare=False)
     """Computes the bound on first use; that takes longer than the simulation."""
+    copies: tuple[CollectiveSpan, ...] = ()
+    """Copies to and from host memory."""
 
     @property
     def step_us(self) -> float:
@@ -83,6 +85,11 @@ class Timeline:
         return sum(span.exposed_ns for span in self.collectives) / NS_PER_US
 
     @cached_property
+    def copies_exposed_us(self) -> float:
+        """Time during which the compute stream was blocked by a copy to or from host memory."""
+        return sum(span.exposed_ns for span in self.copies) / NS_PER_US
+
+    @cached_property
     def communication_us(self) -> float:
         """Sum of the times of all collectives, overlapping or not."""
         return sum(span.end_ns - span.start_ns for span in self.collectives) / NS_PER_US
@@ -94,9 +101,9 @@ class Timeline:
 
     @cached_property
     def idle_us(self) -> float:
-        """Launch gaps: time during which the compute stream was neither busy nor blocked by a collective."""
+        """Launch gaps: time during which the compute stream was neither busy nor blocked by a collective or a copy."""
         busy = sum(span.end_ns - span.start_ns for span in self.compute)
-        return (self.step_ns - busy - sum(span.exposed_ns for span in self.collectives)) / NS_PER_US
+        return (self.step_ns - busy - sum(span.exposed_ns for span in (*self.collectives, *self.copies))) / NS_PER_US
 
     @property
     def lower_bound_us(self) -> float:

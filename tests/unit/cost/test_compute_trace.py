@@ -155,3 +155,28 @@ def test_nonsense_tells_nothing_and_stops_nothing(write: Any):
         )
     ]
     assert read_chrome_trace(write(*events)).compute.device() is None
+
+
+def copied(num_bytes: object, us: float, name: str = "Memcpy PtoP (Device -> Device)") -> dict[str, Any]:
+    return {"ph": "X", "cat": "gpu_memcpy", "name": name, "ts": 0, "dur": us, "args": {"bytes": num_bytes}}
+
+
+def test_copies_between_gpus_and_barriers_become_the_transport_of_a_node(write: Any):
+    # 7 us and 250 GB/s: 1 MB takes 11 us, 100 MB 407. Of four barriers three wait for a late peer.
+    barrier = "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)"
+    within = copied(1 << 20, 1.0, "Memcpy DtoD (Device -> Device)")
+    faults = [copied("many", 5.0), copied(1 << 20, -1.0)]
+    events = [copied(size, 7 + size / 250e3) for size in (1_000_000, 10_000_000, 100_000_000)]
+    path = write(*events, within, *faults, *(kernel(k, us, barrier) for k, us in enumerate((90.0, 3.0, 40.0, 70.0))))
+    found = read_measurements([path])
+    symmetric = found.compute.peer_copies.transport()
+    assert symmetric is not None
+    fitted = Cluster.read("test", cluster_text(fit(found.samples, symmetric=symmetric)).encode())
+    assert fitted.levels[0].symmetric is not None
+    link = fitted.levels[0].symmetric.link
+    assert (round(link.latency_us, 3), round(link.hop_us, 3), round(link.bandwidth_gbps, 1)) == (3.0, 7.0, 250.0)
+
+
+def test_copies_of_one_size_are_no_transport(write: Any):
+    path = write(copied(1 << 20, 5.0), copied(1 << 20, 6.0))
+    assert read_measurements([path]).compute.peer_copies.transport() is None

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 import weft
 from weft.errors import GraphError
-from weft.graph.edit import MEMBERS_KEY, Edit, copy_module
+from weft.graph.edit import MEMBERS_KEY, ORIGINS_KEY, Edit, copy_module
 from weft.graph.ops import op_of, value_of
 from weft.graph.output_names import result_names
 
@@ -361,6 +361,21 @@ def test_provenance_comes_from_the_nodes_that_a_new_one_is_like():
     assert "private" not in first.meta
     assert first.meta[MEMBERS_KEY] == ("a", "b")
     assert second.meta[MEMBERS_KEY] == ("a", "b", "r")
+
+
+def test_a_node_that_replaces_several_keeps_the_provenance_and_annotations_of_each():
+    module = module_of()
+    nodes = nodes_of(module)
+    for name in "ab":
+        nodes[name].meta |= {"nn_module_stack": {name: (name, object)}, "custom": {"fqn": name}}
+    with Edit(module.graph) as edit:
+        alone = edit.call(aten.relu.default, (nodes["x"],), like=[nodes["a"]], before=nodes["ag"])
+        first = edit.call(aten.relu.default, (alone,), like=[alone, nodes["b"]], before=nodes["ag"])
+        second = edit.call(aten.relu.default, (first,), like=[first], before=nodes["ag"])
+    assert ORIGINS_KEY not in alone.meta
+    assert [origin["custom"]["fqn"] for origin in first.meta[ORIGINS_KEY]] == ["a", "b"]
+    assert [list(origin["nn_module_stack"]) for origin in first.meta[ORIGINS_KEY]] == [["a"], ["b"]]
+    assert second.meta[ORIGINS_KEY] == first.meta[ORIGINS_KEY]
 
 
 def test_a_new_node_has_the_annotations_of_all_that_it_is_like_and_the_first_ones_where_they_disagree():

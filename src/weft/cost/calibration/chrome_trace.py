@@ -145,6 +145,8 @@ class _TraceReader:
             self.compute.add_operator(found)
         elif category in ON_HOST:
             self.compute.add_issue(found)
+        if category in ("kernel", "gpu_memcpy"):
+            self.compute.peer_copies.add(found)
         if category != "kernel":
             return
         is_described = NAME in arguments_of(found)

@@ -14,7 +14,7 @@ from weft.cost import cluster_file
 from weft.cost.calibration.fit import Fit, FittedLine
 from weft.cost.cluster import Cluster
 from weft.cost.communication import Nccl
-from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.device import UNDESCRIBED, Device, HostMemory
 from weft.cost.kernels import AttentionRate, HostTimes
 from weft.cost.levels import Level, Link
 from weft.graph.ops import Kind
@@ -81,6 +81,8 @@ def _device(device: Device) -> Iterator[str]:
             yield f"{direction} = {{ {', '.join(_keys(rate))} }}"
     if device.host is not None:
         yield from ("", "[device.host]", *_keys(device.host))
+    if device.host_memory is not None:
+        yield from ("", "[device.host_memory]", *_keys(device.host_memory))
 
 
 def _level(level: Level, cluster: Cluster) -> Iterator[str]:
@@ -119,7 +121,7 @@ def _by_ranks(link: Link) -> str:
     return f"by_ranks = {{ {', '.join(f'{limit} = {gbps!r}' for limit, gbps in link.by_ranks)} }}"
 
 
-def _keys(described: AttentionRate | HostTimes | Nccl) -> Iterator[str]:
+def _keys(described: AttentionRate | HostMemory | HostTimes | Nccl) -> Iterator[str]:
     """One line for each field of a dataclass whose fields are the keys of a table."""
     return (f"{field.name} = {_value(getattr(described, field.name))}" for field in fields(described))
 

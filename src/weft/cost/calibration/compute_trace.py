@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from weft.cost.calibration.event_fields import arguments_of, span_of, whole
 from weft.cost.calibration.overheads import NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
+from weft.cost.calibration.peer_copies import NO_PEER_COPIES, PeerCopies, PeerCopyReader, merge_peer_copies
 from weft.cost.device import Device
 
 MIN_FLOPS = 1e9
@@ -72,6 +73,7 @@ class ComputeTrace:
     """Largest total time first."""
     work: tuple[KernelWork, ...] = ()
     overheads: Overheads = NO_OVERHEADS
+    peer_copies: PeerCopies = NO_PEER_COPIES
 
     def device(self) -> Device | None:
         """The measured device; None if no large operator with shapes was traced."""
@@ -113,6 +115,7 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
         tuple(sorted(times, key=lambda kernel: (-kernel.total_us, kernel.name))),
         tuple(KernelWork(key, amount, us) for (key, amount), us in sorted(best.items())),
         merge_overheads(trace.overheads for trace in traces),
+        merge_peer_copies(trace.peer_copies for trace in traces),
     )
 
 
@@ -126,6 +129,7 @@ class ComputeReader:
         """Kernel time of each operator, by its `External id`."""
         self.work: dict[int, tuple[str, int]] = {}
         self.overheads = OverheadReader()
+        self.peer_copies = PeerCopyReader()
 
     def add_kernel(self, event: Mapping[str, Any]) -> None:
         """Add a kernel that is not a collective."""
@@ -164,7 +168,8 @@ class ComputeReader:
         times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
         work = (KernelWork(*work, self.us[number]) for number, work in self.work.items() if number in self.us)
         overheads = self.overheads.finish(self.work)
-        return merge_compute([ComputeTrace(times, overheads=overheads), *(ComputeTrace((), (each,)) for each in work)])
+        other = ComputeTrace(times, overheads=overheads, peer_copies=self.peer_copies.finish())
+        return merge_compute([other, *(ComputeTrace((), (each,)) for each in work)])
 
 
 def _external_id(event: Mapping[str, Any]) -> int | None:

@@ -26,7 +26,7 @@ from weft.cost.calibration.robust_fit import fit_times
 from weft.cost.calibration.samples import MeasurementError, Measurements, Sample, open_measurements
 from weft.cost.cluster import Cluster
 from weft.cost.device import UNDESCRIBED, Device
-from weft.cost.levels import Level, Link
+from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Estimate, Table
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
@@ -137,8 +137,12 @@ def fit(
     ranks_per_node: int | None = None,
     name: str = "calibrated",
     device: Device = UNDESCRIBED,
+    symmetric: Transport | None = None,
 ) -> Fit:
-    """Fit lines and links; without `ranks_per_node`, all groups are taken to be inside one node."""
+    """Fit lines and links; without `ranks_per_node`, all groups are taken to be inside one node.
+
+    `symmetric` are copies through symmetric memory, which the ranks of a node have.
+    """
     if not samples:
         raise MeasurementError(["samples are missing"])
     num_ranks = max(max((sample.num_ranks, *(rank + 1 for rank in sample.ranks))) for sample in samples)
@@ -164,6 +168,8 @@ def fit(
         raise MeasurementError(faults)
     if levels[-1].num_ranks < blank.num_ranks or len(levels) < len(blank.levels):
         levels = [replace(levels[-1], num_ranks=blank.num_ranks)]
+    if symmetric is not None and levels[0].name == NODE:
+        levels[0] = replace(levels[0], symmetric=symmetric)
     tables = tuple(replace(line.table, level=line.level) for line in lines)
     return Fit(lines, replace(blank, levels=tuple(levels), tables=tables, device=device), tuple(notes))
 

@@ -1,0 +1,104 @@
+"""Origins: the module, the layer, the phase and the parameter that a collective comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.fx import GraphModule
+
+import weft
+from weft.graph.origins import fold_layers, layer_of, originals_of, origins_of, path_of, plain_path, tell_origins
+from weft.passes.pipeline import Pipeline
+
+LISTING = """group('dp', size=2)
+
+def graph(x: f32[4, 4], layers_0_up_weight: f32[2, 4], layers_1_up_weight: f32[2, 4], primals_3: f32[2, 4]):
+    c0: f32[2, 4] = clone(layers_0_up_weight)
+    a0: f32[4, 4] = all_gather(c0, 2, 'dp')
+    c1: f32[2, 4] = clone(layers_1_up_weight)
+    a1: f32[4, 4] = all_gather(c1, 2, 'dp')
+    a2: f32[4, 4] = all_gather(primals_3, 2, 'dp')
+    w0: f32[4, 4] = wait(a0)
+    w1: f32[4, 4] = wait(a1)
+    w2: f32[4, 4] = wait(a2)
+    m: f32[4, 4] = mm(x, w0)
+    r: f32[4, 4] = all_reduce(m, 'sum', 'dp')
+    w3: f32[4, 4] = wait(r)
+    s: f32[4, 4] = add(w1, w2)
+    t: f32[4, 4] = add(s, w3)
+    return [t]
+"""
+MODULES = {"a0": "layers.0.up", "a1": "layers.1.up", "a2": "norm", "r": "layers.0"}
+
+
+def traced(key: str = "nn_module_stack") -> GraphModule:
+    module = weft.parse(LISTING)
+    for node in module.graph.nodes:
+        if node.name in MODULES:
+            node.meta[key] = {str(i): (path, object) for i, path in enumerate(["", MODULES[node.name]])}
+    return module
+
+
+def test_a_gather_is_of_its_parameter_and_a_reduction_is_of_its_module():
+    found = originals_of(traced().graph)
+    assert {name: (origin.subject, origin.layer) for name, origin in found.items()} == {
+        "a0": ("layers.0.up", "layers.0"),
+        "a1": ("layers.1.up", "layers.1"),
+        "a2": ("norm", "norm"),
+        "r": ("layers.0", "layers.0"),
+    }
+
+
+def test_without_modules_the_names_of_inputs_tell_the_parameter():
+    found = originals_of(weft.parse(LISTING).graph)
+    assert [found[name].subject for name in MODULES] == ["layers.0.up_weight", "layers.1.up_weight", "", ""]
+    assert found["a1"].layer == "layers.1"
+
+
+def test_a_merged_launch_has_the_origins_of_all_its_members():
+    before = traced()
+    after = Pipeline.parse("bucket-all-gathers").run(traced()).module
+    (name,) = [name for name in origins_of(after.graph) if name.endswith("_bucket")]
+    for originals in (originals_of(before.graph), None):  # without the original graph, the nodes themselves know
+        found = origins_of(after.graph, originals)[name]
+        assert [origin.subject for origin in found] == ["layers.0.up", "layers.1.up", "norm"]
+    assert tell_origins("all_gather", 1 << 20, found) == "all-gather of layers.0-1, norm (3 tensors, 1.00 MiB)"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("layers.7.up", "layers.7.up"),
+        ("L['self'].layers.7.up", "layers.7.up"),
+        ("L['self'].layers[7].up", "layers.7.up"),
+        ("L['self']._modules['layers']._modules['7'].up", "layers.7.up"),
+        ("layers.7.up.parametrizations.weight.0", "layers.7.up"),
+        ("layers.7.up.parametrizations.bias.original", "layers.7.up.bias"),
+        ("L['model']", ""),
+    ],
+)
+def test_a_path_is_told_as_named_modules_writes_it(path: str, told: str):
+    assert plain_path(path) == told
+
+
+@pytest.mark.parametrize(
+    ("meta", "path"),
+    [
+        ({"nn_module_stack": {"a": ("a", object), "b": ("a.b", object)}}, "a.b"),
+        ({"fwd_nn_module_stack": {"b": ("L['s'].a.b", object)}}, "a.b"),
+        ({"custom": {"module_fqn": "a.b"}}, "a.b"),
+        ({"nn_module_stack": {"m": 1}}, ""),
+        ({"nn_module_stack": {}, "custom": {"module_fqn": 3}}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_module_of_a_node_comes_from_any_record(meta: dict[str, Any], path: str):
+    assert path_of(meta) == path
+
+
+def test_layers_with_consecutive_numbers_are_told_as_one():
+    layers = ["tokens", *(f"layers.{i}" for i in (0, 2, 1, 5)), "norm", "layers.6"]
+    assert fold_layers(layers) == ["tokens", "layers.0-2", "layers.5-6", "norm"]
+    assert fold_layers(["0", "1"]) == ["0-1"]
+    assert [*map(layer_of, ("model.layers.3.mlp.0", "model.norm", ""))] == ["model.layers.3", "model.norm", ""]
