@@ -19,6 +19,7 @@ from tests.property.checks import check_sound, check_types
 from tests.property.strategies.constants import random_constants
 from tests.property.strategies.listings import (
     ALGEBRA_STEPS,
+    AXES_STEPS,
     BATCH_STEPS,
     MESHES,
     MUTATION_STEPS,
@@ -56,6 +57,7 @@ CASES: dict[str, Callable[[Random], str]] = {
     "fuse-scattered-gathers": algebra,
     "sink-all-reduces": functools.partial(of_steps, steps=SCATTER_STEPS),
     "decompose-all-reduces{always=true}": algebra,
+    "decompose-mesh-all-reduces{always=true}": functools.partial(of_steps, steps=AXES_STEPS),
     "fuse-sliced-all-reduces": algebra,
     "sink-gathers": algebra,
     "batch-linears{min-size=2 always=true}": batches,

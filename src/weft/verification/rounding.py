@@ -133,7 +133,8 @@ def _hides_values(module: GraphModule) -> bool:
             if profile(target).opaque:
                 return True
             continue
-        known = target.namespace in ("aten", "prims") or ops.is_communication(target) or ops.is_wait(target)
+        is_moved = ops.is_communication(target) or ops.is_wait(target) or ops.host_copy(target) is not None
+        known = target.namespace in ("aten", "prims") or is_moved
         is_bits = target.name().startswith(("aten::view.dtype", "prims::view_of_dtype", "aten::view_as_"))
         if not known or is_bits or profile(target).random or profile(target).opaque:
             return True

@@ -161,6 +161,22 @@ class Collectives(Builder):
         self.lines.append(f"    {part.name} = reduce_scatter({sent.name}, {second!r}, {size}, {over!r})")
         self.emit(self.new(part.shape, value.dtype, part.storages), f"wait({part.name})")
 
+    def reduce_in_turn(self) -> None:
+        """Sums over several groups in turn; something else may use a sum in between."""
+        value = self.sendable()
+        if not value:
+            return
+        first = self.rng.choice(["sum", "avg", "max"])
+        for _ in range(self.rng.randint(2, 3)):
+            reduce_op = self.rng.choice([first, first, "sum"])
+            launch = self.new(value.shape, value.dtype)
+            self.lines.append(f"    {launch.name} = all_reduce({value.name}, {reduce_op!r}, {self.group()[0]!r})")
+            value = self.new(value.shape, value.dtype, launch.storages)
+            self.lines.append(f"    {value.name} = wait({launch.name})")
+            if self.rng.random() < 0.1:
+                self.values.append(value)
+        self.values.append(value)
+
     def gram(self) -> None:
         """A gathered tensor, pointwise operators on it, and its product with itself or with data."""
         value = self.sendable()

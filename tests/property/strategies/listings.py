@@ -54,6 +54,8 @@ ALGEBRA_STEPS = (
 """Programs with collectives that others can stand for."""
 SCATTER_STEPS = (("reduce_and_scatter", 12), *ALGEBRA_STEPS)
 """The same, with sums over one group that are scattered over another."""
+AXES_STEPS = (("reduce_in_turn", 20), *ALGEBRA_STEPS)
+"""The same, with sums over several groups in turn."""
 MUTATION_STEPS = (
     *(("put", 8), ("pointwise", 6), ("binary", 3), ("view", 3), ("transpose", 1), ("slice", 2), ("split", 1)),
     *(("copy", 2), ("write", 3), ("draw", 1), ("matmul", 2), ("cast", 1)),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.groups import Group
+from weft.verification.symbolic.collectives import Reach
 from weft.verification.symbolic.tensors import Terms, Value
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -82,6 +83,9 @@ class Denotation:
 
     def members(self, group: Any, rank: int) -> Sequence[int]:
         """The ranks of the group that a rank is of."""
+        if isinstance(group, Reach):
+            start = rank - rank % sum(map(len, group.parts))
+            return next([start + k for k in ranks] for ranks in group.parts if rank - start in ranks)
         found = next(part for part in group if isinstance(part, Group))
         return next(ranks for ranks in found.partition(self.num_ranks) if rank in ranks)
 

@@ -28,6 +28,7 @@ from weft.graph.groups import Group
 from weft.verification.symbolic import laws
 from weft.verification.symbolic.arguments import base_of
 from weft.verification.symbolic.casts import ANY, BOOL, COMPLEX, FLOATS, NARROW, WHOLE, is_seen_through
+from weft.verification.symbolic.collectives import Reach
 from weft.verification.symbolic.index_maps import Call
 from weft.verification.symbolic.laws import LAWS, Domain, Law
 from weft.verification.symbolic.tensors import Terms, Undecided, Value, join
@@ -537,6 +538,70 @@ def test_collectives_of_collectives_deliver_what_the_laws_of_real_arithmetic_say
             assert torch.equal(meaning.value(result[0], rank), expected)
             tried += 1
     assert tried > 20
+
+
+AXES = (
+    *(Group("tp", 2), Group("cp", 2, 2), Group("dp", 2, 4), Group("tp_cp", 4), Group("dp_cp", 4, 2), Group("all", 8)),
+    Group("same as tp", 2, ranks=((0, 1), (2, 3), (4, 5), (6, 7))),
+    Group("dp_tp", 4, ranks=((0, 1, 4, 5), (2, 3, 6, 7))),
+    Group("tp and dp backwards", 4, ranks=((5, 4, 1, 0), (7, 6, 3, 2))),
+    Group("crosswise", 2, ranks=((0, 3), (1, 2), (4, 7), (5, 6))),
+    Group("unequal", 2, ranks=((0, 1), (2, 3, 4, 5), (6,), (7,))),
+)
+"""Axes of a mesh of 2 x 2 x 2, their products, and groups that are neither."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chains_of_collectives_over_any_groups_deliver_what_the_laws_of_real_arithmetic_say(seed: int) -> None:
+    rng, joined = Random(seed), 0
+    for _ in range(60):
+        terms = Terms()
+        meaning = Denotation(terms, 8)
+        atom = terms.atom("given", 64, torch.float64)
+        for rank in range(8):
+            meaning.given[atom, rank] = torch.tensor([float(rng.randint(1, 3)) for _ in range(64)], dtype=torch.float64)
+        value = Value((64,), torch.float64, ((atom, 0, 64),))
+        sent = [meaning.value(value, rank) for rank in range(8)]
+        open_scatters: list[Group] = []
+        for _ in range(rng.randint(2, 6)):
+            kind = rng.choice(["all_reduce", "all_reduce", "scatter", "gather"])
+            group = rng.choice([*AXES[:3] * 5, *AXES])
+            if kind == "gather" and open_scatters and rng.random() < 0.8:
+                group = open_scatters.pop()
+            if kind != "all_reduce" and group.name == "unequal":
+                continue
+            if kind == "scatter" and len(sent[0]) % group.size == 0:
+                open_scatters.append(group)
+            elif kind == "scatter" or len(sent[0]) > 512:
+                continue
+            value, sent = _communicate(terms, value, sent, kind, group, rng.choice(["sum", "sum", "avg", "max"]))
+        reaches = [part for label in terms.labels if isinstance(label, tuple) for part in label if type(part) is Reach]
+        joined += any(reach.name not in {group.name for group in AXES} for reach in reaches)
+        for rank in range(8):
+            assert torch.equal(meaning.value(value, rank), sent[rank])
+    assert joined > 2  # the laws took several reductions for one
+
+
+def _communicate(
+    terms: Terms, value: Value, sent: list[Tensor], kind: str, group: Group, reduce_op: str
+) -> tuple[Value, list[Tensor]]:
+    """The value that the laws give to the result of a collective, and the result on each rank."""
+    members = [next(ranks for ranks in group.partition(8) if rank in ranks) for rank in range(8)]
+    if kind == "gather":
+        target, found = ops.op_names()["all_gather"], [torch.cat([sent[k] for k in ranks]) for ranks in members]
+    else:
+        target = ops.op_names()["all_reduce" if kind == "all_reduce" else "reduce_scatter"]
+        found = [reduced([sent[k] for k in ranks], reduce_op) for ranks in members]
+    if kind == "scatter":
+        parts = zip(found, members, range(8), strict=True)
+        found = [whole.reshape(group.size, -1)[ranks.index(rank)] for whole, ranks, rank in parts]
+    known = {"reduce_op": reduce_op, "group_size": group.size}
+    arguments: dict[str, Any] = {"sent": value, "group": (group, group.name)}
+    arguments |= {a.name: known[a.name] for a in target._schema.arguments if a.name in known}
+    call = Call(terms, arguments, [(tuple(found[0].shape), torch.float64)], True)
+    results = (law.follow(call, target) for law in laws.laws_of(target, real=True) if law.name != "a group of one rank")
+    (after,) = next(result for result in results if result is not None)
+    return after, found
 
 
 # The table.

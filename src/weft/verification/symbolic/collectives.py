@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,22 +69,120 @@ def _num_ranks(call: Call) -> int:
 
 def all_reduced(call: Call) -> list[Value]:
     """Element i of the result is the sum (or another reduction) of element i on every rank."""
-    return [_all_reduced(call, lambda _: False)]
+    terms, value = call.terms, _sent(call)
+    label = (ALL_REDUCE, call.arguments["reduce_op"], call.arguments["group"])
+    runs = ((terms.atom(label, terms.sizes[a], value.dtype, ((a, 0),)), s, n) for a, s, n in value.runs)
+    return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
 def all_reduced_in_real(call: Call) -> list[Value]:
-    """Like `all_reduced`, where the reduction of zeros is zero."""
-    return [_all_reduced(call, lambda atom: _is_zero(call.terms, atom))]
+    """Like `all_reduced`, where reductions over several axes of a mesh may be made in any order or at once."""
+    value, reduce_op, group = _sent(call), call.arguments["reduce_op"], call.arguments["group"]
+    runs = ((_reduced(call.terms, reduce_op, group, a, value.dtype), s, n) for a, s, n in value.runs)
+    return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
-def _all_reduced(call: Call, is_kept: Callable[[int], bool]) -> Value:
-    terms, value = call.terms, _sent(call)
-    label = (ALL_REDUCE, call.arguments["reduce_op"], call.arguments["group"])
+def _reduced(terms: Terms, reduce_op: Hashable, group: Hashable, atom: int, dtype: torch.dtype | None) -> int:
+    """An atom reduced over a group, named by all ranks that a chain of reductions reaches; sums before averages.
 
-    def reduced(atom: int) -> int:
-        return atom if is_kept(atom) else terms.atom(label, terms.sizes[atom], value.dtype, ((atom, 0),))
+    Zero is the reduction of zeros.
+    """
+    if _is_zero(terms, atom):
+        return atom
+    inner, reach = _label(terms, atom), _reach_of(group)
+    if inner[0] == ALL_REDUCE and reach is not None and isinstance(inner[2], Reach):
+        source = terms.operands[atom][0][0]
+        joined = _joined(inner[2], reach) if _commute(inner[1], reduce_op, dtype) else None
+        if joined is not None and inner[1] == reduce_op:
+            return _reduced(terms, reduce_op, joined, source, dtype)
+        if joined is not None and reduce_op == "sum":
+            return _reduced(terms, inner[1], inner[2], _reduced(terms, reduce_op, reach, source, dtype), dtype)
+    return terms.atom((ALL_REDUCE, reduce_op, reach or group), terms.sizes[atom], dtype, ((atom, 0),))
 
-    return Value(call.results[0][0], value.dtype, join((reduced(a), s, n) for a, s, n in value.runs))
+
+def _commute(first: Hashable, second: Hashable, dtype: torch.dtype | None) -> bool:
+    """Whether reductions over two axes commute: `sum` and `avg` of floats do, all others only with themselves."""
+    is_float = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    used = {first, second}
+    return (len(used) == 1 or used <= {"sum", "avg"}) and ("avg" not in used or is_float)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The ranks that each rank reduces over, however the groups are called and in whichever order they come."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """The partition of the first ranks; it repeats for all others."""
+    name: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self.parts)  # computed once: a part may have thousands of ranks, and labels are hashed often
+
+    @staticmethod
+    def of(members: Mapping[int, Sequence[int]], name: str) -> Reach:
+        """The reach of a partition of ranks 0 to n."""
+        parts = {tuple(sorted(ranks)) for ranks in members.values()}
+        num_ranks = len(members)
+        span = next(n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and _repeats(parts, n, num_ranks))
+        return Reach(tuple(sorted(ranks for ranks in parts if ranks[0] < span)), name)
+
+
+def _repeats(parts: Collection[tuple[int, ...]], span: int, num_ranks: int) -> bool:
+    """Whether parts of the ranks below `span` repeat for all ranks."""
+    first = [ranks for ranks in parts if ranks[0] < span]
+    moved = {tuple(base + rank for rank in ranks) for base in range(0, num_ranks, span) for ranks in first}
+    return all(ranks[-1] < span for ranks in first) and moved == parts
+
+
+def _reach_of(group: Hashable) -> Reach | None:
+    """The reach of a group in a label, if its ranks are known and several."""
+    return group if isinstance(group, Reach) else _reach_of_group(group)
+
+
+@functools.cache
+def _reach_of_group(group: Hashable) -> Reach | None:
+    found = [part for part in group if isinstance(part, Group)] if isinstance(group, tuple) else []
+    members = _members(group, found[0].span) if found else None
+    return Reach.of(members, found[0].name) if members is not None else None
+
+
+def _members(group: Hashable, num_ranks: int) -> dict[int, tuple[int, ...]] | None:
+    """The ranks that each rank communicates with; None if the group does not divide all ranks into equal parts."""
+    if isinstance(group, Reach):
+        span = sum(map(len, group.parts))
+        moved = (tuple(base + r for r in ranks) for base in range(0, num_ranks, span) for ranks in group.parts)
+        return {rank: ranks for ranks in moved for rank in ranks}
+    found = [part for part in group if isinstance(part, Group)] if isinstance(group, tuple) else []
+    if len(found) != 1 or found[0].size < 2:
+        return None
+    try:
+        partition = found[0].partition(num_ranks)
+    except GraphError:
+        return None
+    members = {rank: ranks for ranks in partition for rank in ranks}
+    is_whole = sorted(members) == list(range(num_ranks)) and all(len(ranks) == found[0].size for ranks in partition)
+    return members if is_whole else None
+
+
+@functools.cache
+def _joined(first: Reach, second: Reach) -> Reach | None:
+    """The reach of two reductions in turn; None if they do not reach each of the ranks of a partition once."""
+    num_ranks = math.lcm(*(sum(map(len, each.parts)) for each in (first, second)))
+    inner, outer = _members(first, num_ranks), _members(second, num_ranks)
+    if inner is None or outer is None:
+        return None
+    reached = {rank: tuple(sorted(k for mate in outer[rank] for k in inner[mate])) for rank in range(num_ranks)}
+    # Every rank reaches itself, so sets of ranks that are as many as the ranks in total do not overlap.
+    parts = set(reached.values())
+    is_partition = sum(map(len, parts)) == num_ranks and all(len(set(ranks)) == len(ranks) for ranks in parts)
+    return Reach.of(reached, f"{first} {second}") if is_partition else None
 
 
 def broadcast(call: Call) -> list[Value]:
@@ -111,26 +210,36 @@ def gathered(call: Call) -> list[Value]:
 def scattered_and_gathered(call: Call) -> list[Value] | None:
     """A gather of reduce-scattered parts as the all-reduce of the whole; None for other gathers.
 
-    This holds in real arithmetic only, since the two may add the ranks in different orders.
+    The parts may have been reduced over other axes of the mesh in between. This holds in real arithmetic only, since
+    the two may add the ranks in different orders.
     """
     terms, value, group = call.terms, _sent(call), call.arguments["group"]
     runs: list[Run] = []
     for k in range(_num_ranks(call)):
-        for atom, start, length in value.runs:
-            label = _label(terms, atom)
+        for part, start, length in value.runs:
+            if _is_zero(terms, part):
+                runs.append((part, start, length))
+                continue
+            atom, between = part, list[tuple[Any, ...]]()
+            while (label := _label(terms, atom))[0] == ALL_REDUCE:
+                between.append(label)
+                atom = terms.operands[atom][0][0]
             if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], value.dtype):
+                return None
+            if not all(_commute(op, label[1], value.dtype) and _reach_the_same(axis, group) for _, op, axis in between):
                 return None
             step = label[-1] if len(label) == EVEN else None
             source, shift = terms.operands[atom][0 if step is not None else k]
             shift = settle(k * step) if step is not None else shift
-            reduced = terms.atom((ALL_REDUCE, label[1], group), terms.sizes[source], value.dtype, ((source, 0),))
-            runs.append((reduced, settle(start + shift), length))
+            for _, reduce_op, axis in reversed(between):
+                source = _reduced(terms, reduce_op, axis, source, value.dtype)
+            runs.append((_reduced(terms, label[1], group, source, value.dtype), settle(start + shift), length))
     return [Value(call.results[0][0], value.dtype, join(runs))]
 
 
 def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
     """Whether a reduction is exact in real arithmetic; an average of integers rounds at an unspecified point."""
-    return reduce_op != "avg" or (dtype is not None and (dtype.is_floating_point or dtype.is_complex))
+    return _commute(reduce_op, reduce_op, dtype)
 
 
 def _label(terms: Terms, atom: int) -> tuple[Any, ...]:
@@ -175,15 +284,12 @@ def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype
     if len(inner) > 1 or sum_label[0] != ALL_REDUCE:
         return None
     _, reduce_op, group = sum_label
-    is_float = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
-    used = {reduce_op, label[1]}
-    if (len(used) > 1 and not used <= {"sum", "avg"}) or ("avg" in used and not is_float):
-        return None
-    if not _reach_the_same(group, label[2]):
+    if not _commute(reduce_op, label[1], dtype) or not _reach_the_same(group, label[2]):
         return None
     sources = tuple(atom if _is_zero(terms, atom) else terms.operands[atom][0][0] for atom in atoms)
-    atom, start, length = _by_rank(terms, label, (sources, starts, length), dtype)
-    return terms.atom(sum_label, terms.sizes[atom], dtype, ((atom, 0),)), start, length
+    inside = sources, starts, length
+    atom, start, length = _reduced_later(terms, label, inside, dtype) or _by_rank(terms, label, inside, dtype)
+    return _reduced(terms, reduce_op, group, atom, dtype), start, length
 
 
 def _is_zero(terms: Terms, atom: int) -> bool:
@@ -193,17 +299,12 @@ def _is_zero(terms: Terms, atom: int) -> bool:
 @functools.cache
 def _reach_the_same(reduced: Hashable, scattered_over: Hashable) -> bool:
     """Whether each rank gets the same part from the same ranks, whichever of the two groups communicates first."""
-    found = [part for name in (reduced, scattered_over) if isinstance(name, tuple) for part in name]
-    groups = [part for part in found if isinstance(part, Group)]
-    if len(groups) != 2 or min(group.size for group in groups) < 2:
+    spans = [sum(map(len, reach.parts)) for group in (reduced, scattered_over) if (reach := _reach_of(group))]
+    if len(spans) != 2:
         return False
-    world = math.lcm(*(group.span for group in groups))
-    try:
-        first, second = ({rank: ranks for ranks in group.partition(world) for rank in ranks} for group in groups)
-    except GraphError:
-        return False
-    sizes = [{len(ranks) for ranks in members.values()} for members in (first, second)]
-    if sizes != [{group.size} for group in groups] or not len(first) == len(second) == world:
+    world = math.lcm(*spans)
+    first, second = _members(reduced, world), _members(scattered_over, world)
+    if first is None or second is None:
         return False
     for rank in range(world):
         part = second[rank].index(rank)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -134,7 +134,9 @@ def _group_names(modules: Sequence[GraphModule], tables: Sequence[GroupTable]) -
             is_told = not by_runtime_name and group.name not in table.unplaced
             runtime = "" if is_told else table.runtime.get(group.name, group.name)
             name = group.name if by_name else runtime
-            names[group.name] = (first.setdefault((group.key, name), group), name)
+            is_placed = group.size < 2 or group.name not in table.unplaced
+            shown = group if is_placed else replace(group, size=0)  # no law may take its ranks for known
+            names[group.name] = (first.setdefault((shown.key, name), shown), name)
         found.append(names)
     return found
 

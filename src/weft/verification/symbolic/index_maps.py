@@ -113,6 +113,26 @@ def _cast_atom(terms: Terms, atom: int, dtype: torch.dtype) -> int:
     return terms.atom((CAST, dtype), terms.sizes[atom], dtype, ((atom, 0),))
 
 
+HOST = "in host memory"
+"""Label of elements that were copied to host memory, together with the device that they come from."""
+
+
+def offloaded(terms: Terms, value: Value, device: str) -> Value:
+    """A value in host memory. The mark keeps compute there apart from compute on the device: it may round otherwise."""
+    marked = (
+        (terms.atom((HOST, device), terms.sizes[a], value.dtype, ((a, 0),)), start, length)
+        for a, start, length in value.runs
+    )
+    return Value(value.shape, value.dtype, join(marked))
+
+
+def fetched(terms: Terms, value: Value, device: str) -> Value:
+    """The value on a device again, if it was copied to host memory from there."""
+    if any(terms.labels[atom] != (HOST, device) for atom, _, _ in value.runs):
+        raise Undecided
+    return Value(value.shape, value.dtype, join((terms.operands[a][0][0], s, n) for a, s, n in value.runs))
+
+
 def sliced(call: Call) -> list[Value]:
     """`slice`: a range of one dim."""
     a = call.arguments

@@ -488,7 +488,7 @@ COLLECTIVES = (
         collectives.alone,
     ),
     Law(
-        "zeros reduced over the ranks",
+        "reductions over several axes, or of zeros",
         ALL_REDUCES,
         Domain(ANY, REDUCED, REAL_NUMBERS),
         collectives.all_reduced_in_real,

@@ -28,7 +28,7 @@ from weft.graph.host import transfer_of
 from weft.graph.operator_effects import PLAIN, Profile, draws, is_alias
 from weft.verification.symbolic import collectives
 from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
-from weft.verification.symbolic.index_maps import Call
+from weft.verification.symbolic.index_maps import Call, fetched, offloaded
 from weft.verification.symbolic.laws import laws_of
 from weft.verification.symbolic.storage import (
     BEYOND_THE_TENSOR,
@@ -196,6 +196,8 @@ class SymbolicRun(SymbolicArguments):
             return self._unknown(node, ("under", self._mode, self._names(node)))
         if isinstance(node.target, OpOverload):
             try:
+                if profile.host_copy:
+                    return self._copied_over_host_link(node)
                 found = self._follow(node, node.target)
                 if found is not None:
                     return found
@@ -214,6 +216,13 @@ class SymbolicRun(SymbolicArguments):
             if found is not None:
                 return found[0] if isinstance(ops.value_of(node), Tensor) else found
         return None
+
+    def _copied_over_host_link(self, node: Node) -> Value:
+        """A copy to or from host memory: both together give the original value."""
+        call, source = self.call(node), ops.value_of(next(iter(node.all_input_nodes)))
+        if ops.host_copy(node.target) is ops.HostCopy.FROM_HOST:
+            return fetched(self.terms, call.source, call.device)
+        return offloaded(self.terms, call.source, str(source.device))
 
     def _draw(self, node: Node) -> Any:
         # A draw fills memory in memory order, so the result depends on its strides.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, input_nodes
+from weft.compat import OpOverload
 from weft.graph import ops
 from weft.graph.dag import Dag
-from weft.graph.operator_effects import PLAIN, is_alias
+from weft.graph.operator_effects import PLAIN, is_alias, waited_by
 from weft.verification.symbolic.tensors import Run, Terms, Undecided, Value, cut, join, product
 
 # Operators that reach elements of the storage which the tensor itself does not show.
@@ -220,7 +220,7 @@ def find_arrivals(dag: Dag) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for i, profile in dag.effects.special:
         if profile.wait:
-            waited = {s for source in input_nodes(dag.nodes[i]) for s in dag.effects.surely_held(dag.index[source])}
+            waited = {s for source in waited_by(dag.nodes[i]) for s in dag.effects.surely_held(dag.index[source])}
             new = waited - ends.get(i, set()) - landed
             if new:
                 found[i] = set(map(dag.effects.find, new))

@@ -123,6 +123,8 @@ class _RankRun:
     def __init__(self, rank: Rank, reader: LaunchReader, rendezvous: Rendezvous, seed: int) -> None:
         self.rank, self.reader, self.rendezvous = rank, reader, rendezvous
         self.flights = TensorsInFlight()
+        self._host_copies: dict[int, tuple[Tensor, Tensor]] = {}
+        """Launched copies to and from host memory by storage, each with its source."""
         self._on_the_way: list[tuple[Tensor, Tensor]] = []
         """Copies to the host that are not done, each with what it will be."""
         self._random_state = torch.Generator().manual_seed(seed).get_state()
@@ -136,12 +138,16 @@ class _RankRun:
                 # The caller gets launches without a wait complete.
                 yield from self._land(node, tuple(self.flights))
                 self._land_copies()
+                self._end_copies([copy for copy, _ in self._host_copies.values()])
                 return rank.result(outputs)
             target: Any = node.target if node.op == "call_function" else None
             if ops.is_wait(target):
                 value, *_ = rank.resolve(ops.bind(node)).values()
                 mine = {flight: None for tensor in tensors_in(value) for flight in self.flights.writing(tensor)}
                 yield from self._land(node, tuple(mine))
+                self._end_copies(tensors_in(value))
+            elif ops.host_copy(target) is not None:
+                value = self._begin_copy(node)
             elif ops.is_communication(target):
                 value = self._launch(node)
                 if target.name() == RESHARD:
@@ -161,6 +167,19 @@ class _RankRun:
         for flight in flights:
             flight.land(self.rank.number)
             self.flights.close(flight)
+
+    def _begin_copy(self, node: Node) -> Any:
+        """Launch a copy to or from host memory: it holds garbage until its wait, which reads the source."""
+        (source,) = tensors_in(self.rank.values[next(iter(node.all_input_nodes))])
+        copy = self._compute(node)
+        self._host_copies[storage_key(copy)] = copy, source
+        poison(copy)
+        return copy
+
+    def _end_copies(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if (found := self._host_copies.pop(storage_key(tensor), None)) is not None:
+                found[0].copy_(found[1])
 
     def _take_off(self, node: Node, value: Any) -> Any:
         """Start a copy to the host: its destination holds garbage until the host waits for the device."""
