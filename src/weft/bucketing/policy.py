@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 from torch.fx import Node
 
 from weft.bucketing.eligibility import Key
 from weft.cost.cluster import Cluster
 from weft.graph.groups import GroupTable
+from weft.graph.origins import module_paths
 from weft.graph.roles import Role
 
 SHARE = 0.9
@@ -56,15 +57,6 @@ class Policy:
             if any(fnmatchcase(path, pattern) for pattern in self.modules):
                 return path
         return None
-
-
-def module_paths(node: Node) -> list[str]:
-    """The modules of a node, outermost first. A node without a record takes those of its first inputs."""
-    stack: Mapping[str, Any] | None = node.meta.get("nn_module_stack")
-    while not stack and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-        stack = node.meta.get("nn_module_stack")
-    return [str(entry[0]) for entry in stack.values()] if stack else []
 
 
 def cap_from(

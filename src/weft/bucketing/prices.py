@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from torch.fx import Node
+
 from weft.bucketing.eligibility import COALESCED, Key, Member, is_bucket, read_member
 from weft.cost.cluster import Cluster
 from weft.cost.prices import full_bytes
@@ -32,7 +34,10 @@ class BucketPrices:
         kinds: frozenset[Kind] = COALESCED,
         withheld: Mapping[str, str] | None = None,
         max_bytes: int | None = None,
+        nodes: Sequence[Node] | None = None,
     ) -> None:
+        """`nodes` are the nodes of the operations; None: those of the Dag, in order."""
+        nodes = dag.nodes if nodes is None else nodes
         self.cluster = cluster
         self.max_bytes = max_bytes
         self.keys = [-1] * len(jobs)
@@ -42,9 +47,9 @@ class BucketPrices:
         known: dict[Key, int] = {}
         self.prices: dict[tuple[int, int], int] = {}
         for job, queue in enumerate(jobs.queue):
-            if queue < 0:
+            if queue < 0 or jobs.program.queues[queue].is_copies:
                 continue
-            collective = Collective(dag.nodes[jobs.ops[job][0]])
+            collective = Collective(nodes[jobs.ops[job][0]])
             member = read_member(collective, dag, "coalesced")
             if not isinstance(member, Member) or not _is_plain(collective) or member.key.kind not in kinds:
                 continue

@@ -18,9 +18,9 @@ from typing import Literal
 
 from torch.fx import Node
 
-from weft.bucketing.policy import module_paths
 from weft.graph import ops
 from weft.graph.ops import Kind
+from weft.graph.origins import module_paths
 
 Root = Literal["one", "split"]
 

@@ -70,7 +70,8 @@ class Variant:
 
     def members(self) -> Mapping[str, tuple[str, ...]]:
         """For each launch, the original launches that it replaces."""
-        launches = (node for node in self.nodes if node.op == "call_function" and ops.launch_form(node.target))
+        calls = (node for node in self.nodes if node.op == "call_function")
+        launches = (node for node in calls if ops.launch_form(node.target) or ops.host_copy(node.target))
         return {node.name: node.meta.get(MEMBERS_KEY, (node.name,)) for node in launches}
 
 

@@ -27,8 +27,10 @@ STAGES: dict[str, str] = {
     "algebra": "simplify-arithmetic",
     # Remove unnecessary launches. Exact.
     "communication": "remove-single-rank-collectives,dedupe-collectives",
+    # Sums over several mesh axes: send parts instead of whole tensors over slow links.
+    "axes": "sink-all-reduces,decompose-mesh-all-reduces",
     # Merge launches that are equivalent in real arithmetic.
-    "sums": "sink-all-reduces,dedupe-reduce-scatters,fuse-scattered-gathers",
+    "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
     # Overlap matmuls with their own gather or scatter.
     "stream": "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}",
     # Choose the order of all nodes, and the buckets. Last: it must see the final nodes.
@@ -36,13 +38,13 @@ STAGES: dict[str, str] = {
 }
 PRESETS: dict[str, str] = {
     "none": "",
-    "ddp": "clean,algebra,communication,plan",
-    "fsdp": "clean,algebra,communication,sums,plan",
-    "hsdp": "clean,algebra,communication,sums,plan",
+    "ddp": "clean,algebra,communication,axes,plan",
+    "fsdp": "clean,algebra,communication,axes,sums,plan",
+    "hsdp": "clean,algebra,communication,axes,sums,plan",
     # Without `sums`: a scatter and the gather after it can both be streamed; an all-reduce in their place could not.
     "tp": "clean,algebra,communication,stream,plan",
-    "fsdp-tp": "clean,algebra,communication,sink-all-reduces,dedupe-reduce-scatters,stream,plan",
-    "moe": "clean,algebra,communication,sums,plan",
+    "fsdp-tp": "clean,algebra,communication,axes,dedupe-reduce-scatters,stream,plan",
+    "moe": "clean,algebra,communication,axes,sums,plan",
     # Bitwise exact: no reduction in another order, no matmul of another shape.
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from torch.fx import GraphModule
 
-from weft.bucketing.policy import module_paths
 from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
+from weft.graph.origins import module_paths
 from weft.graph.roles import Roles
 from weft.passes.pipeline import Pipeline, Run
 from weft.quantities import size_text

@@ -54,7 +54,12 @@ class Loss:
     """The results of a mean loss: the sum of the chunks' sums, over the sum of their weights."""
 
 
-Form = BatchDim | Sum | Loss | Routed | tuple["BatchDim | None", ...] | None
+@dataclass(frozen=True)
+class OfChunk:
+    """A value that attention returns for its own backward pass, such as a seed: each chunk has another one."""
+
+
+Form = BatchDim | Sum | Loss | OfChunk | Routed | tuple["BatchDim | OfChunk | None", ...] | None
 """The form of a value or of a list of values; None: shared."""
 
 
@@ -116,6 +121,8 @@ class BatchRows:
         if (found.random and rule is not _attended) or found.writes or found.ordered or found.opaque:
             does = "draws random numbers" if found.random else "writes its input" if found.writes else "has effects"
             raise MixesRows(f"the batch is not split: {node.name} {does}", Reason.HAS_EFFECT)
+        if any(isinstance(form, OfChunk) for form in forms) and rule is not _attended:
+            raise _mixed(node, "reads the seed of an attention")
         if is_routed:
             self.followed[node] = self._follow_route(node, name)
             self._check(node, self.followed[node].form)
@@ -277,18 +284,25 @@ def _reduced(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
 
 
 def _beside(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
-    """Operators along one dim, which must not be that of the rows."""
+    """Operators along one dim, which must not be that of the rows; shared tensors with the rows' extent are sliced."""
     rows, rank = _first_rows(batch, node), len(_shape(next(iter(input_nodes(node)))))
+    extents = {_shape(source)[rows.dim] for source in input_nodes(node) if batch.form(source) == rows}
+    slices: dict[Node, int] = {}
     given = bound["dims"] if "dims" in bound else [bound["dim"]]
     if not given or rows.dim in {d % rank for d in given}:
         raise _mixed(node, f"works along the batch ({ops.name_of(node.target)})")
     for source in input_nodes(node):
-        if batch.form(source) not in (rows, None) or (batch.form(source) is None and len(_shape(source)) == rank):
+        if batch.form(source) not in (rows, None):
             raise _mixed(node, "combines rows with other values")
+        if batch.form(source) is None and len(_shape(source)) == rank:
+            if {_shape(source)[rows.dim]} != extents or rows.outer > 1:
+                raise _mixed(node, "combines rows with other values")
+            slices[source] = rows.dim
     value = ops.value_of(node)
     if isinstance(value, list | tuple):
-        return Followed(tuple(rows for _ in value))
-    return Followed(rows if ops.name_of(node.target) != "select.int" else BatchDim(_after_select(rows, bound, rank)))
+        return Followed(tuple(rows for _ in value), {}, slices)
+    is_select = ops.name_of(node.target) == "select.int"
+    return Followed(BatchDim(_after_select(rows, bound, rank)) if is_select else rows, {}, slices)
 
 
 def _after_select(rows: BatchDim, bound: dict[str, Any], rank: int) -> int:
@@ -344,10 +358,13 @@ def _batched_product(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Fol
 def _attended(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     """Attention within each sequence of the batch; its rows must be whole sequences."""
     for source in input_nodes(node):
-        batch.rows(source, 0)
-    if bound.get("attn_mask") is not None or bound.get("dropout_p"):
+        if not isinstance(batch.form(source), OfChunk):
+            batch.rows(source, 0)
+    if any(bound.get(name) is not None for name in ("attn_mask", "attn_bias")) or bound.get("dropout_p"):
         raise _mixed(node, "has a mask or dropout")
-    return Followed(tuple(BatchDim(0) for _ in ops.value_of(node)))
+    results = ops.value_of(node)
+    has_rows = [isinstance(value, Tensor) and value.dim() > 2 for value in results]  # seeds and sizes have no rows
+    return Followed(tuple(BatchDim(0) if is_split else OfChunk() for is_split in has_rows))
 
 
 def _looked_up(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
@@ -448,8 +465,11 @@ RULES: dict[str, Rule] = {
     "cat": _concatenated,
     "mm": _product,
     "bmm": _batched_product,
-    "_scaled_dot_product_flash_attention_for_cpu": _attended,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attended,
+    **{
+        f"_scaled_dot_product_{kind}_attention{end}": _attended
+        for kind in ("flash", "efficient", "cudnn")
+        for end in ("", "_backward", "_for_cpu", "_for_cpu_backward")
+    },
     "embedding": _looked_up,
     "embedding_dense_backward": _gradient_of_table,
     "nll_loss_forward": _lost,

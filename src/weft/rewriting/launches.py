@@ -6,12 +6,14 @@ which serves for comparisons only. Only launches of a single tensor that return 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from weft.graph import ops
-from weft.graph.groups import Group, runtime_name
+from weft.graph.groups import Group, are_axes_of_one_mesh, runtime_name
 from weft.graph.listings.call_lines import GroupOf
 from weft.graph.ops import Kind
 from weft.plan.context import Context
@@ -19,6 +21,8 @@ from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft, New
 
 AS_STRIDED = ops.op_of("as_strided")
+LINEAR = ("sum", "avg")
+"""Reduce operators that commute with each other; any other one commutes only with itself."""
 
 
 def group_of(draft: Draft, launch: AnyNode, context: Context) -> Group:
@@ -85,6 +89,29 @@ def why_not_alone(draft: Draft, launch: AnyNode, root: AnyNode) -> Refusal | Non
         return None
     names = ", ".join(user.name for user in draft.users(launch))
     return Refusal(Reason.UNSUPPORTED_FORM, f"{root.name} stays: {launch.name} has several users, {names}", launch.name)
+
+
+def why_not_axes(name: str, groups: Sequence[Group], context: Context) -> Refusal | None:
+    """Why collectives over several groups cannot come in another order: they are not axes of one mesh for all ranks."""
+    unknown = next((group.name for group in groups if group.name in context.groups.unplaced), None)
+    if unknown is not None:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: the ranks of {unknown!r} are not known")
+    for first, second in itertools.combinations(groups, 2):
+        if not are_axes_of_one_mesh(first, second):
+            what = f"{name} stays: {first.name!r} and {second.name!r} are not two axes of one mesh"
+            return Refusal(Reason.UNSUPPORTED_FORM, what)
+    withheld = next((context.withheld[group.name] for group in groups if group.name in context.withheld), None)
+    return Refusal(Reason.OTHER_RANKS, f"{name} stays: {withheld}") if withheld is not None else None
+
+
+def why_not_commute(name: str, reduce_ops: Sequence[str], dtype: torch.dtype) -> Refusal | None:
+    """Why reductions over different groups cannot be made in another order."""
+    is_float, used = dtype.is_floating_point or dtype.is_complex, set(reduce_ops)
+    if len(used) > 1 and not (used <= set(LINEAR) and is_float):
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: reductions by {', '.join(reduce_ops)} do not commute")
+    if not is_float and "avg" in used:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: each average of integers is rounded")
+    return None
 
 
 def place_in(group: Group, rank: int) -> int | None:

@@ -15,11 +15,16 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from weft.graph.operator_effects import profile
-from weft.graph.ops import is_wait
+from weft.graph.ops import bind, is_wait
 from weft.plan.decision import Reason, Refusal
 from weft.streaming.layouts import Digit, Layout, Unfollowed
 from weft.streaming.rowwise import Rowwise
-from weft.streaming.view_layouts import sizes_of
+from weft.streaming.view_layouts import qualified, sizes_of
+
+SCALED = "aten::_scaled_mm"
+"""The product of fp8 tensors with scales."""
+SCALE_ROWS = 4
+"""Scales of rows are f32 and begin at multiples of 16 bytes."""
 
 
 class ChunkDim(NamedTuple):
@@ -123,10 +128,13 @@ def chunk_of(layout: Layout, stride: int, chunks: int) -> Layout:
 
 
 def check_rows(node: Node, chunks: int) -> None:
-    """Refuse chunks of a single row: they gain nothing, and some kernels treat a vector differently from a matrix."""
+    """Refuse chunks that kernels treat differently: a single row, and rows of fp8 whose scales are not aligned."""
     shape = sizes_of(node) or ()
-    if len(shape) > 1 and prod(shape[:-1]) <= chunks:
+    rows = prod(shape[:-1]) // chunks
+    if len(shape) > 1 and rows <= 1:
         raise Unfollowed("a chunk would be a single row")
+    if qualified(node.target) == SCALED and prod(sizes_of(bind(node)["scale_a"]) or ()) > 1 and rows % SCALE_ROWS:
+        raise Unfollowed(f"cuBLAS takes fp8 rows with scales of their own in multiples of {SCALE_ROWS}")
 
 
 def chunk_dim_of_result(call: Rowwise, name: str, chunk_dim: ChunkDim) -> ChunkDim:

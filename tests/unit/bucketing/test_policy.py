@@ -8,11 +8,12 @@ from torch.fx import GraphModule
 import weft
 from tests.unit.plan.listings import buckets, decisions, gathers, graph, node, run
 from weft.bucketing.eligibility import Key
-from weft.bucketing.policy import SHARE, Policy, cap_from, module_paths
+from weft.bucketing.policy import SHARE, Policy, cap_from
 from weft.cost.cluster import Cluster
 from weft.errors import PipelineError
 from weft.graph.groups import Group, GroupTable
 from weft.graph.ops import Kind
+from weft.graph.origins import module_paths
 from weft.plan.decision import Reason
 
 MIB = 1 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ import weft
 from weft.cost.cluster import Cluster
 from weft.cost.measured_table import Table
 from weft.graph.collective import collectives
-from weft.graph.groups import Group
+from weft.graph.groups import TABLE_KEY, Group, read_groups
 from weft.graph.ops import Kind
 from weft.passes.pipeline import Pipeline, Run
 from weft.plan.decision import Reason
@@ -282,6 +284,162 @@ def test_a_graph_whose_ranks_differ_is_not_swapped():
     run = Pipeline.parse("sink-all-reduces").run(before, withheld={"shard": "its ranks hold different graphs"})
     assert kinds(run) == [Kind.ALL_REDUCE, Kind.REDUCE_SCATTER]
     assert [d.reason for entry in run.log for d in entry.step.declined] == [Reason.OTHER_RANKS]
+
+
+def test_a_group_whose_ranks_are_not_known_is_not_taken_for_an_axis():
+    texts = [text.format(dtype="f32", first="sum", second="sum", **MESH) for text in (HYBRID, SWAPPED)]
+    before, swapped = map(weft.parse, texts)
+    assert prove(before, swapped, reassociates=True)
+    for module in (before, swapped):
+        module.meta[TABLE_KEY] = replace(module.meta[TABLE_KEY], unplaced=frozenset({"shard"}))
+    run = Pipeline.parse("sink-all-reduces").run(before)
+    assert kinds(run) == [Kind.ALL_REDUCE, Kind.REDUCE_SCATTER]
+    assert [d.reason for entry in run.log for d in entry.step.declined] == [Reason.UNSUPPORTED_FORM]
+    assert not prove(before, swapped, reassociates=True)
+
+
+def test_a_sum_over_two_other_axes_sinks_below_a_scatter():
+    text = f"""{CUBE}
+def graph(g: f32[4, 4]):
+    ar = all_reduce(g, 'sum', 'node')
+    w = wait(ar)
+    ar1 = all_reduce(w, 'avg', 'pod')
+    w1 = wait(ar1)
+    rs = reduce_scatter(w1, 'avg', 2, 'gpu')
+    part = wait(rs)
+    return [part]
+"""
+    before = weft.parse(text)
+    run = Pipeline.parse("sink-all-reduces").run(before)
+    assert kinds(run) == [Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_REDUCE]
+    assert weft.verify(before, run.module, ranks=8).equal
+    assert prove(before, run.module, reassociates=True)
+
+
+# Sums over several axes.
+
+
+CUBE = "group('gpu', size=2)\ngroup('node', size=2, stride=2)\ngroup('pod', size=2, stride=4)\n"
+NODES = "group('inner', size=8)\ngroup('outer', size=4, stride=8)\n"
+WITH_ALL = f"{NODES}group('all', size=32)\n"
+DECOMPOSE = "decompose-mesh-all-reduces"
+THREE_LAUNCHES = [(Kind.REDUCE_SCATTER, "inner"), (Kind.ALL_REDUCE, "outer"), (Kind.ALL_GATHER, "inner")]
+
+
+def sum_over(*groups: str, given: str, elements: int = 64, dtype: str = "f32", reduce_op: str = "sum") -> GraphModule:
+    """All-reduces over groups in turn; a gather over each of the other groups, so that the graph knows them."""
+    lines, value = [f"{given}\ndef graph(g: {dtype}[{elements}], x: f32[4]):"], "g"
+    for k, group in enumerate(groups):
+        lines += [f"    ar{k} = all_reduce({value}, {reduce_op!r}, {group!r})", f"    w{k} = wait(ar{k})"]
+        value = f"w{k}"
+    others = [found for found in re.findall(r"group\('(\w+)', size=(\d+)", given) if found[0] not in groups]
+    for name, size in others:
+        lines += [f"    of_{name} = all_gather(x, {size}, {name!r})", f"    from_{name} = wait(of_{name})"]
+    return weft.parse(
+        "\n".join([*lines, f"    return [{', '.join([value, *(f'from_{name}' for name, _ in others)])}]", ""])
+    )
+
+
+def launches(run: Run) -> list[tuple[Kind, str]]:
+    """The launches that are not one of the gathers of `sum_over`."""
+    table = read_groups(run.module)
+    found = [each for each in collectives(run.module.graph) if not each.launch.name.startswith("of_")]
+    return [(each.kind, table.canonical(each.group)) for each in found]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("gpu", "node", "pod"))))
+@pytest.mark.parametrize(("elements", "num_scatters"), [(64, 2), (4, 2), (2, 1)])
+def test_a_sum_over_three_axes_is_scattered_over_as_many_as_split(
+    order: tuple[str, ...], elements: int, num_scatters: int
+):
+    before = sum_over(*order, given=CUBE, elements=elements)
+    run = Pipeline.parse(f"{DECOMPOSE}{{always=true}}").run(before)
+    ends = [Kind.REDUCE_SCATTER] * num_scatters, [Kind.ALL_GATHER] * num_scatters
+    assert kinds(run) == [*ends[0], *[Kind.ALL_REDUCE] * (3 - num_scatters), *ends[1]]
+    assert weft.verify(before, run.module, ranks=8).equal
+    assert prove(before, run.module, reassociates=True)
+    assert not prove(before, run.module)  # bits may differ
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg", "max"])
+@pytest.mark.parametrize(
+    ("groups", "whole", "is_same"),
+    [
+        (("gpu", "node"), "size=4", True),
+        (("pod", "node"), "size=4, stride=2", True),
+        (("pod", "gpu"), "size=4, ranks=[[0, 1, 4, 5], [2, 3, 6, 7]]", True),
+        (("node", "gpu", "pod"), "size=8", True),
+        (("gpu", "node"), "size=8", False),
+        (("gpu", "pod"), "size=4", False),
+        (("gpu", "gpu"), "size=2", False),
+    ],
+)
+def test_sums_over_axes_are_proved_equal_to_the_sum_over_just_their_ranks(
+    groups: tuple[str, ...], whole: str, is_same: bool, reduce_op: str
+):
+    text = f"{CUBE}group('all', {whole})\n\ndef graph(g: f32[8]):\n    ar = all_reduce(g, {reduce_op!r}, 'all')\n"
+    lines, value = [f"{CUBE}group('all', {whole})\n\ndef graph(g: f32[8]):"], "g"
+    for k, group in enumerate(groups):
+        lines += [f"    ar{k} = all_reduce({value}, {reduce_op!r}, {group!r})", f"    w{k} = wait(ar{k})"]
+        value = f"w{k}"
+    at_once = weft.parse(f"{text}    w = wait(ar)\n    return [w]\n")
+    in_turn = weft.parse("\n".join([*lines, f"    return [{value}]\n"]))
+    assert bool(prove(in_turn, at_once, reassociates=True)) is is_same
+    if reduce_op == "sum":
+        assert weft.verify(in_turn, at_once, ranks=8).equal is is_same
+
+
+@pytest.mark.parametrize(
+    ("groups", "given", "cluster_name", "elements", "expected"),
+    [
+        # A chain sends whole tensors between nodes. Three launches of a small one take longer than two.
+        (("outer", "inner"), NODES, "h100-4x8", 1 << 22, THREE_LAUNCHES),
+        (("outer", "inner"), NODES, "h100-4x8", 256, [(Kind.ALL_REDUCE, "outer"), (Kind.ALL_REDUCE, "inner")]),
+        # NCCL's all-reduce of all ranks is the fastest on rails, and the slower one where nodes share a link.
+        (("outer", "inner"), WITH_ALL, "h100-4x8", 1 << 22, [(Kind.ALL_REDUCE, "all")]),
+        (("all",), WITH_ALL, "h100-4x8", 1 << 22, [(Kind.ALL_REDUCE, "all")]),
+        (("all",), WITH_ALL, "ethernet-h100-4x8", 1 << 22, THREE_LAUNCHES),
+        # Three launches of 1 MiB would be faster alone, but not in a bucket.
+        (("all",), WITH_ALL, "h100-4x8", 1 << 18, [(Kind.ALL_REDUCE, "all")]),
+    ],
+)
+def test_a_sum_takes_the_form_that_is_fastest_on_the_cluster(
+    groups: tuple[str, ...], given: str, cluster_name: str, elements: int, expected: list[tuple[Kind, str]]
+):
+    before = sum_over(*groups, given=given, elements=elements)
+    run = Pipeline.parse(DECOMPOSE).run(before, cluster=cluster_name)
+    assert launches(run) == expected
+    assert prove(before, run.module, reassociates=True)
+    assert not Pipeline.parse(DECOMPOSE).run(run.module, cluster=cluster_name).log[0].changed
+
+
+def test_a_sum_whose_ranks_differ_or_are_not_known_or_that_rounds_stays():
+    pipeline, groups = Pipeline.parse(f"{DECOMPOSE}{{always=true}}"), ("gpu", "node")
+    withheld = pipeline.run(sum_over(*groups, given=CUBE), withheld={"gpu": "its ranks hold different graphs"})
+    assert [d.reason for d in withheld.log[0].step.declined] == [Reason.OTHER_RANKS]
+    module = sum_over(*groups, given=CUBE)
+    module.meta[TABLE_KEY] = replace(module.meta[TABLE_KEY], unplaced=frozenset({"gpu"}))
+    assert [d.reason for d in pipeline.run(module).log[0].step.declined] == [Reason.UNSUPPORTED_FORM]
+    rounded = pipeline.run(sum_over(*groups, given=CUBE, dtype="i64", reduce_op="avg"))
+    assert [d.reason for d in rounded.log[0].step.declined] == [Reason.UNSUPPORTED_FORM]
+
+
+def test_axes_of_which_one_is_withheld_do_not_stand_for_their_product():
+    module = sum_over("all", given="group('a', size=2)\ngroup('b', size=2, stride=2)\ngroup('all', size=4)\n")
+    always = Pipeline.parse(f"{DECOMPOSE}{{always=true}}")
+    assert always.run(module).log[0].changed
+    assert not always.run(module, withheld={"b": "its ranks hold different graphs"}).log[0].changed
+
+
+@pytest.mark.slow
+def test_gradients_averaged_over_two_axes_are_planned_nearly_as_fast_as_over_all_ranks_at_once():
+    meshes = {"ddp-dtensor": {"outer": 4, "inner": 8}, "ddp": {"dp": 32}}
+    steps = {}
+    for parallel, mesh in meshes.items():
+        module = weft.zoo.load("llama-1b", parallel=parallel, mesh=mesh, layers=2, part="step")
+        result = weft.optimize(module, cluster="h100-4x8", verify="equivalence")
+        steps[parallel] = weft.simulate(result.module, "h100-4x8").step_us
+    assert steps["ddp-dtensor"] < 1.15 * steps["ddp"]
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_presets_are_pipelines_by_name():
 
 def test_a_preset_is_its_stages_in_their_order():
     assert str(Pipeline.parse("ddp")) == ",".join(
-        STAGES[name] for name in ("clean", "algebra", "communication", "plan")
+        STAGES[name] for name in ("clean", "algebra", "communication", "axes", "plan")
     )
     for spec in PRESETS.values():
         places = [list(STAGES).index(name) for name in spec.split(",") if name in STAGES]

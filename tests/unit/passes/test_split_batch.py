@@ -140,3 +140,54 @@ def test_a_step_without_exposed_communication_stays_whole():
 def test_without_a_cluster_the_number_of_chunks_must_be_given():
     (sentence,) = why(weft.optimize(weft.parse(FORWARD), pipeline="split-batch{inputs=x}"))
     assert sentence == "the batch is not split: without a cluster the gain is unknown; chunks=2 splits it"
+
+
+ATTENTIONS = {
+    "flash": ("q, k, v, 0.0, True", "g, q, k, v, o, l, None, None, 16, 16, 0.0, True, s, t"),
+    "cudnn": ("q, k, v, None, True, 0.0, True", "g, q, k, v, o, l, s, t, None, None, None, 16, 16, 0.0, True"),
+}
+ON_GPU = """
+device('cuda:0')
+
+def graph(q: bf16[4, 2, 16, 64], k: bf16[4, 2, 16, 64], v: bf16[4, 2, 16, 64], g: bf16[4, 2, 16, 64]):
+    a = _scaled_dot_product_KIND_attention(FORWARD)
+    o = a[0]
+    l = a[1]
+    s = a[6]
+    t = a[7]
+    b = _scaled_dot_product_KIND_attention_backward(BACKWARD)
+    d = b[0]
+    return [o, dRETURNED]
+"""
+
+
+def on_gpu(kind: str, dropout: str = "0.0", returned: str = "") -> GraphModule:
+    forward, backward = ATTENTIONS[kind]
+    text = ON_GPU.replace("KIND", kind).replace("FORWARD", forward).replace("BACKWARD", backward)
+    return weft.parse(text.replace("0.0", dropout).replace("RETURNED", returned))
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_backward_of_attention_takes_the_seeds_of_its_own_chunk(kind: str):
+    result = split(on_gpu(kind), 2, "q/k/v/g")
+    assert result.report.applied
+    nodes = {node.name: node for node in result.module.graph.nodes}
+    for chunk in range(2):
+        sources = {str(source) for source in nodes[f"b_chunk{chunk}"].all_input_nodes}
+        assert {f"s_chunk{chunk}", f"t_chunk{chunk}", f"o_chunk{chunk}"} <= sources
+
+
+@pytest.mark.parametrize("change", [{"dropout": "0.5"}, {"returned": ", s"}])
+def test_attention_with_dropout_or_a_returned_seed_is_not_split(change: dict[str, str]):
+    result = split(on_gpu("flash", **change), 2, "q/k/v/g")
+    assert not result.report.applied
+
+
+def test_a_constant_with_the_rows_of_the_batch_is_sliced():
+    module = weft.parse(
+        "def graph(i: i64[4, 2], x: f32[4, 2]):\n    z = zeros([4, 8], dtype=f32)\n    y = scatter.src(z, -1, i, x)\n"
+        "    return [y]\n"
+    )
+    result = split(module, 2, "i/x")
+    assert result.report.applied
+    assert weft.verify(module, result.module).equal

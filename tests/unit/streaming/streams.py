@@ -36,9 +36,9 @@ class Case:
 def cases(num_ranks: int, forms: tuple[Form, ...] = FORMS) -> list[Case]:
     """Shards of two and of three dims, every dim, every form, used elsewhere or not."""
     found = [
-        Case(num_ranks, shape, dim, form, used)
-        for shape in ((4, WIDTH), (2, 4, WIDTH))
-        for dim, form, used in product(range(len(shape)), forms, (False, True))
+        Case(num_ranks, (*outer, 16 if form == "fp8-rows" else 4, WIDTH), dim, form, used)
+        for outer in ((), (2,))
+        for dim, form, used in product(range(len(outer) + 2), forms, (False, True))
     ]
     return [case for case in found if case.form != "bmm" or len(case.shape) == 3]
 

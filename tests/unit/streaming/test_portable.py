@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from tests.tiers import quick_only
-from tests.unit.streaming.streams import Case, cases, gather, quick_cases, reduce, scatter
+from tests.unit.streaming.streams import Case, Form, cases, gather, quick_cases, reduce, scatter
 from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.comparison import example_inputs
@@ -47,6 +47,12 @@ def test_a_product_and_its_scatter_in_chunks_compute_the_same(case: Case):
 @pytest.mark.parametrize("case", quick_only(ALONG_ROWS, *quick_cases(ALONG_ROWS)), ids=str)
 def test_a_product_that_is_summed_over_ranks_in_chunks_computes_the_same(case: Case):
     assert check(reduce(case), "fuse-matmul-reduce-scatters{chunks=2}", case.num_ranks) == 1
+
+
+@pytest.mark.parametrize(("form", "num_streamed"), [("fp8", 1), ("fp8-rows", 0)])
+def test_scales_of_rows_stay_aligned(form: Form, num_streamed: int):
+    case = Case(2, (4, 16), 1, form, used=False)
+    assert check(gather(case), "fuse-all-gather-matmuls{chunks=2}", 2) == num_streamed
 
 
 @pytest.mark.parametrize("chunks", [2, 4])

@@ -1,4 +1,4 @@
-"""Decide which values backward finds in memory, and which it gathers or computes again, for a memory limit.
+"""Decide which values backward finds in memory, which it gathers or computes again, and which it fetches from the host.
 
 Why: a step that does not fit needs fewer values at once. Recomputing a norm costs little and frees much; a weight that
 is gathered once and kept costs memory but no second gather. Which of these pays depends on what else is kept, and on
@@ -18,6 +18,17 @@ After::
     ...
     a_again = silu(x)
     dw = mm(a_again_t, db)
+
+With `offload=true`, a value may also leave for pinned host memory::
+
+    a = silu(x)
+    a_offload = weft.offload.default(a)
+    b = mm(a, w)
+    a_offloaded = weft.wait_copy.default(a_offload, a)
+    ...
+    a_fetch = weft.fetch.default(a_offloaded, device='cuda')
+    a_fetched = weft.wait_copy.default(a_fetch, a_offloaded)
+    dw = mm(a_fetched_t, db)
 
 Alike values, such as the same tensor of each layer, are decided together, and split by layers only at the limit. Each
 choice is planned as a whole step with its order and its buckets (`retention/decider.py`), as `schedule-overlap` does
@@ -53,7 +64,7 @@ from weft.retention.repeats import repeat
 
 @dataclass(frozen=True)
 class DecideMemory(Pass):
-    """Keep, gather again or recompute what backward needs, for the shortest step within the memory limit."""
+    """Keep, gather again, recompute or offload what backward needs, for the shortest step within the memory limit."""
 
     numerics = Numerics.EXACT
     reorders_launches = True
@@ -63,18 +74,26 @@ class DecideMemory(Pass):
     """The collectives that `schedule-overlap` may merge afterwards."""
     max_bucket_bytes: int | None = None
     """Maximum bytes of one bucket of `schedule-overlap`."""
+    offload: bool = False
+    """Whether values may also be offloaded to the pinned host memory that the cluster describes."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         limit = context.memory_limit_bytes
         if limit is None:
             return self.step((), ())
-        decider = Decider(graph, context, limit, KINDS[self.merge] - OTHERS, self.max_bucket_bytes)
+        host_memory = context.target_cluster.device.host_memory if self.offload else None
+        decider = Decider(graph, context, limit, KINDS[self.merge] - OTHERS, self.max_bucket_bytes, host_memory)
         best = decider.decide()
         if best.peak_bytes > limit:
             raise MemoryLimitError(self._refusal(best, limit), best.peak_bytes)
         table = decider.table(best.choice)
         action = replace(best.action, table=table) if best.action is not None else Repeat((), table=table)
-        return self.step([action] if table else [], self._decisions(decider, table))
+        decisions = self._decisions(decider, table)
+        if self.offload and host_memory is None:
+            name = context.target_cluster.name
+            sentence = f"nothing is offloaded: cluster {name} describes no host memory ([device.host_memory])"
+            decisions.append(self.decision(Reason.UNSUPPORTED_FORM, sentence))
+        return self.step([action] if table else [], decisions)
 
     def _refusal(self, best: Trial, limit: int) -> str:
         what = (
@@ -108,5 +127,5 @@ def _sentence(row: Retention) -> str:
     if row.choice == "kept":
         why = "instead of making them again" if row.given == "made again" else "to make others from them"
         return f"{row.group}: keeps {row.num_values} values, {size}, {why}"
-    work = duration_text(row.work_us)
-    return f"{row.group}: {row.choice}, {row.num_values} values, {size}, for {work} more work"
+    work = f"{duration_text(row.work_us)} {'of copies' if row.choice == 'offloaded' else 'more work'}"
+    return f"{row.group}: {row.choice}, {row.num_values} values, {size}, for {work}"

@@ -37,7 +37,6 @@ from torch.fx import Graph
 
 from weft.graph import ops
 from weft.graph.collective import num_bytes
-from weft.graph.groups import are_axes_of_one_mesh
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.graphwise_pass import GraphwisePass
@@ -45,7 +44,15 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft, New
-from weft.rewriting.launches import all_reduced, group_of, is_same_group, price, scattered
+from weft.rewriting.launches import (
+    all_reduced,
+    group_of,
+    is_same_group,
+    price,
+    scattered,
+    why_not_axes,
+    why_not_commute,
+)
 from weft.rewriting.new_nodes import sources
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply
@@ -63,8 +70,6 @@ MOVES = frozenset(
     if (target := ops.op_of(name)) is not None
 )
 PAD = ops.op_of("constant_pad_nd")
-LINEAR = ("sum", "avg")
-"""Reduce operators that commute with each other; any other one commutes only with itself."""
 
 
 @dataclass
@@ -98,17 +103,19 @@ class SinkAllReduces(GraphwisePass):
         decisions: list[Decision] = []
         for node in draft.dag.nodes:
             site = _site(draft, node) if ops.is_wait(node.target) else None
-            if site is None:
-                continue
-            names = (*(match["launch"].name for match in site.sums.values()), site.match["scatter"].name)
-            refusal = _why_not(draft, site, context) or _swap(draft, site)
-            if refusal is not None:
-                draft.forget()
-                decisions.append(self.decision(refusal.reason, refusal.sentence, *names, blocking=refusal.blocking))
-                continue
-            sentence = f"moved the all-reduce over {_axis(draft, site, context)!r} after {names[-1]}, to one part"
-            decisions.append(self.decision(Reason.APPLIED, sentence, *names))
+            while site is not None:
+                made = _why_not(draft, site, context) or _swap(draft, site)
+                decisions.append(self._decided(draft, site, made, context))
+                site = _site(draft, made) if not isinstance(made, Refusal) else None  # after a sum over a third axis
         return self.step(draft.actions, decisions)
+
+    def _decided(self, draft: Draft, site: _Site, made: New | Refusal, context: Context) -> Decision:
+        names = (*(match["launch"].name for match in site.sums.values()), site.match["scatter"].name)
+        if isinstance(made, Refusal):
+            draft.forget()
+            return self.decision(made.reason, made.sentence, *names, blocking=made.blocking)
+        sentence = f"moved the all-reduce over {_axis(draft, site, context)!r} after {names[-1]}, to one part"
+        return self.decision(Reason.APPLIED, sentence, *names)
 
 
 def _axis(draft: Draft, site: _Site, context: Context) -> str:
@@ -156,18 +163,13 @@ def _why_not(draft: Draft, site: _Site, context: Context) -> Refusal | None:
     replicas, shards = group_of(draft, launch, context), group_of(draft, scatter, context)
     if any(not is_same_group(draft, launch, other) for other in launches[1:]):
         return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its all-reduces use several groups", launch.name)
-    if not are_axes_of_one_mesh(replicas, shards):
-        what = f"{name} stays: {replicas.name!r} and {shards.name!r} are not two axes of one mesh"
-        return Refusal(Reason.UNSUPPORTED_FORM, what, launch.name)
-    withheld = next((w for g in (replicas, shards) if (w := context.withheld.get(g.name)) is not None), None)
-    if withheld is not None:
-        return Refusal(Reason.OTHER_RANKS, f"{name} stays: {withheld}")
-    used = [match["reduce_op"], *(found["reduce_op"] for found in site.sums.values())]
-    is_float = draft.value(match.root).dtype.is_floating_point or draft.value(match.root).dtype.is_complex
-    if len(set(used)) > 1 and not (set(used[1:]) == {used[1]} and set(used) <= set(LINEAR) and is_float):
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: reductions by {', '.join(used)} do not commute")
-    if not is_float and "avg" in used:
-        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: each average of integers is rounded")
+    sums = [found["reduce_op"] for found in site.sums.values()]
+    if len(set(sums)) > 1:
+        return Refusal(Reason.UNSUPPORTED_FORM, f"{name} stays: its all-reduces reduce by {', '.join(sums)}")
+    refusal = why_not_axes(name, (replicas, shards), context)
+    refusal = refusal or why_not_commute(name, [match["reduce_op"], *sums], draft.value(match.root).dtype)
+    if refusal is not None:
+        return refusal
     refusal = _why_not_alone(draft, site) or why_not_apply(draft, _everything(site))
     if refusal is not None:
         return refusal
@@ -196,8 +198,8 @@ def _why_not_alone(draft: Draft, site: _Site) -> Refusal | None:
     return None
 
 
-def _swap(draft: Draft, site: _Site) -> Refusal | None:
-    """Plan the reduce-scatter before the all-reduce; returns why it cannot replace the original."""
+def _swap(draft: Draft, site: _Site) -> New | Refusal:
+    """Plan the reduce-scatter before the all-reduce; returns its wait, or why the two cannot replace the originals."""
     match, root = site.match, site.match.root
     made: dict[AnyNode, AnyNode] = {wait: _contiguous(draft, found["sent"], root) for wait, found in site.sums.items()}
     for node in site.moves:
@@ -206,8 +208,8 @@ def _swap(draft: Draft, site: _Site) -> Refusal | None:
     sent = made[match["sent"]]
     part = scattered(draft, sent, match["reduce_op"], match["size"], match["scatter"], root)
     new = all_reduced(draft, part, site.first["reduce_op"], site.first["launch"], root)
-    refusal = draft.why_not_replace(root, new)
-    return refusal or draft.replace({root: new}, _everything(site).nodes)
+    refusal = draft.why_not_replace(root, new) or draft.replace({root: new}, _everything(site).nodes)
+    return refusal or part
 
 
 def _contiguous(draft: Draft, node: AnyNode, before: AnyNode) -> AnyNode | New:

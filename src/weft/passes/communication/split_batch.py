@@ -23,8 +23,9 @@ that do not depend on the batch, such as gathered weights, are computed once. Gr
 order of the chunks, after casts, and reduced over ranks once. A later pass orders the chunks.
 
 Declines: an operator that mixes rows (a statistic over the batch, a position counted over all tokens, an exchange of
-rows between ranks), one without a rule, random numbers, a batch that does not split, and a step that would not be
-shorter. Without `chunks`, the pass tries two to four on the given cluster, each planned by `schedule-overlap`.
+rows that is not part of expert routing), one without a rule, random numbers, a batch that does not split, and a step
+that would not be shorter. Without `chunks`, the pass tries two to four on the given cluster, each planned by
+`schedule-overlap`.
 Numerics: reassociates: gradients of weights and the loss are sums of the chunks' sums. Bytes on the wire: unchanged, in
 more launches. Memory: no gathered weight is held twice; results of several chunks may be alive together.
 """
@@ -52,7 +53,7 @@ from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.plan.plan import Rewrite, Step
-from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, Sum
+from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, OfChunk, Sum
 from weft.rewriting.draft import Draft
 from weft.rewriting.new_nodes import AnyNode, New
 from weft.rewriting.routed_rows import Routed
@@ -82,7 +83,11 @@ class SplitBatch(Pass):
         given = self._inputs(graph)
         if isinstance(given, Refusal):
             return self.step([], [self.decision(given.reason, given.sentence)])
-        if self.chunks == 1 or (self.chunks == 0 and context.cluster is None):
+        if self.chunks == 1:
+            return self.step(
+                [], [self.decision(Reason.NO_GAIN, "the batch is not split: one chunk is the whole batch")]
+            )
+        if self.chunks == 0 and context.cluster is None:
             sentence = "the batch is not split: without a cluster the gain is unknown; chunks=2 splits it"
             return self.step([], [self.decision(Reason.NO_GAIN, sentence)])
         if self.chunks:
@@ -209,6 +214,8 @@ class _Chunks:
             self.heirs[node] = self._whole(node, followed.form, made)
         if whole_users and isinstance(followed.form, Routed):
             raise GraphError(f"{node.name} is on the way to an expert and used by {whole_users[0].name}")
+        if whole_users and isinstance(followed.form, OfChunk):
+            raise GraphError(f"{node.name} is the seed of an attention and used by {whole_users[0].name}")
         if isinstance(followed.form, Loss) and node.target is getitem:
             self.heirs[node] = self._loss(node, made)
         return made

@@ -34,7 +34,7 @@ from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.graph.products import OPERANDS
 from weft.plan.decision import Reason, Refusal
-from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
+from weft.streaming.chunking import SCALED, Chunking, Operand, replaced, still_needed
 from weft.streaming.layouts import Digit, Layout, Unfollowed, identity
 from weft.streaming.lowerings.portable import ChunkBuilder
 from weft.streaming.lowerings.protocol import Name
@@ -42,7 +42,6 @@ from weft.streaming.view_layouts import qualified, sizes_of
 
 aten = torch.ops.aten
 REDUCTIONS = ("sum", "avg")
-SCALED = "aten::_scaled_mm"
 SUM = "aten::add.Tensor"
 BYTES = "aten::view.dtype"
 LEFT = "self"

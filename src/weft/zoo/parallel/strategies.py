@@ -1,6 +1,7 @@
 """Parallelisms by name: the axes of their meshes, and how each divides a model.
 
 ddp       every rank holds all parameters; gradients are averaged, one all-reduce per parameter
+ddp-dtensor  the same over a mesh of two axes, as DTensor writes it: averaged over `outer`, then over `inner`
 fsdp      parameters are sharded; gathered to compute, gradients reduce-scattered
 hsdp      fsdp inside, over `shard`; ddp outside, over `replicate`
 hsdp-dtensor  the same as DTensor writes it: whole gradients are averaged over `replicate` before they are scattered
@@ -53,6 +54,7 @@ class Strategy:
 STRATEGIES = {
     "none": Strategy(()),
     "ddp": Strategy(("dp",), replicate=("dp",)),
+    "ddp-dtensor": Strategy(("outer", "inner"), replicate=("outer", "inner")),
     "fsdp": Strategy(("dp",), shard=("dp",)),
     "hsdp": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",)),
     "hsdp-dtensor": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",), replicate_first=True),
