@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ import weft
 from tests.property.checks import NUM_RANKS
 from tests.property.strategies.listings import REWRITE_STEPS, STEPS, random_listing
 from weft.cost.cluster import assumed_cluster
+from weft.cost.device import HostMemory
 from weft.cost.execution import BACKWARD
 from weft.errors import MemoryLimitError
 from weft.graph import check
@@ -23,6 +25,7 @@ from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render
 from weft.passes.pipeline import Pipeline, replay
+from weft.retention.offloading import is_dense_result
 from weft.retention.rebuild import OverwrittenError, rebuild
 from weft.retention.repeats import repeat
 from weft.retention.sites import Sites
@@ -57,9 +60,10 @@ def sites_of(module: GraphModule) -> Sites:
 def with_random_sites_again(module: GraphModule, rng: Random) -> GraphModule | None:
     sites = sites_of(module)
     kept = {site for site in range(sites.cut) if rng.random() < rng.choice((0.2, 0.8))}
+    share = rng.choice((0.0, 0.5))
     while True:
         try:
-            action = rebuild(sites, kept)
+            action = rebuild(sites, kept, offloaded_at_random(sites, kept, share, Random(rng.random())))
             break
         except OverwrittenError as error:
             kept.add(error.site)
@@ -70,6 +74,12 @@ def with_random_sites_again(module: GraphModule, rng: Random) -> GraphModule | N
         repeat(edit, {node.name: node for node in made.graph.nodes}, action)
     recompile(made)
     return made
+
+
+def offloaded_at_random(sites: Sites, kept: set[int], share: float, rng: Random) -> dict[int, int]:
+    """Some of the needed sites that are not kept, each with a place to wait for its copy."""
+    free = [site for site in sites.needed if sites.is_free(site) and site not in kept and is_dense_result(sites, site)]
+    return {site: rng.randint(sites.uses[site][0], sites.cut) for site in free if rng.random() < share}
 
 
 def check_same(before: GraphModule, after: GraphModule, seed: int) -> None:
@@ -102,9 +112,13 @@ def test_a_limit_is_kept_or_the_error_names_one_that_is(seeds: range) -> None:
         before = two_parts(seed)
         groups = read_groups(before)
         cluster = assumed_cluster(groups)
+        rng = Random(f"host {seed}")
+        memory = HostMemory(rng.choice((0.01, 1.0, 1e5)), 0.0, rng.choice((64, 1 << 40)))
+        cluster = replace(cluster, device=replace(cluster.device, host_memory=memory))
         peak = simulate(program_of(before, groups, cluster)).peak_bytes
         limit = int(peak * Random(seed).uniform(0.6, 1.1))
-        passes = Pipeline.parse("decide-memory,schedule-overlap{merge=none}")
+        offload = "true" if seed % 4 else "false"
+        passes = Pipeline.parse(f"decide-memory{{offload={offload}}},schedule-overlap{{merge=none}}")
         try:
             run = passes.run(before, cluster=cluster, memory_limit_bytes=limit, effort="fast")
             num_met += 1

@@ -174,12 +174,12 @@ class Retention:
 
     group: str
     """Module path without layer numbers, and operator."""
-    choice: Literal["kept", "gathered again", "recomputed"]
+    choice: Literal["kept", "gathered again", "recomputed", "offloaded"]
     num_values: int
     num_bytes: int
     """Bytes of all these values together."""
     work_us: float
-    """Time of the kernels and collectives that run a second time for them; 0 for values that are kept."""
+    """Time of the kernels, collectives and copies that run for them in addition; 0 for values that are kept."""
     given: Literal["kept", "made again", "not needed", "both"]
     """Their treatment by the given graph."""
 
@@ -187,6 +187,19 @@ class Retention:
     def is_new(self) -> bool:
         """Whether the given graph does something else."""
         return (self.given == "kept") != (self.choice == "kept")
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Copy a value to host memory, and back for its later users."""
+
+    value: str
+    names: tuple[str, str, str, str]
+    """Names of the new nodes: the copy to host memory and its wait, the copy back and its wait."""
+    wait_before: str
+    """The node before which the step waits for the copy to host memory; from there on the device holds no value."""
+    fetch_before: str
+    """The node before which the value comes back."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +218,8 @@ class Repeat:
     """The nodes that use repetitions in place of the original nodes."""
     replaced: tuple[tuple[str, str], ...] = ()
     """Pairs (old, new): the users of the old node use the new one."""
+    offloads: tuple[Offload, ...] = ()
+    """Values that leave for host memory. Copies and users take the value that comes back."""
     table: tuple[Retention, ...] = ()
     """The choice for each group of values; for reports only."""
     kind: Literal["repeat"] = "repeat"

@@ -123,7 +123,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         sum(streams.values()) + workspace,
         parts,
         streams,
-        CONTEXT_BYTES + NCCL_BYTES * len(program.queues),
+        CONTEXT_BYTES + NCCL_BYTES * program.num_groups,
         device.memory_bytes,
     )
 

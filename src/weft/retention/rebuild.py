@@ -1,21 +1,24 @@
 """Rebuild: the action that carries out a choice of kept sites.
 
 Contract: every late node gets the same values as before, from kept sites or from nodes that repeat the early ones right
-before their first late use. All late uses of a value share one repetition. A repetition that the graph has already
-stays where it is, unless an earlier one is needed or the value is kept. A value whose inputs are overwritten before its
-late use cannot be made again; the error names the site to keep.
+before their first late use, or from copies in host memory that come back there. All late uses of a value share one
+repetition. A repetition that the graph has already stays where it is, unless an earlier one is needed or the value is
+kept. A value whose inputs are overwritten before its late use cannot be made again; the error names the site to keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from torch.fx import Node
 
 from weft.compat import input_nodes
-from weft.plan.plan import Repeat
+from weft.plan.plan import Offload, Repeat
 from weft.retention.sites import Sites
+
+OFFLOADED = ("offload", "offloaded", "fetch", "fetched")
+"""Suffixes of the names of a copy to host memory, its wait, the copy back, and its wait."""
 
 
 class OverwrittenError(Exception):
@@ -33,21 +36,23 @@ class _Late:
     value: dict[int, str] = field(default_factory=dict[int, str])
     """The node that holds the value of an early node again."""
     copies: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    offloads: list[Offload] = field(default_factory=list[Offload])
     users: list[str] = field(default_factory=list[str])
     replaced: dict[int, str] = field(default_factory=dict[int, str])
 
 
-def rebuild(sites: Sites, kept: Container[int]) -> Repeat | None:
+def rebuild(sites: Sites, kept: Container[int], waits: Mapping[int, int] | None = None) -> Repeat | None:
     """The action that keeps these free sites and makes all others again; None if nothing changes.
 
-    Raises `OverwrittenError` if that is not possible.
+    `waits` are the sites to offload, each with the place to wait for its copy. Raises `OverwrittenError` if the choice
+    is not possible.
     """
-    return _Rebuilder(sites, kept).action()
+    return _Rebuilder(sites, kept, waits or {}).action()
 
 
 class _Rebuilder:
-    def __init__(self, sites: Sites, kept: Container[int]) -> None:
-        self.sites, self.kept, self.dag = sites, kept, sites.dag
+    def __init__(self, sites: Sites, kept: Container[int], waits: Mapping[int, int]) -> None:
+        self.sites, self.kept, self.waits, self.dag = sites, kept, waits, sites.dag
         self.late = _Late()
         self.taken = {node.name for node in self.dag.nodes}
 
@@ -75,10 +80,10 @@ class _Rebuilder:
                 late.value.setdefault(early, node.name)
         if not late.copies and not late.users and not late.replaced:
             return None
-        known = {name for _, name, _ in late.copies}
+        known = {*(name for _, name, _ in late.copies), *(offload.names[-1] for offload in late.offloads)}
         values = [(nodes[early].name, name) for early, name in late.value.items() if name not in known]
         replaced = tuple((nodes[i].name, by) for i, by in late.replaced.items())
-        return Repeat(tuple(late.copies), tuple(values), tuple(late.users), replaced)
+        return Repeat(tuple(late.copies), tuple(values), tuple(late.users), replaced, tuple(late.offloads))
 
     def _replaces(self, i: int, early: int) -> bool:
         """Whether a late node gives way to an equal one that is kept or comes before it."""
@@ -104,6 +109,9 @@ class _Rebuilder:
             if j in late.value:
                 stack.pop()
                 continue
+            if j in self.waits:
+                self._fetch(j, place)
+                continue
             missing = [
                 k
                 for k in map(self.dag.index.__getitem__, input_nodes(nodes[j]))
@@ -117,6 +125,14 @@ class _Rebuilder:
             late.copies.append((nodes[j].name, late.value[j], nodes[place].name))
             stack.pop()
 
+    def _fetch(self, site: int, place: int) -> None:
+        """Copy a site to host memory, and back before a late node."""
+        nodes = self.dag.nodes
+        first, second, third, last = (self._new_name(nodes[site], word) for word in OFFLOADED)
+        before, after = nodes[self.waits[site]].name, nodes[place].name
+        self.late.offloads.append(Offload(nodes[site].name, (first, second, third, last), before, after))
+        self.late.value[site] = last
+
     def _check_inputs(self, j: int, place: int) -> None:
         effects = self.dag.effects
         for source in input_nodes(self.dag.nodes[j]):
@@ -124,10 +140,10 @@ class _Rebuilder:
                 if effects.memory.first_direct_write(storage, j, place) is not None:
                     raise OverwrittenError(self.sites.site_of[j])
 
-    def _new_name(self, node: Node) -> str:
-        name, number = f"{node.name}_again", 0
+    def _new_name(self, node: Node, word: str = "again") -> str:
+        name, number = f"{node.name}_{word}", 0
         while name in self.taken:
             number += 1
-            name = f"{node.name}_again_{number}"
+            name = f"{node.name}_{word}_{number}"
         self.taken.add(name)
         return name

@@ -88,7 +88,8 @@ class Sites:
 
     def _cut(self) -> int:
         nodes = self.dag.nodes
-        first = next((i for i, node in enumerate(nodes) if is_backward(node)), None)
+        calls = ((i, node) for i, node in enumerate(nodes) if node.op == "call_function")
+        first = next((i for i, node in calls if is_backward(node)), None)
         if first is not None:
             return first
         last: dict[int, int] = {}
@@ -249,11 +250,11 @@ class Sites:
 
     def _is_held_long(self, site: int) -> bool:
         """Whether much other work runs between the last early and the first late use of a value that takes memory."""
-        last, first = self._uses.get(site, (0, 0))
-        return bool(self.num_bytes[site]) and (self._elapsed[first] - self._elapsed[last]) * LONG > self._elapsed[-1]
+        last, first = self.uses.get(site, (0, 0))
+        return bool(self.num_bytes[site]) and (self.elapsed[first] - self.elapsed[last]) * LONG > self.elapsed[-1]
 
     @cached_property
-    def _elapsed(self) -> list[int]:
+    def elapsed(self) -> list[int]:
         """Compute time before each node, in the order of the graph."""
         durations = (
             ns if kind is OpKind.COMPUTE else 0
@@ -262,7 +263,7 @@ class Sites:
         return list(accumulate(durations, initial=0))
 
     @cached_property
-    def _uses(self) -> dict[int, tuple[int, int]]:
+    def uses(self) -> dict[int, tuple[int, int]]:
         """For each needed site the place after its last early use, and its first late use."""
         last: dict[int, int] = {}
         first: dict[int, int] = {}

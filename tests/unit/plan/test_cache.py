@@ -263,6 +263,7 @@ print(weft.listing(result.module))
 """
 
 
+@pytest.mark.slow
 def test_processes_share_plans_and_end_with_the_same_graph(folder: Path, tmp_path: Path):
     (tmp_path / "step.txt").write_text(LISTING)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "step.txt")]

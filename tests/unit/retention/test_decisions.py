@@ -133,3 +133,14 @@ def test_attention_is_made_again_only_without_dropout(probability: float, is_fre
     random = [i for i, node in enumerate(sites.dag.nodes[: sites.cut]) if profile_of(node).random]
     assert random
     assert all(sites.is_free(sites.site_of[i]) is is_free for i in random)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_values_can_be_made_again_on_any_device(device: str):
+    sites = sites_of(
+        weft.parse(
+            f"device('{device}')\n\ndef graph(x: bf16[64, 64], w: bf16[64, 64]):\n    y = mm(x, w)\n    z = silu(y)\n"
+            "    a = mm(z, w)\n    b = mm(a, w)\n    c = mm(b, z)\n    return [c]\n"
+        )
+    )
+    assert sites.why_fixed == {}
