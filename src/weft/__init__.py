@@ -14,11 +14,13 @@ from weft.version import VERSION
 
 if TYPE_CHECKING:
     from weft import zoo
+    from weft.advice.advisor import advise
+    from weft.advice.ranking import Advice
     from weft.api import Fault, Result, apply, bisect, listing, optimize, parse, predict, simulate, verify
     from weft.cost.cluster import Cluster
     from weft.errors import WeftError
     from weft.frontends.capture import TrainingStep, capture
-    from weft.frontends.ddp import ddp
+    from weft.frontends.ddp import compiled_backward, ddp
     from weft.frontends.inductor import inductor_pass
     from weft.frontends.session import check_agreement, run_report
     from weft.passes.base import Numerics, Pass
@@ -35,6 +37,7 @@ __version__ = VERSION
 use_if_built()
 
 __all__ = [
+    "Advice",
     "Cluster",
     "Context",
     "Decision",
@@ -51,10 +54,12 @@ __all__ = [
     "Verdict",
     "WeftError",
     "__version__",
+    "advise",
     "apply",
     "bisect",
     "capture",
     "check_agreement",
+    "compiled_backward",
     "ddp",
     "inductor_pass",
     "listing",
@@ -69,11 +74,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "weft.advice.advisor": ("advise",),
+    "weft.advice.ranking": ("Advice",),
     "weft.api": ("Fault", "Result", "apply", "bisect", "listing", "optimize", "parse", "predict", "simulate", "verify"),
     "weft.cost.cluster": ("Cluster",),
     "weft.errors": ("WeftError",),
     "weft.frontends.capture": ("TrainingStep", "capture"),
-    "weft.frontends.ddp": ("ddp",),
+    "weft.frontends.ddp": ("compiled_backward", "ddp"),
     "weft.frontends.inductor": ("inductor_pass",),
     "weft.frontends.session": ("check_agreement", "run_report"),
     "weft.passes.base": ("Context", "Numerics", "Pass"),

@@ -35,6 +35,7 @@ from weft.graph.dag import collector_paused
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.graph.listings.text import digest, render
 from weft.graph.listings.text import parse as read_listing
+from weft.graph.origins import name_nodes
 from weft.graph.versions import analyses_kept
 from weft.passes.base import Numerics, parse_pass
 from weft.passes.cache_key import key_of
@@ -44,6 +45,7 @@ from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
 from weft.process import left_as_it_was
+from weft.report.plain_text import WORD
 from weft.report.report import GraphRecord, Report, record_memory, record_passes, record_streams
 from weft.report.simulated import notes_on, with_simulations
 from weft.report.work import check_tokens
@@ -226,7 +228,16 @@ def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report
         witnesses=witnesses,
         may_share_inputs=may_share_inputs(module),
         from_cache=run.from_cache,
+        modules=_modules(module, run),
     )
+
+
+def _modules(module: GraphModule, run: Run) -> dict[str, str]:
+    """The modules of the nodes that decisions name."""
+    known = name_nodes(run.module.graph) | name_nodes(module.graph)
+    sentences = (decision.sentence for entry in run.log for decision in entry.step.decisions) if known else ()
+    named = {word for sentence in sentences for word in WORD.findall(sentence)}
+    return {name: known[name] for name in sorted(named) if name in known}
 
 
 def _record(module: GraphModule, listing: str) -> GraphRecord:

@@ -30,6 +30,8 @@ LAYERS = (
     "api",
     "frontends",
     "zoo",
+    "integrations",
+    "advice",
     "cli",
     "__init__",
 )

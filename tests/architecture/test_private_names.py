@@ -19,6 +19,7 @@ VOCABULARY = "graph/ops.py"
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 FORBIDDEN = "torch._inductor.fx_passes"
 NAMED_TUPLE = ("_asdict", "_fields", "_field_defaults", "_make", "_replace")
+ENUMERATION = ("_missing_", "_name_", "_value_")
 NAME_IN_A_STRING = re.compile(r"(torch|_c10d_functional\w*)([.:]+\w+)*")
 
 
@@ -76,6 +77,7 @@ def test_a_private_name_is_reported(text: str, found: str):
         "class Row:\n    _key: int\ndef key(row):\n    return row._key",
         "_cache = {}\ndef clear():\n    _cache.clear()",
         "class Row(NamedTuple): ...\ndef shift(row):\n    return row._replace(start=0)",
+        "def rename(member):\n    member._name_ = member._value_ = 'WEFT'",
         "import os\nos._exit(0)",
         "from __future__ import annotations\nx.__class__.__name__\n_, y = z",
         '"""Reads `torch._C` and _c10d_functional."""\nMESSAGE = "expected an op of _c10d_functional here"',
@@ -130,7 +132,7 @@ def private_part(name: str, path: str, own: set[str]) -> str | None:
     is_ours = parts[0] not in ("torch", "weft")
     start = 2 if parts[0] in ("self", "cls") else 1
     for index, part in enumerate(parts[start:], start):
-        if is_private(part) and not (is_ours and (part in own or part in NAMED_TUPLE)):
+        if is_private(part) and not (is_ours and (part in (*own, *NAMED_TUPLE, *ENUMERATION))):
             return ".".join(parts[: index + 1])
     return None
 

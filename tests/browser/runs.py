@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 
+from weft.graph.origins import CollectiveOrigin
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveDecision, CollectiveRecord
+from weft.report.collective_record import CollectiveDecision, CollectiveRecord
 from weft.report.html import ReportPage
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
@@ -14,8 +15,12 @@ from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 GATHER_NS, SCATTER_NS, BYTES = 1_700_000, 1_300_000, 218 << 20
+SOURCE = "model.py:7 in forward: self.up(x)"
 HOISTED = CollectiveDecision("hoist-launches", Reason.APPLIED, "it is launched one layer earlier", ("x",), None)
 STAYS = CollectiveDecision("bucket-all-gathers", Reason.FULL, "its bucket would exceed 256 MiB", ("x",), None)
+CAUSE = CollectiveDecision(
+    "schedule-overlap", Reason.EXPOSED_BY_DEPENDENCY, "the first layer needs it", ("x",), None, 1700.0
+)
 NEEDED = CollectiveDecision("hoist-launches", Reason.DEPENDENCY, "it needs the layer before it", ("x",), "mm_3")
 
 
@@ -78,7 +83,15 @@ def _timeline(compute: list[Span], collectives: list[CollectiveSpan], step_ns: i
 def _records(collectives: list[CollectiveSpan]) -> tuple[CollectiveRecord, ...]:
     outcomes = ((HOISTED,), (STAYS, HOISTED), (NEEDED,), ())
     return tuple(
-        CollectiveRecord(each.name, ("all_gather", "reduce_scatter")[each.queue], "fsdp", 64, BYTES, outcomes[i % 4])
+        CollectiveRecord(
+            each.name,
+            ("all_gather", "reduce_scatter")[each.queue],
+            "fsdp",
+            64,
+            BYTES,
+            (*([CAUSE] if each.exposed_ns else []), *outcomes[i % 4]),
+            (CollectiveOrigin(f"layers.{i // 2}.up", f"layers.{i // 2}", "forward", SOURCE, BYTES),),
+        )
         for i, each in enumerate(collectives)
     )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.runs import make_page
+from weft.prediction.memory_by_owner import OwnedMemory
 from weft.report.html import ReportPage
 
 pytestmark = [pytest.mark.needs_browser, pytest.mark.xdist_group("browser")]
@@ -78,12 +81,48 @@ def test_it_opens_without_a_complaint_and_shows_the_headline(show: Callable[...,
 def test_the_headline_can_be_read_without_scripts(show: Callable[..., Any]):
     page = show(make_page(), java_script_enabled=False)
     assert page.locator(".headline tbody tr").count() == 10
-    assert "above the proved lower bound" in page.locator(".sentence").inner_text()
+    assert page.locator(".sentence").inner_text().startswith("Of the 73.2 ms step, compute takes 70.2 ms")
+    assert "above the proved lower bound" in page.locator(".verdict").inner_text()
+    assert page.locator(".layers tbody tr").all_inner_texts() == [
+        "layers.0\tforward\t1\t1.70 ms\tinputs come too late, or the result is needed too soon"
+    ]
     assert page.locator("noscript p").is_visible()
     assert page.locator(".passes tbody tr").all_inner_texts() == [
         "bucket-all-gathers{max-bytes=268435456}\t12\t3 dependency1 full\t12.0 ms",
         "hoist-launches\t0\t\t1.50 s",
     ]
+
+
+def shares_of_memory(page: Any) -> dict[str, float]:
+    """The share of each colour in the lower part of the drawing, where the memory is."""
+    pixels(page)
+    return page.evaluate("""() => {
+        const canvas = document.getElementById("timeline"), found = {}, high = 92;
+        const place = [96, canvas.height - high - 10, canvas.width - 112, high];
+        const { data } = canvas.getContext("2d").getImageData(...place);
+        for (let i = 0; i < data.length; i += 4) {
+            const color = `${data[i]},${data[i + 1]},${data[i + 2]}`;
+            found[color] = (found[color] ?? 0) + 4 / data.length;
+        }
+        return found;
+    }""")
+
+
+def test_memory_is_drawn_by_owner_in_the_colours_of_its_table(show: Callable[..., Any]):
+    report = make_page()
+    first, *rest = (num_bytes for _, num_bytes in report.after.timeline.memory)
+    changes = tuple(((1, now - before),) for before, now in pairwise((first, *rest)))
+    owned = OwnedMemory(("parameters", "activations"), (first // 2, first - first // 2), changes)
+    page = show(replace(report, owned=(owned, owned)))
+    assert page.locator(".owners tbody tr").count() == 2
+    swatches = page.locator(".owners i").evaluate_all(
+        "all => all.map((each) => getComputedStyle(each).backgroundColor)"
+    )
+    shown = {color.removeprefix("rgb(").removesuffix(")").replace(" ", "") for color in swatches}
+    assert len(shown) == 2
+    stacked, plain = shares_of_memory(page), shares_of_memory(show(report))
+    assert all(stacked[color] > 0.2 for color in shown)
+    assert all(plain.get(color, 0) < 0.1 for color in shown)  # the line of the curve
 
 
 def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):
@@ -96,6 +135,9 @@ def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):
     facts = dict(zip(names, values, strict=True))
     assert facts == {
         "kind": "all_gather",
+        "of": "layers.0.up",
+        "phase": "forward",
+        "source": "model.py:7 in forward: self.up(x)",
         "group": "fsdp, 64 ranks",
         "bytes": "218 MiB",
         "launched": "0.00 ms",
@@ -105,6 +147,7 @@ def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):
         "waited for": "0.00 ms",
         "hidden": "0",
         "exposed": "1.70 ms",
+        "exposed-by-dependency": "schedule-overlap: the first layer needs it",
         "applied": "hoist-launches: it is launched one layer earlier",
     }
     assert pixels(page) != before
@@ -163,7 +206,7 @@ def test_the_filter_reduces_the_rows_and_dims_the_other_bars(show: Callable[...,
     assert page.locator("#count").inner_text() == "11 of 128"
     assert pixels(page) != before
     page.locator("#filter").fill("dependency")
-    assert page.locator("#rows tr").count() == 16
+    assert page.locator("#rows tr").count() == 17
     page.locator("#filter").fill("")
     page.locator("#only").check()
     assert page.locator("#rows .name").all_inner_texts() == ["all_gather_0"]
@@ -185,6 +228,21 @@ def test_columns_sort_both_ways_and_a_name_leads_to_its_bar(show: Callable[..., 
     assert page.locator("#range").inner_text() != whole
     assert page.locator("tr.selected .name").inner_text() == "all_gather_7"
     assert page.evaluate("document.getElementById('timeline').getBoundingClientRect().top") > -1
+
+
+def test_rows_are_grouped_by_layer_in_the_order_of_their_numbers(show: Callable[..., Any]):
+    page = show(make_page())
+    page.get_by_role("button", name="layer", exact=True).click()
+    layers = page.locator("#rows tr td:nth-child(3)").all_inner_texts()
+    assert layers == [f"layers.{i}" for i in range(32) for _ in range(2)]
+    page.locator("#filter").fill("layers.12")
+    assert page.locator("#rows .name").all_inner_texts() == ["all_gather_12", "reduce_scatter_12"]
+
+
+def test_of_an_exposed_row_the_cause_comes_first(show: Callable[..., Any]):
+    row = show(make_page()).locator("#rows tr").first
+    assert row.locator("td .muted").first.inner_text() == "all_gather of layers.0.up"
+    assert row.locator(".why > div").inner_text() == "exposed-by-dependencyschedule-overlap: the first layer needs it"
 
 
 def test_a_hostile_name_stays_text_everywhere(show: Callable[..., Any]):

@@ -75,7 +75,8 @@ def calibrate(
         found = read_measurements(files, Kind(kind.value) if kind is not None else None)
     with usage.progress(f"fitting {len(found.samples)} samples"):
         device = found.compute.device() or UNDESCRIBED
-        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name, device)
+        symmetric = found.compute.peer_copies.transport()
+        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name, device, symmetric)
         text = cluster_text(fitted, [path.name for path in files])
     notes = [*found.notes, *fitted.notes]
     if output is not None or not as_json:
@@ -125,13 +126,14 @@ def _line(line: FittedLine) -> dict[str, Any]:
 
 
 def _compute(found: ComputeTrace, device: Device) -> dict[str, Any]:
-    rates = _rates(device)
+    rates, symmetric = _rates(device), found.peer_copies.transport()
     return {
         "peak_tflops": dict(device.peak_tflops),
         "memory_gbps": device.memory_gbps,
         "launch_gap_us": found.overheads.launch_gap_us,
         "host_kernel_us": found.overheads.host_kernel_us,
         "overlap_slowdown": found.overheads.overlap_slowdown,
+        "peer_copies": None if symmetric is None else asdict(symmetric),
         "kernels": [asdict(kernel) for kernel in found.kernels],
         "residuals": [asdict(each) | {"fitted_us": each.amount / rates[each.key] * 1e6} for each in found.work],
     }
@@ -156,6 +158,11 @@ def _compute_lines(found: ComputeTrace, device: Device) -> list[str]:
             rows.append((str(each.amount), _us(each.us), _us(fitted_us), f"{(fitted_us / each.us - 1) * 100:+.1f} %"))
         reached = f"{rate / 1e9:.4g} GB/s" if key == "memory" else f"{rate / 1e12:.4g} TFLOP/s"
         lines += [f"{key}: {reached}", *(f"  {row}" for row in table(rows)), ""]
+    symmetric = found.peer_copies.transport()
+    if symmetric is not None:
+        link = symmetric.link
+        parts = f"barrier {_us(link.latency_us)} us, copy {_us(link.hop_us)} us + {link.bandwidth_gbps:.4g} GB/s"
+        lines += [f"copies between GPUs: {parts}, from {len(found.peer_copies.copies)} copies", ""]
     overheads = found.overheads
     for what, value, unit in (
         ("gap between kernels", overheads.launch_gap_us, "us"),

@@ -1,4 +1,4 @@
-"""`weft explain`: the decisions about each collective of a source, or about one."""
+"""`weft explain`: the decisions about each collective of a source, about those of one layer, or about one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from weft.errors import compose, nearest
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from weft.report.explain import CollectiveRecord, Explanation
+    from weft.report.collective_record import CollectiveRecord
+    from weft.report.explain import Explanation
     from weft.report.report import Report
     from weft.report.summary import SimulatedRun
 
 CollectiveArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[COLLECTIVE]", help="Explain only this collective; give the name of its launch or wait."),
+    typer.Argument(
+        metavar="[COLLECTIVE]",
+        help="Explain only this collective, by the name of its launch or wait, or those of a layer or module.",
+    ),
 ]
 
 
@@ -41,12 +45,13 @@ def explain(
 ) -> None:
     """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
-    For an exposed collective, the decision names the obstacle and the time that removing it could save. For a single
+    For an exposed collective, the decision names the obstacle and the time that removing it could save. With --cluster,
+    a table lists the exposed time by layer. Alike layers are folded if the text does not fit a screen. For a single
     collective, --cluster also shows when it ran and which kernels hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:
-        if collective is not None:
+        if collective is not None and not _is_module(module, collective):
             launch_of(module, collective)
 
     module, result = optimize_source(
@@ -62,14 +67,30 @@ def explain(
     )
 
     from weft.report.explain import explain as tell
+    from weft.report.simulated import SimulatedReport
 
-    explanation = tell(module, result.report, result.plan.evidence)
+    report = result.report
+    explanation = report.explain() if isinstance(report, SimulatedReport) else tell(module, report)
     save_plan(result, plan)
     if collective is None:
         text = explanation.to_json() if as_json else str(explanation)
+    elif _is_module(module, collective):
+        found = explanation.of(collective)
+        lines = (line for record in found for line in record.lines(explanation.modules))
+        text = json.dumps([*map(asdict, found)], indent=1, sort_keys=True) if as_json else "\n".join(lines)
     else:
         text = _one(explanation, launch_of(module, collective), result.module, result.report, as_json)
     usage.write(text + "\n", output)
+
+
+def _is_module(module: GraphModule, name: str) -> bool:
+    """Whether collectives of a graph come from a layer or module of that name, and none is called so."""
+    from weft.graph.collective import collectives
+    from weft.graph.origins import originals_of
+
+    if any(name in (node.name for node in (each.launch, *each.waits)) for each in collectives(module.graph)):
+        return False
+    return any(f"{origin.subject}.".startswith(f"{name}.") for origin in originals_of(module.graph).values())
 
 
 def launch_of(module: GraphModule, name: str) -> str:
@@ -113,7 +134,7 @@ def _one(explanation: Explanation, launch: str, after: GraphModule, report: Repo
         if runs is not None:
             simulated = {"cluster": report.cluster, "before": [*map(asdict, was)], "after": [*map(asdict, now)]}
         return json.dumps({"collective": asdict(record), "simulated": simulated}, indent=1, sort_keys=True)
-    told = "\n".join(record.lines())
+    told = "\n".join(record.lines(explanation.modules))
     return told if runs is None else "\n".join([told, "", *_table(str(report.cluster), was, now)])
 
 

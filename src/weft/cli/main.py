@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from weft.cli.advise_command import advise
 from weft.cli.agree_command import agree
 from weft.cli.apply_command import apply
 from weft.cli.calibrate import calibrate
@@ -57,7 +58,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, optimize, apply, explain, simulate, predict, verify, agree, sweep, passes, calibrate, compare):
+for command in (
+    demo,
+    advise,
+    optimize,
+    apply,
+    explain,
+    simulate,
+    predict,
+    verify,
+    agree,
+    sweep,
+    passes,
+    calibrate,
+    compare,
+):
     app.command()(command)
 app.add_typer(cluster, name="cluster")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +14,18 @@ from weft.cli import usage
 from weft.errors import compose
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from weft.report.sweep import Cell
+    from weft.retention.policies import RetentionPolicy
 
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})", re.ASCII)
 NO_LIMIT = "none"
+RANGE = re.compile(r"([^:]+):([^:]+)(?::([1-9][0-9]{0,8}))?", re.ASCII)
+POINTS, MAX_POINTS = 7, 1000
+"""Number of limits that a range has if it does not say, and the most that it may have."""
+FINE = 100
+"""Limits inside of a range are whole GiB, MiB or KiB where that moves them by at most 1/100 of their distance."""
 
 Arguments = Annotated[
     list[str], typer.Argument(metavar="SOURCE", help=f"{usage.SOURCE_HELP} With --merge: the files of all shards.")
@@ -36,7 +45,10 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE,...",
-        help="Memory limits for a step, such as 20GiB,24GiB,none. Each gives a cell.",
+        help=(
+            "Memory limits for a step, such as 20GiB,24GiB,none. Each gives a cell. A range LOW:HIGH or "
+            f"LOW:HIGH:POINTS has {POINTS} limits or as many as it says, and adds policies made by hand."
+        ),
     ),
 ]
 BucketOption = Annotated[
@@ -79,8 +91,11 @@ def sweep(
 ) -> None:
     """Optimize and simulate a graph on every cluster with every pipeline under every limit. Needs no GPU.
 
-    A cell that fails is a row with its error, and the exit status is 1. If no order meets a memory limit, the row shows
-    the limit that would fit.
+    A cell that fails is a row with its error, and the exit status is 1. A memory limit that is too small is not a
+    failure: its row shows the smallest peak that was found.
+
+    With a range of memory limits, rows of policies made by hand follow: a zoo:MODEL is captured with other options
+    for checkpointing and resharding; any other graph is rewritten so that backward keeps more or less.
     """
     usage.check_files((output, plot), (*arguments, *(cluster or ())))
     if plot is not None and plot.suffix.lower() != ".svg":
@@ -106,12 +121,13 @@ def sweep(
         axes = Axes(
             cluster or [],
             pipeline or ["auto"],
-            parse_sizes(memory_limit, "--memory-limit"),
+            parse_limits(memory_limit),
             parse_sizes(bucket_bytes, "--bucket-bytes"),
+            has_policies=":" in (memory_limit or ""),
         )
         cells = _run(arguments, axes, effort, jobs, parse_shard(shard), tokens)
     _tell(cells, output, plot, as_json)
-    if any(cell.error is not None for cell in cells):
+    if any(cell.has_failed for cell in cells):
         raise typer.Exit(1)
 
 
@@ -123,10 +139,8 @@ class Axes:
     pipelines: list[str]
     memory_limits: list[int | None]
     bucket_bytes: list[int | None]
-
-    @property
-    def num_cells(self) -> int:
-        return len(self.clusters) * len(self.pipelines) * len(self.memory_limits) * len(self.bucket_bytes)
+    has_policies: bool
+    """Whether policies made by hand are compared, because the memory limits are a range."""
 
     def check(self) -> None:
         """Refuse missing and repeated values."""
@@ -143,10 +157,45 @@ class Axes:
                 raise usage.UsageError(compose("sweep", f"{option} {twice} is given twice", do="give it once"))
 
 
+def parse_limits(text: str | None) -> list[int | None]:
+    """Memory limits separated by commas, each as in `parse_sizes` or a range of several."""
+    option, found = "--memory-limit", list[int | None]()
+    for word in (text or NO_LIMIT).split(","):
+        found += parse_range(word.strip(), option) if ":" in word else [_parse_size(word, option)]
+    return found
+
+
+def parse_range(text: str, option: str) -> list[int]:
+    """Limits from LOW to HIGH at equal distances, both included."""
+    found = RANGE.fullmatch(text)
+    if found is None:
+        what, do = f"{text!r} is not a range of sizes", f"write LOW:HIGH:POINTS, as in {option} 30GiB:90GiB:{POINTS}"
+        raise usage.UsageError(compose(option, what, do=do))
+    low, high = (usage.parse_size(size, option) for size in found.group(1, 2))
+    num_points = int(found[3] or POINTS)
+    if low >= high:
+        raise usage.UsageError(compose(option, f"the range {text!r} does not grow", do="write the smaller limit first"))
+    most = min(MAX_POINTS, high - low + 1)
+    if not 2 <= num_points <= most:
+        what = f"the range {text!r} has {num_points} points, expected 2 to {most}"
+        raise usage.UsageError(compose(option, what, do=f"write {found[1]}:{found[2]}:{min(POINTS, most)}"))
+    return [low, *(_inner_limits(low, high, num_points)), high]
+
+
+def _inner_limits(low: int, high: int, num_points: int) -> list[int]:
+    distance, rest = divmod(high - low, num_points - 1)
+    exact = [low + (high - low) * k // (num_points - 1) for k in range(1, num_points - 1)]
+    unit = next(size for size in (1 << 30, 1 << 20, 1 << 10, 1) if size == 1 or size * FINE <= distance)
+    return [limit // unit * unit for limit in exact] if rest else exact
+
+
 def parse_sizes(text: str | None, option: str) -> list[int | None]:
     """Sizes separated by commas; `none`, or no text at all, means unlimited."""
-    words = [word.strip() for word in (text or NO_LIMIT).split(",")]
-    return [None if word.lower() == NO_LIMIT else usage.parse_size(word, option) for word in words]
+    return [_parse_size(word, option) for word in (text or NO_LIMIT).split(",")]
+
+
+def _parse_size(word: str, option: str) -> int | None:
+    return None if word.strip().lower() == NO_LIMIT else usage.parse_size(word.strip(), option)
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
@@ -177,33 +226,46 @@ def _run(
         from weft.cli.source import load_source
         from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
-        from weft.report.sweep import sweep as run
+        from weft.report.sweep import SweepAxes, run_tasks, shard_of, tasks_of
 
     for name in axes.clusters:
         Cluster.load(name)
     for spec in axes.pipelines:
         Pipeline.parse(spec)
-    with usage.progress(f"reading {sources[0]}"):
+    with usage.activity(f"reading {sources[0]}") as tell:
         module = load_source(sources[0])
-    num_cells = len(range(shard[0] - 1, axes.num_cells, shard[1]))
-    with usage.progress_bar(f"{axes.num_cells} cells", num_cells) as advance:
-        return run(
-            module,
-            axes.clusters,
-            axes.pipelines,
-            memory_limits=axes.memory_limits,
-            bucket_bytes=axes.bucket_bytes,
-            effort=effort.value,
-            jobs=jobs,
-            shard=shard,
-            tokens_per_step=tokens,
-            done=lambda cell: advance(),
-        )
+        policies = _policies(sources[0], tell) if axes.has_policies else {}
+        tell("preparing the cells")
+        swept = SweepAxes(axes.clusters, axes.pipelines, axes.memory_limits, axes.bucket_bytes, policies)
+        tasks = tasks_of(module, swept, tokens, effort.value)
+    mine = shard_of(tasks, *shard)
+    cells: list[Cell] = []
+    with usage.progress_bar(f"{len(tasks)} cells", len(mine)) as advance:
+        for cell in run_tasks(mine, jobs=jobs):
+            cells.append(cell)
+            advance()
+    return cells
+
+
+def _policies(source: str, tell: Callable[[str], object]) -> dict[str, GraphModule | RetentionPolicy]:
+    """The policies to compare with: captured from the zoo, or carried out on the graph."""
+    from weft.retention.policies import RetentionPolicy
+
+    if not source.startswith("zoo:"):
+        return {policy.value: policy for policy in RetentionPolicy}
+    from weft.cli.zoo_source import load_policies
+
+    found: dict[str, GraphModule | RetentionPolicy] = {}
+    tell("capturing the policies")
+    for name, module in load_policies(source):
+        tell(f"captured {name}")
+        found[name] = module
+    return found
 
 
 def _tell(cells: list[Cell], output: Path | None, plot: Path | None, as_json: bool) -> None:
-    from weft.report.sweep import sweep_text
     from weft.report.sweep_plot import plot as draw
+    from weft.report.sweep_table import sweep_text
 
     lines = "".join(f"{cell.to_json()}\n" for cell in cells)
     if output is not None:
@@ -213,4 +275,4 @@ def _tell(cells: list[Cell], output: Path | None, plot: Path | None, as_json: bo
     if as_json:
         usage.write(lines, None)
     else:
-        usage.show(sweep_text(cells))
+        usage.show(usage.with_units(sweep_text(cells)))

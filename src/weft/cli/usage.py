@@ -16,6 +16,7 @@ import typer
 
 from weft.errors import ClusterError, PipelineError, ReportError, WeftError, compose
 from weft.files import write_whole
+from weft.quantities import bytes_in
 
 
 class UsageError(WeftError):
@@ -106,22 +107,14 @@ def sizes_of(assume: str | None) -> dict[str, int] | str | None:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES = re.compile(r"\b([0-9]{4,}) bytes\b")
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGTP]i?B|B)?", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(text: str, option: str) -> int:
-    """The bytes of a size such as 24GiB (powers of 1024), 24GB (powers of 1000) or 25769803776.
-
-    Decimals are allowed and rounded down to bytes, because reports show sizes such as 9.31 GiB.
-    """
-    found = SIZE.fullmatch(text.strip()[:100])
-    unit = (found[2] or "B").upper() if found is not None else ""
-    power = "BKMGTP".find(unit[:1])
-    size = Decimal(found[1]) * (1024 if "I" in unit else 1000) ** power if found is not None else Decimal(0)
-    if size < 1 or (power <= 0 and size != int(size)):
-        what = f"{text!r} is not a size" if found is None else f"{text!r} is not a whole number of bytes above 0"
-        raise UsageError(compose(option, what, do="write 24GiB, 24GB or a number of bytes"))
-    return int(size)
+    """The bytes of a size such as 24GiB, as `quantities.bytes_in` reads it."""
+    try:
+        return bytes_in(text)
+    except ValueError as error:
+        raise UsageError(compose(option, str(error), do="write 24GiB, 24GB or a number of bytes")) from None
 
 
 def parse_optional_size(text: str | None, option: str) -> int | None:
@@ -216,6 +209,21 @@ def progress(doing: str) -> Generator[None, None, None]:
 
     with Console(stderr=True).status(escape(plain_line(doing))):
         yield
+
+
+@contextmanager
+def activity(doing: str) -> Generator[Callable[[str], object], None, None]:
+    """Show the current activity on stderr, if it is a terminal; call the yielded function with each new one."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    from weft.report.plain_text import plain_line
+
+    with Console(stderr=True).status(escape(plain_line(doing))) as status:
+        yield lambda text: status.update(escape(plain_line(text)))
 
 
 @contextmanager

@@ -5,8 +5,9 @@ The keys are the options of `weft.zoo.load` and the fields of the model's config
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import product
 from typing import Any
 
 from torch.fx import GraphModule
@@ -15,6 +16,7 @@ from weft.cli.usage import UsageError
 from weft.errors import CaptureError, compose, nearest
 from weft.graph.listings.types import DTYPES
 from weft.zoo.catalog import ENTRIES, load
+from weft.zoo.parallel.strategies import strategy_of
 
 PREFIX = "zoo:"
 EXAMPLE = "zoo:llama-debug/fsdp-tp?layers=2&ranks=4"
@@ -57,9 +59,34 @@ FIELDS: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
+POLICIES = {"checkpoint": ("none", "selective", "full"), "reshard": ("always", "never")}
+"""Options that say what backward finds in memory, with the values that `weft sweep` compares."""
+
+
 def load_zoo(source: str) -> GraphModule:
     """The graph that a source describes."""
     name, options = parse_zoo(source)
+    return _load(name, options)
+
+
+def load_policies(source: str) -> Iterator[tuple[str, GraphModule]]:
+    """The step of a source with all values of `POLICIES` that its model and parallelism know, by name."""
+    name, options = parse_zoo(source)
+    options.pop("partition", None)  # min-cut would decide against the policy
+    if options.get("part", "joint") not in ("joint", "step"):
+        return
+    known = dict(POLICIES)
+    if not hasattr(ENTRIES[name].config, "checkpoint"):
+        del known["checkpoint"]
+    if not strategy_of(options.get("parallel", "fsdp")).shard:
+        del known["reshard"]
+    for values in product(*known.values()):
+        policy = dict(zip(known, values, strict=True))
+        if policy:
+            yield ", ".join(f"{key}={value}" for key, value in policy.items()), _load(name, {**options, **policy})
+
+
+def _load(name: str, options: dict[str, Any]) -> GraphModule:
     try:
         return load(name, **options)
     except CaptureError as error:

@@ -5,81 +5,34 @@
     print(explanation)
 
 A decision belongs to a collective if it names its launch, one of its waits, or a node that an earlier decision put in
-their place, such as a bucket. The text reads::
-
-    ag0: all_gather of 4.00 KiB over dp (8 ranks)
-      + hoist-launches: ...
-      = sink-waits: ... (already-done: r)
-      - dedupe-collectives: ... (mutated: add_)
-
-with `+` for an applied rewrite, `-` for one that the graph prevents, and `=` for nothing to do.
+their place, such as a bucket. The text fits a screen: if it would be longer, alike layers are folded (`folded.py`).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from torch.fx import GraphModule
 
 from weft.graph.collective import Collective, collectives
 from weft.graph.groups import GroupTable, read_groups
+from weft.graph.origins import CollectiveOrigin, origins_of
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Evidence
-from weft.quantities import duration_text, share_text, size_text
+from weft.quantities import duration_text, share_text
+from weft.report.collective_record import CollectiveDecision, CollectiveRecord
+from weft.report.folded import folded_lines
+from weft.report.layers import ExposedLayers, layer_lines
 from weft.report.plain_text import plain_line, table
 from weft.report.report import Report
 from weft.simulation.timeline import NS_PER_US
 
-
-@dataclass(frozen=True)
-class CollectiveDecision:
-    """One decision about a collective."""
-
-    pass_name: str
-    reason: Reason
-    sentence: str
-    nodes: tuple[str, ...]
-    blocking: str | None
-    """The node that prevents the rewrite, or the node after which the collective was placed."""
-    exposed_us: float = 0.0
-    """Time for which the collective is still exposed, if the decision says so; of a bucket as a whole."""
-    gain_us: float = 0.0
-    """Upper limit on the time that removing the obstacle could save."""
-
-    @property
-    def applied(self) -> bool:
-        return self.reason is Reason.APPLIED
-
-    def __str__(self) -> str:
-        sign = "+" if self.applied else "-" if self.reason.is_refusal else "="
-        told = f"{sign} {self.pass_name}: {self.sentence}"
-        if self.applied:
-            return told
-        return f"{told} ({self.reason.value}{f': {self.blocking}' if self.blocking else ''})"
-
-
-@dataclass(frozen=True)
-class CollectiveRecord:
-    """One collective of the original graph, and every decision about it."""
-
-    name: str
-    kind: str
-    group: str
-    num_ranks: int
-    """Of the group; 0 if unknown."""
-    num_bytes: int | None
-    """Of the full tensor: after the gather, or before the scatter; None if unknown."""
-    outcomes: tuple[CollectiveDecision, ...]
-
-    def lines(self) -> list[str]:
-        """The collective on the first line, then one line for each decision."""
-        size = "of unknown size" if self.num_bytes is None else f"of {size_text(self.num_bytes)}"
-        ranks = f"{self.num_ranks} ranks" if self.num_ranks else "unknown ranks"
-        head = f"{self.name}: {self.kind} {size} over {self.group} ({ranks})"
-        outcomes = [f"  {outcome}" for outcome in self.outcomes] or ["  no pass has considered it"]
-        return [plain_line(line) for line in [head, *outcomes]]
+SCREEN = 60
+"""Maximum number of lines of an explanation; a longer one is folded."""
+FOLDED = "`weft explain SOURCE NAME` shows the collectives of a layer, a module or a launch; --json shows all"
 
 
 @dataclass(frozen=True)
@@ -136,40 +89,67 @@ class Explanation:
     """The collectives without a decision."""
     verdict: BoundGap | None = None
     """How good the outcome is, if it is for a cluster."""
+    exposed: tuple[ExposedLayers, ...] = ()
+    """The exposed communication by layer, if it is for a cluster."""
+    why: str = ""
+    """Why the step takes so long, in one sentence, if it is for a cluster."""
+    modules: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The modules of the nodes that decisions name."""
 
     def to_json(self) -> str:
         """The explanation as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
+    def of(self, name: str) -> tuple[CollectiveRecord, ...]:
+        """The collectives of a layer or a module, or the one whose launch has this name."""
+        return tuple(record for record in self.collectives if record.name == name or record.is_of(name))
+
     def __str__(self) -> str:
-        lines = [line for record in self.collectives for line in record.lines()]
+        lines = [line for record in self.collectives for line in record.lines(self.modules)]
         if not lines:
             return "the graph has no collectives"
+        rest = ["", *self._totals(), *(["", *self.verdict.lines()] if self.verdict is not None else [])]
+        head = [line for line in (plain_line(self.why), *(layer_lines(self.exposed) if self.exposed else ())) if line]
+        head = [*head, ""] if head else []
+        if len(head) + len(lines) + len(rest) > SCREEN:
+            room = SCREEN - len(head) - len(rest) - 1
+            lines = [*folded_lines(self.collectives, self.modules, room), FOLDED]
+        return "\n".join([*head, *lines, *rest])
+
+    def _totals(self) -> list[str]:
         rows = [("reason", "collectives", "decisions", "exposed", "could save up to")]
         rows += [total.row for total in self.totals]
         if self.unconsidered:
             rows.append(("not considered", str(len(self.unconsidered)), "0", "", ""))
         columns = 5 if any(total.exposed_us for total in self.totals) else 3
-        verdict = ["", *self.verdict.lines()] if self.verdict is not None else []
-        return "\n".join([*lines, "", *table([row[:columns] for row in rows]), *verdict])
+        return table([row[:columns] for row in rows])
 
 
 def explain(
-    module: GraphModule, report: Report, evidence: Evidence | None = None, groups: GroupTable | None = None
+    module: GraphModule,
+    report: Report,
+    evidence: Evidence | None = None,
+    groups: GroupTable | None = None,
+    originals: Mapping[str, CollectiveOrigin] | None = None,
 ) -> Explanation:
     """Sort the decisions of a report by the collectives of the module that it was made for.
 
-    `evidence` comes from the plan. `groups` is the table of the module, if it is known already.
+    `evidence` comes from the plan. `groups` is the table of the module, if it is known already. `originals` are the
+    origins in the original graph, if the module was made from it.
     """
     groups = groups if groups is not None else read_groups(module)
     found = list(collectives(module.graph))
     decisions = _by_collective(module, found, report)
-    records = tuple(_record(each, groups, chosen) for each, chosen in zip(found, decisions, strict=True))
+    origins = origins_of(module.graph, originals)
+    records = tuple(
+        _record(each, groups, chosen, origins[each.launch.name]) for each, chosen in zip(found, decisions, strict=True)
+    )
     return Explanation(
         records,
         tuple(total for reason in Reason if (total := _total(reason, records, decisions)).num_decisions),
         tuple(record.name for record in records if not record.outcomes),
         None if evidence is None else _verdict(evidence),
+        modules=report.modules,
     )
 
 
@@ -203,7 +183,9 @@ def _in_order(report: Report) -> list[Decision]:
     return sorted([*report.applied, *report.declined], key=lambda d: order.get(d.pass_name, len(order)))
 
 
-def _record(collective: Collective, groups: GroupTable, decisions: list[Decision]) -> CollectiveRecord:
+def _record(
+    collective: Collective, groups: GroupTable, decisions: list[Decision], origins: tuple[CollectiveOrigin, ...]
+) -> CollectiveRecord:
     name = groups.canonical(collective.group_argument)
     group = groups.groups.get(name)
     sent, received = collective.input_bytes, collective.output_bytes
@@ -215,8 +197,9 @@ def _record(collective: Collective, groups: GroupTable, decisions: list[Decision
         num_bytes=None if sent is None or received is None else max(sent, received),
         outcomes=tuple(
             CollectiveDecision(d.pass_name, d.reason, d.sentence, d.nodes, d.blocking, d.exposed_us, d.gain_us)
-            for d in decisions
+            for d in sorted(decisions, key=lambda decision: decision.exposed_us <= 0)
         ),
+        origins=origins,
     )
 
 

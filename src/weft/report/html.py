@@ -20,10 +20,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from weft.errors import ReportError
+from weft.graph.origins import fold_layers, tell_subject
 from weft.plan.decision import Reason
 from weft.plan.plan import save_text
-from weft.quantities import duration_text
-from weft.report.explain import CollectiveDecision, CollectiveRecord
+from weft.prediction.memory_by_owner import OwnedMemory
+from weft.quantities import duration_text, size_text
+from weft.report.collective_record import CollectiveDecision, CollectiveRecord
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
@@ -52,6 +54,8 @@ class ReportPage:
     """A sentence for the top of the page, such as that the step does not fit."""
     error_bar: str = ""
     """How far the simulated step may be off, and what that rests on."""
+    owned: tuple[OwnedMemory, OwnedMemory] | None = None
+    """The memory of both runs by owner."""
 
     def render(self) -> str:
         """The page as text."""
@@ -65,8 +69,11 @@ class ReportPage:
             version=VERSION,
             rows=self.summary.rows,
             warning=self.warning,
+            why=self.after.why_slow,
             sentence=headline(self.summary),
+            layers=[row.row for row in self.after.exposed_layers],
             error_bar=self.error_bar,
+            owners=_owner_rows(self.owned) if self.owned else [],
             reasons=_reasons(self.before.records),
             passes=[_pass(record) for record in self.passes],
             all_passes=duration_text(sum(record.seconds for record in self.passes) * 1e6),
@@ -83,7 +90,10 @@ class ReportPage:
 
     def data(self) -> dict[str, Any]:
         """The data that the script draws: times in nanoseconds, sizes in bytes."""
-        return {"runs": [_run("before", self.before), _run("after", self.after)]}
+        owned = self.owned or (None, None)
+        names = _owner_names(self.owned) if self.owned else []
+        runs = zip(("before", "after"), (self.before, self.after), owned, strict=True)
+        return {"owners": names, "runs": [_run(label, run) | _owners(memory, names) for label, run, memory in runs]}
 
 
 def embed(data: Any) -> Markup:
@@ -105,11 +115,12 @@ def headline(summary: Summary) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Allow the page only its own style and script, by their hashes."""
-    allowed = f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    allowed = f"style-src '{digest_of_content(style)}'; script-src '{digest_of_content(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _digest(content: str) -> str:
+def digest_of_content(content: str) -> str:
+    """The hash by which a content security policy allows a style or a script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
@@ -145,17 +156,48 @@ def _run(label: str, run: SimulatedRun) -> dict[str, Any]:
             "critical": [int(span.op in critical) for span in spans],
         },
         "collectives": [
-            _collective(span, run, critical) for span in sorted(timeline.collectives, key=lambda span: span.start_ns)
+            _collective(span, run, critical)
+            for span in sorted((*timeline.collectives, *timeline.copies), key=lambda span: span.start_ns)
         ],
         "memory": [list(point) for point in timeline.memory],
         "peak": timeline.peak_bytes,
     }
 
 
+def _owner_names(owned: Iterable[OwnedMemory]) -> list[str]:
+    """The owners of all runs, in the order in which the page stacks them."""
+    return list(dict.fromkeys(owner for memory in owned for owner in memory.owners))
+
+
+def _owner_rows(owned: tuple[OwnedMemory, OwnedMemory]) -> list[tuple[int, str, str, str]]:
+    """The number of each owner, which decides its colour, its name, and its memory at both peaks."""
+    before, after = (memory.at_peak for memory in owned)
+    return [
+        (place, owner, size_text(before.get(owner, 0)), size_text(after.get(owner, 0)))
+        for place, owner in enumerate(_owner_names(owned))
+    ]
+
+
+def _owners(memory: OwnedMemory | None, names: list[str]) -> dict[str, Any]:
+    """The bytes of each owner at the start, then for each point of the curve the changes: owner, bytes, owner, ..."""
+    if memory is None:
+        return {"given": [], "changes": []}
+    place = [names.index(owner) for owner in memory.owners]
+    given = [0] * len(names)
+    for owner, num_bytes in zip(place, memory.given, strict=True):
+        given[owner] = num_bytes
+    changes = [[part for owner, size in change for part in (place[owner], size)] for change in memory.changes]
+    return {"given": given, "changes": changes}
+
+
 def _collective(span: CollectiveSpan, run: SimulatedRun, critical: set[int]) -> dict[str, Any]:
     record = run.record_of.get(span.name)
     return {
         "name": span.name,
+        "of": tell_subject(record.origins) if record else "",
+        "layer": ", ".join(fold_layers(origin.layer for origin in record.origins if origin.layer)) if record else "",
+        "phase": record.origins[0].phase if record and record.origins else "",
+        "source": record.origins[0].source if record and len(record.origins) == 1 else "",
         "queue": span.queue,
         "group": run.group(span.queue),
         "start": span.start_ns,

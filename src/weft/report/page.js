@@ -1,7 +1,7 @@
 "use strict";
 const byId = (id) => document.getElementById(id);
-const { runs } = JSON.parse(byId("data").textContent);
-const GUTTER = 96, RIGHT = 16, AXIS = 26, HEAD = 30, LANE = 24, BAR = 18, MEMORY = 92, MIN_SPAN = 50;
+const { runs, owners } = JSON.parse(byId("data").textContent);
+const GUTTER = 96, RIGHT = 16, AXIS = 26, HEAD = 30, LANE = 24, BAR = 18, MEMORY = 92, MIN_SPAN = 50, NUM_OWNERS = 9;
 const COMPUTE = 0, HIDDEN = 1, EXPOSED = 2, STALL = 3, CLASSES = ["compute", "hidden", "exposed", "exposed"];
 const canvas = byId("timeline"), tip = byId("tip");
 const end = Math.max(1, ...runs.map((run) => Math.max(run.step, run.bound))) * 1.015;
@@ -103,9 +103,9 @@ function paint(context, list, y, tall, from, to, left, wide, labels) {
   context.globalAlpha = 1;
 }
 function label(context, item, x, y, room) {
-  const most = Math.floor((room - 10) / 6.3);
+  const most = Math.floor((room - 10) / 6.3), name = item.of || item.name;
   context.fillStyle = item.run ? colors["on-bar"] : colors.text;
-  context.fillText(item.name.length > most ? `${item.name.slice(0, most - 1)}…` : item.name, x + 5, y);
+  context.fillText(name.length > most ? `${name.slice(0, most - 1)}…` : name, x + 5, y);
 }
 const xOf = (ns) => GUTTER + ((ns - view.from) / (view.to - view.from)) * (width - GUTTER - RIGHT);
 const timeAt = (x) => view.from + ((x - GUTTER) / (width - GUTTER - RIGHT)) * (view.to - view.from);
@@ -167,6 +167,8 @@ function drawMemory(c, wide) {
     const color = i ? colors.memory : colors.muted, stop = Math.min(wide, xOf(run.step) - GUTTER);
     c.fillStyle = color; c.fillText(`— ${run.label}`, 16, top + 46 + 16 * i);
     if (stop <= 0) return;
+    const isStacked = i && owners.length && run.memory.length;
+    if (isStacked) drawOwners(c, run, stop, top, peak);
     let held = 0, point = 0;
     c.beginPath();
     for (let x = 0; x < stop; x++) { // a column of pixels shows the peak within it
@@ -178,10 +180,32 @@ function drawMemory(c, wide) {
       const y = top + MEMORY - (most / peak) * (MEMORY - 5);
       c.lineTo(GUTTER + x, y); c.lineTo(GUTTER + Math.min(x + 1, stop), y);
     }
-    c.strokeStyle = color; c.lineWidth = i ? 1.75 : 1; c.stroke();
+    c.strokeStyle = color; c.lineWidth = i && !isStacked ? 1.75 : 1; c.stroke();
+    if (isStacked) return;
     c.lineTo(GUTTER + stop, top + MEMORY); c.lineTo(GUTTER, top + MEMORY);
     c.globalAlpha = 0.1; c.fill(); c.globalAlpha = 1;
   });
+}
+// One area for each owner, on top of each other; a column of pixels shows the owners at the peak within it.
+function drawOwners(c, run, stop, top, peak) {
+  const held = run.given.slice();
+  let total = run.memory[0][1], point = 1;
+  for (let x = 0; x < stop; x++) {
+    let largest = total, most = held.slice();
+    for (const until = timeAt(GUTTER + x + 1); point < run.memory.length && run.memory[point][0] < until; point++) {
+      const change = run.changes[point - 1];
+      for (let k = 0; k < change.length; k += 2) held[change[k]] += change[k + 1];
+      total = run.memory[point][1];
+      if (total >= largest || run.memory[point][0] < view.from) { largest = total; most = held.slice(); }
+    }
+    let y = top + MEMORY;
+    most.forEach((bytes, owner) => {
+      const tall = (bytes / peak) * (MEMORY - 5);
+      c.fillStyle = colors[`owner-${owner % NUM_OWNERS}`];
+      if (tall > 0) c.fillRect(GUTTER + x, y - tall, Math.min(1, stop - x), tall);
+      y -= tall;
+    });
+  }
 }
 const maximum = (run) => run.memory.reduce((most, [, bytes]) => Math.max(most, bytes), run.peak);
 function drawArrows(c, item) {
@@ -207,7 +231,8 @@ function redraw() {
 }
 function resize() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["text", "muted", "line", "soft", "compute", "hidden", "exposed", "bound", "memory", "on-bar"])
+  for (const name of ["text", "muted", "line", "soft", "compute", "hidden", "exposed", "bound", "memory", "on-bar",
+    ...owners.map((_, owner) => `owner-${owner % NUM_OWNERS}`)])
     colors[name] = style.getPropertyValue(`--${name}`).trim();
   const small = byId("overview").firstChild, wide = byId("overview").clientWidth;
   width = canvas.parentElement.clientWidth; canvas.style.height = `${height}px`;
@@ -252,7 +277,8 @@ function facts(item) {
   if (!item.run) return fact;
   const told = item.outcomes.slice(0, 4).map((each) => [each.reason, `${each.pass}: ${each.sentence}`]);
   const group = item.ranks ? `${item.group}, ${item.ranks} ranks` : item.group;
-  return [["kind", item.kind || "collective"], ["group", group], ["bytes", size(item.bytes)],
+  return [["kind", item.kind || "collective"], ...(item.of ? [["of", item.of]] : []),
+    ...(item.phase ? [["phase", item.phase]] : []), ...(item.source ? [["source", item.source]] : []), ["group", group], ["bytes", size(item.bytes)],
     ["launched", time(item.launched)], ...fact, ["waited for", item.waited === null ? "never" : time(item.waited)],
     ["hidden", duration(item.hidden)], ["exposed", duration(item.exposed)],
     ...(item.hiddenBy.length ? [["hidden by", item.hiddenBy.join(", ")]] : []), ...told];
@@ -312,17 +338,21 @@ byId("out").addEventListener("click", () => zoom(1 / 0.6));
 byId("fit").addEventListener("click", () => show(0, end));
 
 // ---- The table of collectives.
-const COLUMNS = [["name", (c) => c.name], ["run", (c) => c.run.label], ["kind", (c) => c.kind],
+const hasLayers = runs.some((run) => run.collectives.some((c) => c.layer));
+const natural = (text) => text.replace(/\d+/g, (digits) => digits.padStart(6, "0"));
+const COLUMNS = [["name", (c) => c.name], ["run", (c) => c.run.label],
+  hasLayers ? ["layer", (c) => natural(c.layer)] : ["kind", (c) => c.kind],
   ["group", (c) => c.group], ["bytes", (c) => c.bytes ?? -1], ["start", (c) => c.start],
   ["duration", (c) => c.end - c.start], ["hidden", (c) => c.hidden], ["exposed", (c) => c.exposed],
   ["decisions", (c) => c.outcomes.length]];
-const isNumber = (column) => column > 3 && column < 9;
+const FIRST_NUMBER = COLUMNS.findIndex(([name]) => name === "bytes");
+const isNumber = (column) => column >= FIRST_NUMBER && column < FIRST_NUMBER + 5;
 const everything = runs.flatMap((run) => run.collectives), FEW = 100;
 for (const c of everything) {
   const told = c.outcomes.flatMap((outcome) => [outcome.reason, outcome.pass, outcome.sentence]);
-  c.words = [c.name, c.kind, c.group, ...told].join("\n").toLowerCase();
+  c.words = [c.name, c.of, c.layer, c.phase, c.kind, c.group, ...told].join("\n").toLowerCase();
 }
-let sorting = { column: 8, down: true }, shown = FEW;
+let sorting = { column: FIRST_NUMBER + 4, down: true }, shown = FEW;
 function choose(item) {
   selected = item && item.run ? item : null;
   for (const row of byId("rows").children) row.classList.toggle("selected", row.collective === selected);
@@ -336,7 +366,8 @@ function why(outcomes) {
     return line;
   });
   if (!lines.length) cell.append(make("span", "no pass has considered it", "muted"));
-  const first = Math.max(0, outcomes.findIndex((outcome) => outcome.sort === "refused"));
+  const isExposed = outcomes.length && outcomes[0].reason.startsWith("exposed"); // its cause comes first
+  const first = isExposed ? 0 : Math.max(0, outcomes.findIndex((outcome) => outcome.sort === "refused"));
   cell.append(...lines.splice(first, 1));
   if (lines.length) {
     const more = make("details");
@@ -356,7 +387,8 @@ function rowOf(c, most) {
     canvas.scrollIntoView({ block: "nearest" });
   });
   share.style.width = `${(c.exposed / most) * 100}%`; exposed.append(share); first.append(name);
-  row.append(first, make("td", c.run.label), make("td", c.kind), make("td", c.group),
+  if (c.of) first.append(make("div", `${c.kind} of ${c.of}`, "muted"));
+  row.append(first, make("td", c.run.label), make("td", hasLayers ? c.layer : c.kind), make("td", c.group),
     ...numbers.map((text) => make("td", text, "number")), exposed, why(c.outcomes));
   row.collective = c; row.classList.toggle("selected", c === selected);
   return row;

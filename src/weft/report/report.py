@@ -22,7 +22,7 @@ from weft.passes.stream_pass import StreamPass
 from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Plan, Repeat, Retention
 from weft.quantities import duration_text, size_text
-from weft.report.plain_text import plain, table
+from weft.report.plain_text import plain, table, with_modules
 from weft.version import VERSION
 
 MAX_EXPOSED = 20
@@ -103,6 +103,8 @@ class Report:
     """Whether inputs may share memory with one that the graph writes; reads of inputs then keep their place."""
     from_cache: bool = False
     """Whether the plan was found in the plan cache. Then the passes were timed while they carried it out."""
+    modules: dict[str, str] = field(default_factory=dict[str, str])
+    """The modules of the nodes that decisions name."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -194,6 +196,7 @@ class Report:
             *_alike("-", [d for d in self.refusals if d.exposed_us <= 0]),
             *_alike("+", self.applied),
         ]
+        shown = [with_modules(line, self.modules) for line in shown]
         return [
             *(f"note: {note}" for note in self.notes),
             "",

@@ -25,13 +25,17 @@ from weft.cost.prices import price_launches
 from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.frozen import FrozenGraph
 from weft.graph.groups import GroupTable, read_groups
+from weft.graph.origins import originals_of
 from weft.graph.versions import dag_of
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import does_not_fit
+from weft.prediction.memory_by_owner import OwnedMemory, memory_by_owner
 from weft.prediction.step_kind import step_kind
-from weft.report.explain import CollectiveRecord, explain
+from weft.report.collective_record import CollectiveRecord
+from weft.report.explain import Explanation, explain
 from weft.report.html import ReportPage
+from weft.report.layers import layer_lines
 from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
@@ -53,6 +57,10 @@ class SimulationInput:
     """The groups as the graph alone states them."""
     cluster: Cluster
     report: Report
+    given: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+    """The groups as the caller states them."""
+    original: FrozenGraph | None = None
+    """The graph that this one was made from."""
 
     @cached_property
     def program(self) -> Program:
@@ -61,7 +69,8 @@ class SimulationInput:
     @cached_property
     def records(self) -> tuple[CollectiveRecord, ...]:
         """Its collectives, each with the decisions about it."""
-        return explain(self.graph.module, self.report, groups=self.stated).collectives
+        originals = originals_of(self.original.module.graph) if self.original is not None else None
+        return explain(self.graph.module, self.report, groups=self.stated, originals=originals).collectives
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -74,6 +83,10 @@ class SimulationInput:
     @cached_property
     def timeline(self) -> Timeline:
         return simulate(self.program)
+
+    @cached_property
+    def owned_memory(self) -> OwnedMemory:
+        return memory_by_owner(self.graph.dag, self.program)
 
     def run(self, bound_ns: int) -> SimulatedRun:
         """The simulated graph, with the bound that it is compared with."""
@@ -171,6 +184,17 @@ class SimulatedReport(Report):
         else:
             super().show_summary(console, indent)
 
+    def _details(self) -> list[str]:
+        run = self.runs[1]
+        head = [run.why_slow, *(layer_lines(run.exposed_layers) if run.exposed_layers else ()), ""]
+        return ["", *head, *super()._details()] if run.timeline.collectives else super()._details()
+
+    def explain(self) -> Explanation:
+        """Every collective of the original graph with the decisions about it, and the exposed time by layer."""
+        before, run = self.graphs[0], self.runs[1]
+        told = explain(before.graph.module, self, self.evidence, before.stated)
+        return replace(told, exposed=run.exposed_layers, why=run.why_slow)
+
     def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
         page = ReportPage(
             title,
@@ -181,6 +205,7 @@ class SimulatedReport(Report):
             self.passes,
             warning=self.does_not_fit or "",
             error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
+            owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
         )
         page.save_html(path)
 
@@ -194,6 +219,9 @@ class SimulatedReport(Report):
             "peak_error": peak.share,
             "error_basis": {"step": step.basis, "peak": peak.basis},
             "fits": self.does_not_fit is None,
+            "peak_by_owner": {
+                name: each.owned_memory.at_peak for name, each in zip(("before", "after"), self.graphs, strict=True)
+            },
         }
 
 
@@ -209,7 +237,8 @@ def with_simulations(
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
-    first, second = (_input(module, groups, cluster, report) for module in (before, after))
+    first = _input(before, groups, cluster, report)
+    second = replace(_input(after, groups, cluster, report), original=first.graph)
     told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
     made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
     for each in made.graphs:
@@ -228,7 +257,7 @@ def _input(
     table = stated if not groups else read_groups(module, groups)
     dag = dag_of(module.graph)
     price_launches(dag, table, cluster)  # a cluster that cannot run the graph is an error now, not at the first look
-    return SimulationInput(FrozenGraph(module, dag), table, stated, cluster, report)
+    return SimulationInput(FrozenGraph(module, dag), table, stated, cluster, report, groups)
 
 
 def notes_on(cluster: Cluster) -> tuple[str, ...]:

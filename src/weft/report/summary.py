@@ -16,7 +16,8 @@ from functools import cached_property
 from rich.table import Table
 
 from weft.quantities import count_text, duration_text, share_text, size_text
-from weft.report.explain import CollectiveRecord
+from weft.report.collective_record import CollectiveRecord
+from weft.report.layers import ExposedLayers, exposed_by_layer, why_slow
 from weft.report.plain_text import table
 from weft.report.work import Work
 from weft.simulation.timeline import NS_PER_US, Timeline
@@ -38,6 +39,18 @@ class SimulatedRun:
     def record_of(self) -> dict[str, CollectiveRecord]:
         """Records by the name of the launch."""
         return {record.name: record for record in self.records}
+
+    @cached_property
+    def exposed_layers(self) -> tuple[ExposedLayers, ...]:
+        """The exposed communication by layer, the longest first."""
+        spans = ((self.record_of.get(span.name), span.exposed_ns / NS_PER_US) for span in self.timeline.collectives)
+        return exposed_by_layer((record, time) for record, time in spans if record is not None)
+
+    @property
+    def why_slow(self) -> str:
+        """Why the step takes so long, in one sentence."""
+        timeline = self.timeline
+        return why_slow(timeline.step_us, timeline.compute_us, timeline.exposed_us, self.exposed_layers)
 
     def group(self, queue: int) -> str:
         """The name of a queue's group, or of the queue if the group is not given."""

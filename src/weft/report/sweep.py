@@ -2,9 +2,10 @@
 
     cells = sweep(module, ["h100-8x8", "a100-8x8"], memory_limits=[20 << 30, 24 << 30])
 
-Contract: a cell depends only on the listing of the graph, its tokens, the effort and its place on the axes, so cells
-run in any process and in any order. They are numbered by cluster, then by pipeline, memory limit and bucket size, and
-are returned in that order. A cell that fails holds its error. If no schedule was found that meets its memory limit, it
+Contract: a cell depends only on the listing and the marks of a graph, its tokens, the effort and its place on the axes,
+so cells run in any process and in any order. They are numbered by cluster, then by pipeline, memory limit and bucket
+size, and are returned in that order. Policies, which fix by hand what stays in memory, are planned without a limit;
+they come after the limits. A cell that fails holds its error. If no schedule was found that meets its memory limit, it
 also holds a limit that can be met. Each cell is one line of JSON; `merge` joins the lines of all shards of a sweep.
 """
 
@@ -27,17 +28,18 @@ from pydantic import TypeAdapter, ValidationError
 from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
-from weft.errors import MemoryLimitError, PipelineError, ReadError, ReportError, WeftError, compose
+from weft.errors import ClusterError, MemoryLimitError, PipelineError, ReadError, ReportError, WeftError, compose
 from weft.graph.about import tokens_per_step
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest, parse, render
+from weft.graph.marks import Mark, marks_of, put_marks
 from weft.passes.pipeline import Pipeline
-from weft.quantities import count_text, duration_text, exact_size_text, share_text, size_text
-from weft.report.plain_text import plain, plain_line, table
-from weft.report.report import GraphRecord, Report, record_passes
+from weft.plan.plan import Retention
+from weft.report.report import GraphRecord, Report, record_memory, record_passes
 from weft.report.simulated import with_simulations
 from weft.report.summary import Totals
 from weft.report.work import check_tokens
+from weft.retention.policies import RetentionPolicy, follow_policy, read_policy
 
 Effort = Literal["fast", "default", "best"]
 MAX_ERRORS = 20
@@ -57,13 +59,24 @@ class Cell:
     pipeline: str
     memory_limit_bytes: int | None = None
     max_bucket_bytes: int | None = None
+    policy: str | None = None
+    """Name of the policy that the graph follows by hand; None for the given graph."""
     before: Totals | None = None
     after: Totals | None = None
+    recomputed: int | None = None
+    """Number of values that backward recomputes; None without a memory limit and a policy."""
+    gathered_again: int | None = None
+    """Number of weights that backward gathers again; None without a memory limit and a policy."""
     pass_seconds: float | None = None
     error: str | None = None
     """The reason why the cell has no figures."""
     fitting_bytes: int | None = None
     """If no schedule was found that meets the memory limit: a limit that can be met."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the cell has no figures for another reason than a memory limit that is too small."""
+        return self.error is not None and self.fitting_bytes is None
 
     def to_json(self) -> str:
         """The cell as one line of JSON."""
@@ -76,6 +89,7 @@ class Task:
 
     cell: Cell
     listing: str
+    marks: tuple[Mark, ...]
     cluster: Cluster
     pipeline: str
     tokens_per_step: int | None = None
@@ -90,6 +104,7 @@ def sweep(
     *,
     memory_limits: Sequence[int | None] = (None,),
     bucket_bytes: Sequence[int | None] = (None,),
+    policies: Mapping[str, GraphModule | RetentionPolicy] | None = None,
     effort: Effort = "default",
     jobs: int = 1,
     shard: tuple[int, int] = (1, 1),
@@ -99,27 +114,45 @@ def sweep(
     """Optimize and simulate a graph on every cluster with every pipeline under every limit; None means unlimited.
 
     `memory_limits` are limits for `weft.optimize`; `bucket_bytes` are largest bucket sizes for `schedule-overlap`.
+    `policies` are steps to compare with, each as its own graph, or as a policy that the given graph is to follow.
     The cells run on the executor. Without one they run in this process, or in a pool of `jobs` spawned processes. The
     shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on. `done` is called with each cell in order.
     """
-    first, num_shards = shard
-    if not 1 <= first <= num_shards:
-        raise ReportError(compose("sweep", f"shard {first} of {num_shards} does not exist", do="count from 1"))
-    tasks = tasks_of(module, clusters, pipelines, memory_limits, bucket_bytes, tokens_per_step, effort)
-    tasks = tasks[first - 1 :: num_shards]
+    axes = SweepAxes(clusters, pipelines, memory_limits, bucket_bytes, policies or {})
+    tasks = tasks_of(module, axes, tokens_per_step, effort)
     cells: list[Cell] = []
-    for cell in _run_all(tasks, executor, min(jobs, len(tasks))):
+    for cell in run_tasks(shard_of(tasks, *shard), executor, jobs):
         cells.append(cell)
         if done is not None:
             done(cell)
     return cells
 
 
-def _run_all(tasks: Sequence[Task], executor: Executor | None, jobs: int) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class SweepAxes:
+    """The values that a sweep combines."""
+
+    clusters: Sequence[str | Path | Cluster]
+    pipelines: Sequence[str | Pipeline]
+    memory_limits: Sequence[int | None]
+    bucket_bytes: Sequence[int | None]
+    policies: Mapping[str, GraphModule | RetentionPolicy]
+    """Steps to compare with, planned without a memory limit."""
+
+
+def shard_of(tasks: Sequence[Task], first: int, num_shards: int) -> Sequence[Task]:
+    """Every n-th task, from the first on, which counts from 1."""
+    if not 1 <= first <= num_shards:
+        raise ReportError(compose("sweep", f"shard {first} of {num_shards} does not exist", do="count from 1"))
+    return tasks[first - 1 :: num_shards]
+
+
+def run_tasks(tasks: Sequence[Task], executor: Executor | None = None, jobs: int = 1) -> Iterator[Cell]:
+    """The cells of the tasks, in order, each as soon as it is known."""
     if executor is not None:
         yield from _submit(tasks, executor)
-    elif jobs > 1:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    elif min(jobs, len(tasks)) > 1:
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
             yield from _submit(tasks, pool)
     else:
         try:
@@ -129,39 +162,75 @@ def _run_all(tasks: Sequence[Task], executor: Executor | None, jobs: int) -> Ite
 
 
 def tasks_of(
-    module: GraphModule,
-    clusters: Sequence[str | Path | Cluster],
-    pipelines: Sequence[str | Pipeline],
-    memory_limits: Sequence[int | None] = (None,),
-    bucket_bytes: Sequence[int | None] = (None,),
-    num_tokens: int | None = None,
-    effort: Effort = "default",
+    module: GraphModule, axes: SweepAxes, num_tokens: int | None = None, effort: Effort = "default"
 ) -> list[Task]:
     """The tasks of all cells, in order. Raises for unknown clusters and passes."""
     check_tokens(num_tokens)
     tokens = num_tokens if num_tokens is not None else tokens_per_step(module)  # a listing does not record it
-    described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in clusters]
-    names = [each.name if isinstance(each, Cluster) else str(each) for each in clusters]
-    specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in pipelines]
-    labels = [str(each) for each in pipelines]
-    sizes = [[str(size) for size in given] for given in (memory_limits, bucket_bytes)]
-    axes = {"cluster": names, "pipeline": labels, "memory limit": sizes[0], "size of buckets": sizes[1]}
-    _check_once(axes)
-    listing = render(module)
-    facts = [digest(listing), *(each.digest for each in described), *specs, str(tokens), effort]
-    identity = digest("\n".join([*facts, *(f"{what}: {name}" for what, given in axes.items() for name in given)]))
-    places = list(product(range(len(names)), range(len(specs)), memory_limits, bucket_bytes))
-    return [
-        Task(
-            Cell(identity, index, len(places), names[i], labels[k], memory, bucket),
-            listing,
-            described[i],
-            specs[k],
-            tokens,
-            effort,
-        )
-        for index, (i, k, memory, bucket) in enumerate(places)
-    ]
+    described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in axes.clusters]
+    names = [each.name if isinstance(each, Cluster) else str(each) for each in axes.clusters]
+    specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in axes.pipelines]
+    labels = [str(each) for each in axes.pipelines]
+    sizes = [[str(size) for size in given] for given in (axes.memory_limits, axes.bucket_bytes)]
+    known = {"cluster": names, "pipeline": labels, "memory limit": sizes[0], "size of buckets": sizes[1]}
+    _check_once(known)
+    listing, marks = render(module), marks_of(module)
+    tasks: list[Task] = []
+    for name, cluster in zip(names, described, strict=True):
+        by_hand = _follow_all(module, axes.policies, cluster)
+        for label, spec in zip(labels, specs, strict=True):
+            for limit, bucket in product(axes.memory_limits, axes.bucket_bytes):
+                cell = Cell("", len(tasks), 0, name, label, limit, bucket)
+                tasks.append(Task(cell, listing, marks, cluster, spec, tokens, effort))
+            for (policy, made), bucket in product(by_hand, axes.bucket_bytes):
+                place = Cell("", len(tasks), 0, name, label, None, bucket, policy)
+                cell = replace(place, recomputed=made.recomputed, gathered_again=made.gathered_again)
+                tasks.append(Task(cell, made.listing, made.marks, cluster, spec, tokens, effort))
+    facts = [digest(repr((task.listing, task.marks, task.cell))) for task in tasks]
+    facts += [*(each.digest for each in described), *specs, str(tokens), effort]
+    identity = digest("\n".join(facts))
+    return [replace(task, cell=replace(task.cell, sweep=identity, num_cells=len(tasks))) for task in tasks]
+
+
+@dataclass(frozen=True)
+class _ByHand:
+    """A graph that follows a policy."""
+
+    listing: str
+    marks: tuple[Mark, ...]
+    recomputed: int
+    gathered_again: int
+
+
+def _follow_all(
+    module: GraphModule, policies: Mapping[str, GraphModule | RetentionPolicy], cluster: Cluster
+) -> list[tuple[str, _ByHand]]:
+    """The graphs that follow the policies; where several policies give the same graph, only the first of them."""
+    found: dict[str, tuple[str, _ByHand]] = {}
+    for name, policy in policies.items():
+        try:
+            made, table = _follow(module, policy, cluster)
+        except ClusterError:  # the cells of the given graph fail for the same reason, and say so
+            return []
+        listing = render(made)
+        found.setdefault(listing, (name, _ByHand(listing, marks_of(made), *_count_repeated(table))))
+    return list(found.values())
+
+
+def _follow(
+    module: GraphModule, policy: GraphModule | RetentionPolicy, cluster: Cluster
+) -> tuple[GraphModule, tuple[Retention, ...]]:
+    if isinstance(policy, RetentionPolicy):
+        return follow_policy(module, policy, read_groups(module), cluster)
+    return policy, read_policy(policy, read_groups(policy), cluster)
+
+
+def _count_repeated(table: Iterable[Retention]) -> tuple[int, int]:
+    """The numbers of values that backward recomputes and gathers again."""
+    counts = Counter[str]()
+    for row in table:
+        counts[row.choice] += row.num_values
+    return counts["recomputed"], counts["gathered again"]
 
 
 def _check_once(axes: Mapping[str, Sequence[str]]) -> None:
@@ -184,7 +253,7 @@ def run_task(task: Task) -> Cell:
 
 
 def _run(task: Task) -> Cell:
-    module = _module_of(task.listing, threading.get_ident())
+    module = _module_of(task.listing, task.marks, threading.get_ident())
     pipeline = _with_buckets(Pipeline.parse(task.pipeline), module, task.cell.max_bucket_bytes)
     limit = task.cell.memory_limit_bytes
     run = pipeline.run(module, cluster=task.cluster, memory_limit_bytes=limit, effort=task.effort)
@@ -192,7 +261,11 @@ def _run(task: Task) -> Cell:
     report = Report(sizes[0], sizes[1], record_passes(run.log), (), ())
     found = with_simulations(report, module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary
     seconds = sum(entry.seconds for entry in run.log)
-    return replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
+    cell = replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
+    if limit is None:
+        return cell
+    recomputed, gathered_again = _count_repeated(record_memory(run.log))
+    return replace(cell, recomputed=recomputed, gathered_again=gathered_again)
 
 
 def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None) -> Pipeline:
@@ -211,9 +284,11 @@ def _with_buckets(pipeline: Pipeline, module: GraphModule, max_bytes: int | None
 
 
 @lru_cache(maxsize=1)
-def _module_of(listing: str, _thread: int) -> GraphModule:
+def _module_of(listing: str, marks: tuple[Mark, ...], _thread: int) -> GraphModule:
     """The graph, parsed once for all cells of a worker. Threads do not share it: a graph module is not thread-safe."""
-    return parse(listing)
+    module = parse(listing)
+    put_marks(module, marks)
+    return module
 
 
 def _submit(tasks: Sequence[Task], executor: Executor) -> Iterator[Cell]:
@@ -314,59 +389,3 @@ def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
         shown = [str(next(gaps)) for _ in range(min(missing, MAX_ERRORS))]
         rest = f" and {missing - MAX_ERRORS} more" if missing > MAX_ERRORS else ""
         yield f"{missing} of {first.num_cells} cells are missing: {', '.join(shown)}{rest}"
-
-
-HEAD = ("cluster", "pipeline", "memory limit", "buckets", "step", "exposed", "bound", "gap", "peak memory")
-HEAD_REST = ("collectives", "passes", "MFU", "tokens/s")
-WHERE_KNOWN = ("memory limit", "buckets", "MFU", "tokens/s")
-"""Columns that are omitted if no cell has a value for them."""
-
-
-def sweep_text(cells: Iterable[Cell]) -> str:
-    """The cells as a table, followed by the errors of the cells that failed."""
-    head = [*HEAD, *HEAD_REST]
-    rows = [head]
-    errors: list[str] = []
-    for cell in cells:
-        rows.append([*map(plain_line, (*place_texts(cell), *_texts(cell)))])
-        if cell.error is not None:
-            message = plain(cell.error).replace("\n", "\n    ")
-            place = ", ".join(map(plain_line, _told(cell)))
-            errors += ["", f"{place}:", f"    {message}"]
-    if len(rows) == 1:
-        return "the sweep has no cells"
-    known = [any(cell != "-" for cell in column[1:]) for column in zip(*rows, strict=True)]
-    shown = [i for i, is_known in enumerate(known) if head[i] not in WHERE_KNOWN or is_known]
-    return "\n".join([*table([[row[i] for i in shown] for row in rows]), *errors])
-
-
-def place_texts(cell: Cell) -> tuple[str, str, str, str]:
-    """The place of a cell on each axis: its cluster, its pipeline and its limits."""
-    sizes = cell.memory_limit_bytes, cell.max_bucket_bytes
-    memory, bucket = ("-" if size is None else exact_size_text(size) for size in sizes)
-    return cell.cluster, cell.pipeline, memory, bucket
-
-
-def _told(cell: Cell) -> Iterator[str]:
-    for text, told in zip(place_texts(cell), ("{}", "{}", "{} of memory", "buckets of {}"), strict=True):
-        if text != "-":
-            yield told.format(text)
-
-
-def _texts(cell: Cell) -> list[str]:
-    before, after = cell.before, cell.after
-    if before is None or after is None:
-        fitting = cell.fitting_bytes
-        told = "failed" if fitting is None else f"needs {size_text(fitting)}"
-        return [told, *["-"] * (len(HEAD) + len(HEAD_REST) - 5)]
-    return [
-        f"{duration_text(before.step_us)} -> {duration_text(after.step_us)}",
-        f"{duration_text(before.exposed_us)} -> {duration_text(after.exposed_us)}",
-        "-" if after.lower_bound_us is None else duration_text(after.lower_bound_us),
-        "-" if after.gap is None else share_text(after.gap),
-        "-" if after.peak_bytes is None else size_text(after.peak_bytes),
-        f"{before.num_collectives} -> {after.num_collectives}",
-        duration_text((cell.pass_seconds or 0) * 1e6),
-        "-" if after.mfu is None else share_text(after.mfu),
-        "-" if after.tokens_per_second is None else count_text(after.tokens_per_second),
-    ]

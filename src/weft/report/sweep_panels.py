@@ -1,6 +1,7 @@
 """Panels of a sweep: step time against each axis that has several values, with one line per choice of the others.
 
-The cluster axis has one panel; every other axis has one panel per cluster.
+The cluster axis has one panel; every other axis has one panel per cluster. A sweep with policies has a curve instead of
+a panel for its memory limits (`memory_curve.py`).
 
 Contract: values are equally spaced. Sizes are in ascending order, with "not given" last. The scale does not begin at
 zero, so both ends are labelled. A failed cell is a cross at the foot; its tooltip gives the limit that would fit, if
@@ -15,7 +16,8 @@ from html import escape
 
 from weft.quantities import duration_text, size_text
 from weft.report.plain_text import plain_line
-from weft.report.sweep import Cell, place_texts
+from weft.report.sweep import Cell
+from weft.report.sweep_table import place_texts
 
 AXES = ("cluster", "pipeline", "memory limit", "bucket size")
 HEIGHT, FOOT, LEFT, GAP = 150, 44, 90, 110
@@ -23,7 +25,8 @@ HEIGHT, FOOT, LEFT, GAP = 150, 44, 90, 110
 LEGEND, MAX_LEGEND = 260, 6
 """Width of the legend in pixels, and the most lines that it names; tooltips of the points name the others."""
 COLORS = ("#2f9e8f", "#e2672f", "#7b52cc", "#2e6fb7", "#b8860b", "#c2407f", "#5b6770", "#4c8a2b")
-MAX_NAME = 16
+MAX_NAME, MAX_TEXT = 16, 40
+"""Longest name under a panel, and longest other text, in characters."""
 UNLIMITED = 1 << 70
 """Sorts after every size."""
 
@@ -64,8 +67,9 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
     found: list[Panel] = []
     for number in range(len(AXES)):
         for members in by_cluster.values() if number else [cells]:
+            has_curve = AXES[number] == "memory limit" and any(cell.policy for cell in members)
             values = {place_texts(cell)[number]: _size(cell, number) for cell in members}
-            if len(values) > 1:
+            if len(values) > 1 and not has_curve:
                 found.append(Panel(number, tuple(sorted(values, key=lambda text: values[text])), members))
     return found
 
@@ -84,18 +88,20 @@ def draw(panel: Panel, top: int, margin: int) -> Iterator[str]:
     steps = [cell.after.step_us for cell in panel.cells if cell.after is not None]
     low, high = min(steps, default=0.0), max(steps, default=1.0)
     left, foot = margin + LEFT, top + HEIGHT
-    yield _text(margin, top, panel.title, "head")
+    yield draw_text(margin, top, panel.title, "head")
     yield f'<line class="scale" x1="{left}" x2="{left + GAP * len(panel.values)}" y1="{foot}" y2="{foot}"/>'
     for step in dict.fromkeys((low, high)) if steps else ():
-        yield _text(margin, round(_y(step, low, high, top)) - 8, duration_text(step), "time")
+        yield draw_text(margin, round(_y(step, low, high, top)) - 8, duration_text(step), "time")
     for i, value in enumerate(panel.values):
         name = "not given" if value == "-" else value
-        yield _text(left + i * GAP + 8, foot + 6, name, "name")
+        yield draw_text(left + i * GAP + 8, foot + 6, name, "name")
     skipped = 0 if panel.number == 0 else 1  # the cluster is in the title
     for k, (others, line) in enumerate(panel.lines().items()):
         told = ", ".join(text for text in others[skipped:] if text != "-") or panel.title
         if k < MAX_LEGEND:
-            yield _text(left + GAP * len(panel.values) + 8, top + 18 + 18 * k, told, "name", COLORS[k % len(COLORS)])
+            yield draw_text(
+                left + GAP * len(panel.values) + 8, top + 18 + 18 * k, told, "name", COLORS[k % len(COLORS)]
+            )
         yield from _line(line, told, COLORS[k % len(COLORS)], (low, high), left, top)
 
 
@@ -107,7 +113,7 @@ def _line(
         x = left + i * GAP + GAP // 2
         if cell.after is None:
             needs = "" if cell.fitting_bytes is None else f", needs {size_text(cell.fitting_bytes)}"
-            yield _mark(x, top + HEIGHT - 8, color, f"{told}: failed{needs}")
+            yield draw_cross(x, top + HEIGHT - 8, color, f"{told}: failed{needs}")
             continue
         y = _y(cell.after.step_us, *scale, top)
         points.append(f"{x},{y:.1f}")
@@ -119,7 +125,8 @@ def _line(
         yield f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2"/>'
 
 
-def _mark(x: int, y: int, color: str, told: str) -> str:
+def draw_cross(x: float, y: float, color: str, told: str) -> str:
+    """A cross with a tooltip."""
     shape = f"M{x - 4} {y - 4}L{x + 4} {y + 4}M{x - 4} {y + 4}L{x + 4} {y - 4}"
     tooltip = f"<title>{escape(plain_line(told))}</title>"
     return f'<path class="failed" d="{shape}" stroke="{color}" stroke-width="2">{tooltip}</path>'
@@ -131,10 +138,10 @@ def _y(step: float, low: float, high: float, top: int) -> float:
     return top + HEIGHT - 24 - share * (HEIGHT - 60)
 
 
-def _text(x: int, y: int, text: str, name: str, color: str | None = None) -> str:
+def draw_text(x: float, y: float, text: str, name: str, color: str | None = None) -> str:
     """One line of text; a long line is truncated, and its tooltip has the whole."""
     whole = plain_line(text)
-    limit = 2 * MAX_NAME if color or name != "name" else MAX_NAME
+    limit = MAX_TEXT if color or name != "name" else MAX_NAME
     shown = whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
     tooltip = f"<title>{escape(whole)}</title>" if shown != whole else ""
     style = f' style="fill:{color}"' if color else ""

@@ -1,5 +1,7 @@
 """A sweep as one self-contained SVG: a bar for each cell next to that of the original graph, then a panel per axis.
 
+A sweep with policies made by hand also has a curve of step time against peak memory.
+
 Contract: names of clusters and pipelines are untrusted text: they are escaped, and characters that XML forbids are
 removed.
 """
@@ -11,13 +13,15 @@ from html import escape
 from itertools import groupby
 
 from weft.quantities import duration_text, size_text
+from weft.report.memory_curve import draw_curve, memory_curves
 from weft.report.plain_text import plain_line
-from weft.report.sweep import Cell, place_texts
+from weft.report.sweep import Cell
 from weft.report.sweep_panels import FOOT, HEIGHT, draw, panels
+from weft.report.sweep_table import place_texts
 
-LABEL_WIDTH, BAR_WIDTH, TIME_WIDTH, MARGIN = 250, 480, 190, 16
+LABEL_WIDTH, BAR_WIDTH, TIME_WIDTH, MARGIN = 310, 480, 190, 16
 LINE = 22
-MAX_LABEL = 36
+MAX_LABEL = 46
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1d242c}.head{font-weight:650}.time{fill:#66717d}"
     ".was{fill:#d3dae2}.covered{fill:#2f9e8f}.exposed{fill:#e2672f}.bound{stroke:#7b52cc;stroke-width:2}"
@@ -49,7 +53,11 @@ def plot(cells: Sequence[Cell]) -> str:
     for panel in found:
         drawn += draw(panel, y, MARGIN)
         y += HEIGHT + FOOT
-    widest = max((panel.width for panel in found), default=0)
+    curves = memory_curves(cells)
+    for curve in curves:
+        drawn += draw_curve(curve, y, MARGIN)
+        y += curve.height
+    widest = max((each.width for each in (*found, *curves)), default=0)
     width = MARGIN * 2 + max(LABEL_WIDTH + BAR_WIDTH + TIME_WIDTH, widest)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img">'
     title = "<title>Step times of a sweep</title>"
@@ -70,7 +78,7 @@ def _legend() -> Iterator[str]:
 
 def _cell(y: int, cell: Cell, longest: float) -> Iterator[str]:
     if cell.after is None:
-        needs = "failed" if cell.fitting_bytes is None else f"failed, needs {size_text(cell.fitting_bytes)}"
+        needs = "failed" if cell.fitting_bytes is None else f"does not fit, needs {size_text(cell.fitting_bytes)}"
         yield from _row(y, _label(cell), needs)
         return
     step = cell.after.step_us / longest * BAR_WIDTH

@@ -8,6 +8,9 @@ Times are in microseconds with three decimals, which is nanosecond precision.
     cat wait         the compute stream is blocked: from a wait to the end of its collective
     cat collective   a collective on its queue; arrows lead from its launch to it and on to its wait
 
+A collective is named after the parameter or module that it carries something of, if that is known; its argument `node`
+is the name of the launch.
+
 The events alone show the exposed time (in waits) and the hidden time (compute while a collective runs).
 """
 
@@ -20,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import ReportError
+from weft.graph.origins import tell_subject
 from weft.plan.plan import save_text
-from weft.report.explain import CollectiveRecord
+from weft.report.collective_record import CollectiveRecord
 from weft.report.summary import SimulatedRun
 from weft.simulation.timeline import NS_PER_US, CollectiveSpan, Span
 from weft.version import VERSION
@@ -41,7 +45,10 @@ def save_trace(path: str | Path, before: SimulatedRun, after: SimulatedRun, *, c
 
 def trace(before: SimulatedRun, after: SimulatedRun, *, cluster: str = "") -> dict[str, Any]:
     """The trace of both runs as data: metadata first, then events in order of time."""
-    processes = [_Process("before", 1, before, 0), _Process("after", 2, after, len(before.timeline.collectives))]
+    processes = [
+        _Process("before", 1, before, 0),
+        _Process("after", 2, after, len(before.timeline.collectives) + len(before.timeline.copies)),
+    ]
     events = [event for process in processes for event in process.events()]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     return {
@@ -74,7 +81,7 @@ class _Process:
         critical = set(timeline.critical_path)
         for span in timeline.compute:
             yield self._slice("compute", span.name, COMPUTE, span.start_ns, span.end_ns, _span_args(span, critical))
-        for flow, span in enumerate(timeline.collectives, self.first_flow):
+        for flow, span in enumerate((*timeline.collectives, *timeline.copies), self.first_flow):
             yield from self._collective(span, flow, critical)
         yield from self._rest()
         for time, size in timeline.memory:
@@ -86,15 +93,17 @@ class _Process:
         tid = FIRST_QUEUE + span.queue
         args = _span_args(span, critical) | _collective_args(span, self.run)
         arrow: Event = {"cat": "flow", "id": flow}
-        yield self._slice("launch", f"launch {span.name}", COMPUTE, span.launched_ns, span.launched_ns, {})
+        record = self.run.record_of.get(span.name)
+        name = record.label if record is not None and tell_subject(record.origins) else span.name
+        yield self._slice("launch", f"launch {name}", COMPUTE, span.launched_ns, span.launched_ns, {})
         yield self._event("s", "collective", COMPUTE, span.launched_ns, **arrow)
-        yield self._slice("collective", span.name, tid, span.start_ns, span.end_ns, args)
+        yield self._slice("collective", name, tid, span.start_ns, span.end_ns, args)
         if span.waited_ns is None:
             yield self._event("f", "collective", tid, span.start_ns, bp="e", **arrow)
             return
         yield self._event("t", "collective", tid, span.start_ns, **arrow)
         until = max(span.waited_ns, span.end_ns)
-        yield self._slice("wait", f"wait {span.name}", COMPUTE, span.waited_ns, until, {})
+        yield self._slice("wait", f"wait {name}", COMPUTE, span.waited_ns, until, {})
         # An arrow never leads back in time, and ends within the slice of the wait.
         yield self._event("f", "collective", COMPUTE, max(span.waited_ns, span.start_ns), bp="e", **arrow)
 
@@ -124,6 +133,7 @@ def _span_args(span: Span, critical: set[int]) -> dict[str, Any]:
 
 def _collective_args(span: CollectiveSpan, run: SimulatedRun) -> dict[str, Any]:
     args: dict[str, Any] = {
+        "node": span.name,
         "group": run.group(span.queue),
         "exposed_us": span.exposed_ns / NS_PER_US,
         "hidden_us": span.hidden_ns / NS_PER_US,
@@ -135,4 +145,7 @@ def _collective_args(span: CollectiveSpan, run: SimulatedRun) -> dict[str, Any]:
 
 def _record_args(record: CollectiveRecord) -> dict[str, Any]:
     decisions = [f"{outcome.pass_name}: {outcome.sentence} ({outcome.reason.value})" for outcome in record.outcomes]
-    return {"kind": record.kind, "num_ranks": record.num_ranks, "bytes": record.num_bytes, "decisions": decisions}
+    args = {"kind": record.kind, "num_ranks": record.num_ranks, "bytes": record.num_bytes, "decisions": decisions}
+    subjects = list(dict.fromkeys(origin.subject for origin in record.origins if origin.subject))
+    sources = list(dict.fromkeys(origin.source for origin in record.origins if origin.source))
+    return args | ({"of": subjects} if subjects else {}) | ({"source": sources} if sources else {})

@@ -137,7 +137,7 @@ def test_explain_tells_what_became_of_every_collective(weft: Weft, listing: Path
     done = weft("explain", listing, "--pipeline", "hoist-launches,sink-waits")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "ag: all_gather of 64 B over dp (2 ranks)",
+        "ag: all-gather of p (64 B) over dp (2 ranks)",
         "  + hoist-launches: moved ag up to just after p",
         "  + sink-waits: moved w down to its first use, r",
         "",
@@ -166,7 +166,7 @@ def test_passes_lists_them_and_explains_one(weft: Weft):
 def test_passes_lists_stages_and_presets_and_what_they_are_made_of(weft: Weft):
     lines = weft("passes").stdout.splitlines()
     assert "Stage: simplify-arithmetic" in next(line for line in lines if line.startswith("algebra "))
-    assert "Preset: clean,algebra,communication,plan" in next(line for line in lines if line.startswith("ddp "))
+    assert "Preset: clean,algebra,communication,axes,plan" in next(line for line in lines if line.startswith("ddp "))
     assert lines[-1].split(maxsplit=1) == ["auto", "Preset: chosen by the collectives of the graph"]
     assert [line.split()[0] for line in weft("passes", "communication").stdout.splitlines()] == [
         "remove-single-rank-collectives",

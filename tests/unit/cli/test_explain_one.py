@@ -39,8 +39,8 @@ def test_one_collective_is_told_by_its_launch_or_its_wait(weft: Weft, two: Path,
     done = weft("explain", two, name, "--pipeline", "bucket-all-gathers,hoist-launches")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "ag1: all_gather of 64 B over dp (2 ranks)",
-        "  + bucket-all-gathers: merged 2 all-gathers of group 'dp' into one of 128 B: ag0 to ag1",
+        "ag1: all-gather of q (64 B) over dp (2 ranks)",
+        "  + bucket-all-gathers: merged 2 all-gathers of group 'dp' into one of 128 B: ag0 [p] to ag1",
         "  + hoist-launches: moved ag0_bucket up to just after p",
     ]
 
@@ -127,5 +127,5 @@ def test_a_hostile_group_stays_one_line_of_text(weft: Weft, tmp_path: Path):
     source.write_text(TWO.replace("'dp'", "'d\\x1b[2J\\n<b>p'"))
     done = weft("explain", source, "ag1", "--cluster", "h100-8")
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[0] == "ag1: all_gather of 64 B over d[2J<b>p (2 ranks)"
+    assert done.stdout.splitlines()[0] == "ag1: all-gather of q (64 B) over d[2J<b>p (2 ranks)"
     assert all(line.isprintable() for line in done.stdout.splitlines())

@@ -24,7 +24,7 @@ def test_the_page_and_the_trace_are_written(weft: Weft, listing: Path, tmp_path:
     assert f"<title>{listing}</title>" in page
     assert "simulated on h100-1x8" in page
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {event["name"] for event in events if event.get("cat") == "collective"} == {"ag"}
+    assert {event["name"] for event in events if event.get("cat") == "collective"} == {"all-gather of p (64 B)"}
 
 
 def test_with_a_cluster_the_report_starts_with_both_runs_in_numbers(weft: Weft, listing: Path):

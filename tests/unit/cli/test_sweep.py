@@ -12,13 +12,30 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import Result
 
+from tests.tiers import quick_first
 from tests.unit.cli.conftest import LISTING
+from weft.cli.sweep_command import parse_limits
+from weft.graph.listings.text import render
+from weft.quantities import size_text
+from weft.retention.policies import RetentionPolicy
+from weft.zoo import load
 
 Weft = Callable[..., Result]
 
+GIB = 1 << 30
+
 GRID = ("--cluster", "h100-8", "--cluster", "a100-8x8", "--pipeline", "none", "--pipeline", "hoist-launches,sink-waits")
-AXES = {"cluster", "pipeline", "memory_limit_bytes", "max_bucket_bytes"}
-FIELDS = AXES | {"sweep", "index", "num_cells", "before", "after", "pass_seconds", "error", "fitting_bytes"}
+AXES = {"cluster", "pipeline", "memory_limit_bytes", "max_bucket_bytes", "policy"}
+FIELDS = AXES | {"sweep", "index", "num_cells", "before", "after", "recomputed", "gathered_again"}
+FIELDS |= {"pass_seconds", "error", "fitting_bytes"}
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The listing of a training step."""
+    path = tmp_path_factory.mktemp("step") / "step.txt"
+    path.write_text(render(load("llama-debug", "fsdp", ranks=2, layers=1)))
+    return path
 
 
 def cells(text: str) -> list[dict[str, Any]]:
@@ -67,9 +84,9 @@ def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tm
     grid = ("--cluster", "h100-8", "--memory-limit", "100,1KiB,none", "--bucket-bytes", "1MiB,none")
     shards = [tmp_path / f"{i}.jsonl" for i in (1, 2)]
     ends = [weft("sweep", listing, *grid, "--shard", f"{i}/2", "-o", shards[i - 1]).exit_code for i in (1, 2)]
-    assert ends == [1, 1]  # 100 bytes are too few
+    assert ends == [0, 0]  # 100 bytes are too few, which is an answer
     done = weft("sweep", "--merge", *shards, "--plot", svg)
-    assert done.exit_code == 1
+    assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[1:7]] == ["h100-8"] * 6
     assert [re.split(" {2,}", line)[2:5] for line in lines[1:3]] == [
@@ -81,6 +98,92 @@ def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tm
     ]
     assert "found no order that fits in 100 bytes; the smallest peak found is 288" in done.stdout
     assert "step by memory limit, h100-8" in svg.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("30GiB:90GiB", [GIB * size for size in (30, 40, 50, 60, 70, 80, 90)]),
+        ("30GB:90GB:3", [30 * 10**9, 60 * 10**9, 90 * 10**9]),
+        ("4GiB:5GiB:4", [4 * GIB, 4437 << 20, 4778 << 20, 5 * GIB]),  # whole MiB are fine enough
+        ("1:8:3, none", [1, 4, 8, None]),
+    ],
+)
+def test_a_range_has_limits_at_equal_distances(text: str, limits: list[int | None]):
+    assert parse_limits(text) == limits
+
+
+def test_a_range_shows_where_the_step_fits_and_what_policies_need(weft: Weft, step: Path, tmp_path: Path):
+    out, svg = tmp_path / "cells.jsonl", tmp_path / "plot.svg"
+    grid = ("--cluster", "h100-8", "--memory-limit", "1KiB:2MiB:3", "--effort", "fast")
+    done = weft("sweep", step, *grid, "-o", out, "--plot", svg)
+    assert (done.exit_code, done.stderr) == (0, "")
+    found = cells(out.read_text())
+    low, middle, high, *by_hand = found
+    assert low["fitting_bytes"] > low["memory_limit_bytes"]
+    assert f"needs {size_text(low['fitting_bytes'])}" in done.stdout
+    assert done.stdout.count("found no order that fits") == 1
+    for each in (middle, high):
+        assert each["after"]["peak_bytes"] <= each["memory_limit_bytes"]
+        assert each["after"]["lower_bound_us"] <= each["after"]["step_us"]
+    heads = ["memory limit", "policy", "step", "peak memory", "recomputed", "gathered again"]
+    assert [head for head in re.split(" {2,}", done.stdout.splitlines()[0]) if head in heads] == heads
+    counts = {each["policy"]: (each["recomputed"], each["gathered_again"]) for each in by_hand}
+    assert list(counts) == [policy.value for policy in RetentionPolicy]
+    assert counts["all kept"] == (0, 0)
+    recomputed, gathered_again = counts["all recomputed, weights gathered again"]
+    assert recomputed > 0
+    assert gathered_again > 0
+    assert {each["memory_limit_bytes"] for each in by_hand} == {None}
+    assert "step by peak memory, h100-8, auto" in svg.read_text()
+
+
+def test_policies_that_give_the_same_graph_are_one_row(weft: Weft, listing: Path):
+    found = cells(weft("sweep", listing, "--cluster", "h100-8", "--memory-limit", "1KiB:2KiB:2", "--json").stdout)
+    assert [(each["memory_limit_bytes"], each["policy"]) for each in found] == [
+        *((1024, None), (2048, None), (None, "all kept")),
+    ]
+
+
+def test_a_range_on_a_cluster_that_is_too_small_is_rows_with_errors(weft: Weft, listing: Path):
+    done = weft("sweep", listing, "--cluster", "loopback-1x1", "--memory-limit", "1KiB:2KiB:2", "--json")
+    assert done.exit_code == 1
+    assert [each["error"].partition("\n")[0] for each in cells(done.stdout)] == [
+        "cluster loopback-1x1: it has 1 ranks, group 'dp' needs 2"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("parallel", "policies"),
+    quick_first(
+        [
+            ("ddp", ["checkpoint=none", "checkpoint=selective", "checkpoint=full"]),
+            (
+                "fsdp",
+                [
+                    f"checkpoint={checkpoint}, reshard={reshard}"
+                    for checkpoint in ("none", "selective", "full")
+                    for reshard in ("always", "never")
+                ],
+            ),
+        ]
+    ),
+)
+def test_a_model_of_the_zoo_is_captured_with_each_policy(weft: Weft, parallel: str, policies: list[str]):
+    source = f"zoo:llama-debug/{parallel}?layers=1&ranks=2"
+    grid = ("--cluster", "h100-8", "--pipeline", "none,schedule-overlap", "--effort", "fast")
+    done = weft("sweep", source, *grid, "--memory-limit", "1GiB:2GiB:2", "--json")
+    found = cells(done.stdout)
+    assert [each["policy"] for each in found] == [None, None, *policies]
+    kept, *_, full = found[2:]
+    assert kept["recomputed"] == 0 < full["recomputed"]
+    assert kept["after"]["compute_us"] < full["after"]["compute_us"]
+
+
+def test_a_part_of_a_step_has_no_policies(weft: Weft):
+    source = "zoo:llama-debug/ddp?layers=1&ranks=2&part=forward"
+    done = weft("sweep", source, "--cluster", "h100-8", "--memory-limit", "1GiB:2GiB:2", "--json", "--effort", "fast")
+    assert [each["policy"] for each in cells(done.stdout)] == [None, None]
 
 
 def test_a_shard_with_no_cell_is_empty(weft: Weft, listing: Path, tmp_path: Path):
@@ -157,6 +260,36 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
         (
             ["g.txt", "--cluster", "h100-8", "--memory-limit", "20GiB,"],
             "--memory-limit: '' is not a size\nwrite 24GiB, 24GB or a number of bytes\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "30GiB:90GiB:7:1"],
+            "--memory-limit: '30GiB:90GiB:7:1' is not a range of sizes\n"
+            "write LOW:HIGH:POINTS, as in --memory-limit 30GiB:90GiB:7\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "30GiB:"],
+            "--memory-limit: '30GiB:' is not a range of sizes\n"
+            "write LOW:HIGH:POINTS, as in --memory-limit 30GiB:90GiB:7\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "30GiB:none"],
+            "--memory-limit: 'none' is not a size\nwrite 24GiB, 24GB or a number of bytes\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "90GiB:30GiB"],
+            "--memory-limit: the range '90GiB:30GiB' does not grow\nwrite the smaller limit first\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "30GiB:90GiB:1"],
+            "--memory-limit: the range '30GiB:90GiB:1' has 1 points, expected 2 to 1000\nwrite 30GiB:90GiB:7\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "10:12:4"],
+            "--memory-limit: the range '10:12:4' has 4 points, expected 2 to 3\nwrite 10:12:3\n",
+        ),
+        (
+            ["g.txt", "--cluster", "h100-8", "--memory-limit", "30GiB:90GiB,60GiB"],
+            "sweep: --memory-limit 64424509440 is given twice\ngive it once\n",
         ),
         (
             ["g.txt", "--cluster", "h100-8", "--pipeline", "sink-wates"],

@@ -114,7 +114,7 @@ def test_the_text_tells_every_collective_and_the_totals(module: GraphModule):
         ),
     )
     assert str(found).splitlines() == [
-        "ag: all_gather of 64 B over dp (2 ranks)",
+        "ag: all-gather of p (64 B) over dp (2 ranks)",
         "  - bucket: ag stays (dependency: x)",
         "  + sink-waits: w sinks to rs",
         "  = sink-waits: w is there already (already-done)",
@@ -176,7 +176,7 @@ def test_sizes_that_are_unknown_are_told_so():
     (record,) = explain(GraphModule({}, graph), report()).collectives
     assert (record.num_ranks, record.num_bytes) == (0, None)
     text = str(explain(GraphModule({}, graph), report()))
-    assert text.startswith("all_reduce_default: all_reduce of unknown size over tp (unknown ranks)\n")
+    assert text.startswith("all_reduce_default: all-reduce of x (unknown size) over tp (unknown ranks)\n")
 
 
 def test_a_graph_without_collectives_is_told_so():

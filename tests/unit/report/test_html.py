@@ -6,20 +6,26 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from weft.graph.origins import CollectiveOrigin
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveDecision, CollectiveRecord
+from weft.prediction.memory_by_owner import OwnedMemory
+from weft.report.collective_record import CollectiveDecision, CollectiveRecord
 from weft.report.html import ReportPage, embed, headline
 from weft.report.report import PassRecord
 from weft.report.summary import SimulatedRun, summarize
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><!--\u2028\u2029&amp;{{ 7 * 7 }}"
+
+
+ORIGIN = CollectiveOrigin("layers.3.up", "layers.3", "forward", "model.py:41 in forward: self.up(x)", 4096)
 
 
 def run(name: str = "ag", exposed_ns: int = 500, bound_ns: int = 2000) -> SimulatedRun:
@@ -40,7 +46,7 @@ def run(name: str = "ag", exposed_ns: int = 500, bound_ns: int = 2000) -> Simula
             bound_ns,
         ),
         ("dp",),
-        (CollectiveRecord(name, "all_gather", "dp", 8, 4096, outcomes),),
+        (CollectiveRecord(name, "all_gather", "dp", 8, 4096, outcomes, (ORIGIN,)),),
     )
 
 
@@ -86,6 +92,10 @@ def test_the_data_of_the_page_is_what_the_timelines_say():
     assert after["collectives"] == [
         {
             "name": "ag",
+            "of": "layers.3.up",
+            "layer": "layers.3",
+            "phase": "forward",
+            "source": "model.py:41 in forward: self.up(x)",
             "queue": 0,
             "group": "dp",
             "start": 0,
@@ -113,6 +123,43 @@ def test_the_data_of_the_page_is_what_the_timelines_say():
     ]
 
 
+def test_the_memory_of_both_runs_is_told_by_owner():
+    before = OwnedMemory(("parameters", "activations"), (32, 0), (((1, 32),),))
+    after = OwnedMemory(("parameters", "gradients"), (32, 0), (((0, -8), (1, 40)),))
+    text = replace(page(), owned=(before, after)).render()
+    data = data_of(text)
+    assert data["owners"] == ["parameters", "activations", "gradients"]
+    assert [(run["given"], run["changes"]) for run in data["runs"]] == [
+        ([32, 0, 0], [[1, 32]]),
+        ([32, 0, 0], [[0, -8, 2, 40]]),
+    ]
+    texts = [text.strip() for text in Tags(text).texts if text.strip()]
+    first = texts.index("Memory by owner")
+    assert texts[first + 2 : first + 14] == [
+        *("owner", "before", "after"),
+        *("parameters", "32 B", "24 B"),
+        *("activations", "32 B", "0 B"),
+        *("gradients", "0 B", "40 B"),
+    ]
+
+
+def test_without_owners_the_page_has_no_table_of_them():
+    text = page().render()
+    assert data_of(text)["owners"] == []
+    assert "Memory by owner" not in text
+
+
+def test_the_page_begins_with_the_answer_and_has_the_exposed_time_by_layer():
+    texts = [text.strip() for text in Tags(page().render()).texts if text.strip()]
+    told = next(text for text in texts if text.startswith("Of the "))
+    assert told.startswith("Of the 2.50 us step, compute takes 2.00 us and exposed communication 0.50 us (20.0 %)")
+    assert "layers.3 in forward, 0.50 us" in told
+    first = texts.index("Exposed by layer")
+    assert texts.index(told) < texts.index("quantity") < first
+    row = texts.index("layers.3", first)
+    assert texts[row : row + 4] == ["layers.3", "forward", "1", "0.50 us"]
+
+
 def test_the_headline_reasons_and_witnesses_need_no_script():
     texts = [text.strip() for text in Tags(page().render()).texts if text.strip()]
     for told in ("a step", "step", "2.50 us", "peak memory", "64 B", "1 applied", "1 dependency"):
@@ -131,7 +178,7 @@ def test_counts_say_whether_they_are_of_collectives_or_of_decisions():
 
 
 def test_each_pass_is_a_row_with_what_it_applied_what_it_declined_and_its_time():
-    found = re.search(r'<table class="list passes">.*?<tbody>(.*?)</tbody>', page().render(), re.DOTALL)
+    found = re.search(r'<table class="list static passes">.*?<tbody>(.*?)</tbody>', page().render(), re.DOTALL)
     assert found
     rows = [[text for text in Tags(row).texts if text.strip()] for row in found.group(1).split("</tr>")]
     assert rows == [

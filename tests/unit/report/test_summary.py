@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from weft.quantities import duration_text, size_text
-from weft.report.explain import CollectiveRecord
+from weft.report.collective_record import CollectiveRecord
 from weft.report.summary import SimulatedRun, Totals, summarize
 from weft.report.work import Work
 from weft.simulation.timeline import CollectiveSpan, Span, Timeline

@@ -15,14 +15,17 @@ from xml.etree import ElementTree
 import pytest
 from torch.fx import GraphModule
 
-from weft.api import optimize
+from weft.api import optimize, simulate
 from weft.cost.cluster import Cluster
 from weft.errors import ClusterError, PipelineError, ReadError, ReportError
 from weft.graph.listings.text import parse
 from weft.passes.pipeline import Pipeline
 from weft.report.summary import Totals
-from weft.report.sweep import Cell, merge, sweep, sweep_text
+from weft.report.sweep import Cell, merge, sweep
 from weft.report.sweep_plot import plot
+from weft.report.sweep_table import sweep_text
+from weft.retention.policies import RetentionPolicy
+from weft.zoo import load
 
 LISTING = """group('dp', size=2)
 
@@ -168,6 +171,30 @@ def test_sizes_of_buckets_need_a_pass_that_takes_them(module: GraphModule):
     (found,) = sweep(module, ["h100-8"], ["sink-waits"], bucket_bytes=[1 << 20])
     do = "add schedule-overlap, or omit the bucket sizes"
     assert found.error == f"sweep: no pass of 'sink-waits' has a bucket size\n{do}"
+
+
+@pytest.mark.slow
+def test_a_captured_step_is_planned_as_optimize_plans_it():
+    captured = load("llama-debug", "fsdp", ranks=8, layers=2, part="step")
+    limit = int(simulate(captured, "h100-8").peak_bytes * 0.9)
+    (found,) = sweep(captured, ["h100-8"], memory_limits=[limit], effort="fast")
+    report = optimize(captured, "h100-8", memory_limit_bytes=limit, effort="fast").report
+    assert found.after is not None
+    assert json.loads(found.to_json())["after"] == json.loads(report.to_json())["simulated"]["after"]
+    made = [sum(row.num_values for row in report.memory if row.choice == c) for c in ("recomputed", "gathered again")]
+    assert made[0] > 0
+    assert [found.recomputed, found.gathered_again] == made
+
+
+def test_policies_come_after_the_limits_of_each_cluster_without_a_limit(module: GraphModule):
+    policies = {"own": parse(LISTING.replace("relu(a)", "neg(a)")), "kept": RetentionPolicy.KEEP}
+    found = sweep(module, CLUSTERS, ["none,schedule-overlap"], memory_limits=[1 << 20, 1 << 30], policies=policies)
+    places = [(each.memory_limit_bytes, each.policy) for each in found]
+    assert places == [(1 << 20, None), (1 << 30, None), (None, "own"), (None, "kept")] * 2
+    assert [each.cluster for each in found] == [CLUSTERS[0]] * 4 + [CLUSTERS[1]] * 4
+    assert [each.index for each in found] == list(range(8))
+    assert {each.num_cells for each in found} == {8}
+    assert {(each.recomputed, each.gathered_again) for each in found} == {(0, 0)}
 
 
 # Executors.
@@ -371,12 +398,12 @@ def test_the_plot_has_a_bar_for_each_cell_on_one_scale():
     root = ElementTree.fromstring(plot([cell(0, 2, after=quick), cell(1, 2, cluster="d")]))
     bars = [(each.get("class"), each.get("x"), each.get("width")) for each in root.iter() if each.get("height") == "16"]
     assert bars == [
-        ("was", "266.0", "480.0"),
-        ("covered", "266.0", "192.0"),
-        ("exposed", "458.0", "48.0"),
-        ("was", "266.0", "480.0"),
-        ("covered", "266.0", "240.0"),
-        ("exposed", "506.0", "240.0"),
+        ("was", "326.0", "480.0"),
+        ("covered", "326.0", "192.0"),
+        ("exposed", "518.0", "48.0"),
+        ("was", "326.0", "480.0"),
+        ("covered", "326.0", "240.0"),
+        ("exposed", "566.0", "240.0"),
     ]
     texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[4:] == [
@@ -417,7 +444,7 @@ def test_a_cell_that_does_not_fit_is_a_cross_with_what_it_needs():
     )
     text = plot([refused, cell(1, 2, memory_limit_bytes=8192)])
     assert [each[0].text for each in drawn(text, "path")] == ["p: failed, needs 4.00 KiB"]
-    assert "failed, needs 4.00 KiB" in [each.text for each in drawn(text, "text")]
+    assert "does not fit, needs 4.00 KiB" in [each.text for each in drawn(text, "text")]
     assert drawn(text, "polyline") == []
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.simulation.programs import compute, launch, program, wait
+from weft.graph.origins import CollectiveOrigin
 from weft.plan.decision import Reason
-from weft.report.explain import CollectiveDecision, CollectiveRecord
+from weft.report.collective_record import CollectiveDecision, CollectiveRecord
 from weft.report.summary import SimulatedRun, summarize
 from weft.report.trace import save_trace, trace
 from weft.simulation.simulator import simulate
@@ -258,6 +260,7 @@ def test_a_collective_carries_what_is_known_of_it():
     assert before["args"] == {
         "alone_us": 2.5,
         "critical": True,
+        "node": "ag",
         "group": "dp",
         "exposed_us": 2.5,
         "hidden_us": 0.0,
@@ -269,6 +272,17 @@ def test_a_collective_carries_what_is_known_of_it():
     }
     assert after["args"]["hidden_by"] == ["a"]
     assert "decisions" not in after["args"]
+
+
+def test_a_collective_is_named_after_what_it_carries():
+    origins = tuple(CollectiveOrigin(f"layers.3.{name}", "layers.3", "forward", f"{name}.py:1", 1) for name in "ab")
+    named = SimulatedRun(BEFORE, ("dp",), (replace(RECORD, origins=origins),))
+    events = {e["name"]: e["args"] for e in trace(named, RUNS[1])["traceEvents"] if e["pid"] == 1 and "args" in e}
+    found = events["all-gather of layers.3 (2 tensors, 4.00 KiB)"]
+    assert (found["node"], found["of"]) == ("ag", ["layers.3.a", "layers.3.b"])
+    assert found["source"] == ["a.py:1", "b.py:1"]
+    label = "all-gather of layers.3 (2 tensors, 4.00 KiB)"
+    assert {f"launch {label}", f"wait {label}"} <= {*events}
 
 
 def test_memory_is_a_counter_and_the_bound_an_instant():

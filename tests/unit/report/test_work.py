@@ -14,7 +14,8 @@ from weft.errors import ReportError
 from weft.frontends import archive
 from weft.graph.about import ABOUT_KEY, TOKENS_KEY, tokens_per_step
 from weft.graph.listings.text import parse
-from weft.report.sweep import sweep, sweep_text
+from weft.report.sweep import sweep
+from weft.report.sweep_table import sweep_text
 from weft.report.work import Work, flops_share, work_of
 
 # One rank of two: 2 x 1024^3 flops in bf16 and 2 x 512^3 in f32. Its cluster: 1 TFLOP/s of bf16 at an efficiency of 1.

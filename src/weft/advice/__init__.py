@@ -1,0 +1,1 @@
+"""Advice: which layout to train a model with on a cluster."""
