@@ -7,11 +7,12 @@ import re
 ELSEWHERE = {
     r"make demo": "tests/docs/test_demo.py",
     r"weft demo": "tests/docs/test_demo.py",
-    r"make (test|lint|test-all)( .*)?": ".ci/run",
+    r"make (test|lint|test-all|test-integrations)( .*)?": ".ci/run",
     r"pip install \.": "tests/integration/test_package.py",
     r"make docs": "tests/docs/test_site.py",
     r"torchrun --standalone --nproc-per-node=\d examples/\w+\.py": "tests/integration/test_examples.py",
     r"weft compare .*": "tests/unit/cli/test_compare.py",
+    r"weft advise .*": "tests/unit/cli/test_advise.py",
     r"weft (optimize|apply) rank0\.log:812 .*": "tests/integration/test_shipped_plans.py",
     r"python docs/tutorial\.py": "tests/docs/test_made_pages.py",
     r"python tools/docs_tutorial\.py": "tests/docs/test_made_pages.py",

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.docs.commands import ELSEWHERE, cut, elsewhere, filled, unquoted
 from tests.docs.pages import REPOSITORY, Block, all_blocks, blocks, differs, name_of, paths, spoken
 from tests.docs.setting import prepared, say
+from tests.tiers import quick_only
 from weft.cli.main import app
 
 PAGES = [name for name in map(name_of, paths()) if any(b.kind == "commands" and not b.not_run for b in blocks(name))]
@@ -35,7 +36,7 @@ def is_whole(command: str) -> bool:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", quick_only(PAGES, "README.md"))
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wrong: list[str] = []
     with prepared(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.docs.pages import Block, all_blocks, blocks, differs, name_of, paths
 from tests.docs.setting import given_names, prepared
+from tests.tiers import quick_only
 from weft.cost.cluster import Cluster
 
 MADE = "docs/tutorial.md"
@@ -21,7 +22,7 @@ PAGES = [name for name in map(name_of, paths()) if name != MADE and any(b.kind =
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", quick_only(PAGES, "README.md"))
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = ModuleType(f"page_{page.replace('/', '_').removesuffix('.md').replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -133,6 +133,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_stops_nothing(fresh: None,
     assert SESSION.report().messages[0].startswith("a graph was not published to the other ranks: ")
 
 
+@pytest.mark.slow
 @pytest.mark.needs_cpp
 def test_what_inductor_takes_from_its_cache_is_said_when_it_is_asked_for(mesh: DeviceMesh, tmp_path: Path):
     said: list[dict[str, str]] = []

@@ -16,6 +16,7 @@ from weft.frontends.fake_world import fake_world
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_losses_are_those_of_fully_shard(two_ranks: World, dtype: torch.dtype | None):
     theirs, ours = (

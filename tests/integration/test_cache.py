@@ -51,6 +51,7 @@ def test_a_compilation_from_the_cache_is_reported_as_the_first_one_was(mesh: Dev
     assert str(again).splitlines()[1].endswith("from cache")
 
 
+@pytest.mark.slow
 @pytest.mark.needs_cpp
 def test_behind_a_cached_graph_with_collectives_one_without_is_a_micro_step(mesh: DeviceMesh, tmp_path: Path):
     for _ in range(2):

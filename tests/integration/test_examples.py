@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.worlds import PYTHONPATH, REPOSITORY, World
+from tests.integration.worlds import PYTHONPATH, REPOSITORY, World, as_by_torchrun
 from weft.frontends.session import SESSION
 
 TIMEOUT_S = 240.0
@@ -25,26 +25,43 @@ pytestmark = [
 ]
 
 STEPS = 3
-NUM_RANKS = {"ddp": 2, "simple_fsdp": 2, "tensor_parallel": 2, "fsdp_tp": 4, "hsdp": 4, "moe": 4}
+FRAMEWORK_STEPS = 10
+NUM_RANKS = {
+    "ddp": 2,
+    "simple_fsdp": 2,
+    "tensor_parallel": 2,
+    "fsdp_tp": 4,
+    "hsdp": 4,
+    "moe": 4,
+    "hugging_face": 2,
+    "lightning_ddp": 2,
+}
+PACKAGES = {"hugging_face": "transformers", "lightning_ddp": "lightning"}
+"""Frameworks that an example needs."""
+CASES = [
+    pytest.param(name, marks=pytest.mark.needs_package(PACKAGES[name])) if name in PACKAGES else name
+    for name in NUM_RANKS
+]
 
 
-@pytest.mark.parametrize("name", NUM_RANKS)
+@pytest.mark.parametrize("name", CASES)
 def test_an_example_trains_as_it_does_with_the_backend_of_torch(name: str, request: pytest.FixtureRequest):
-    output = run_by_torchrun(name)
+    steps = FRAMEWORK_STEPS if name in PACKAGES else STEPS
+    output = run_by_torchrun(name, steps)
     losses = re.findall(r"^step \d+  loss (\S+)$", output, re.MULTILINE)
-    assert len(losses) == STEPS, output
+    assert len(losses) == steps, output
     numbers = [float(loss) for loss in losses]
     assert all(math.isfinite(number) for number in numbers)
     assert numbers == sorted(numbers, reverse=True)
 
     world: World = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[NUM_RANKS[name]])
-    reference = world.run(train_example, name=name, backend="aot_eager", steps=STEPS)[0]
+    reference = world.run(train_example, name=name, backend="aot_eager", steps=steps)[0]
     assert losses == [f"{loss:.6f}" for loss in reference]
 
     if name == "simple_fsdp":
         shown = re.findall(r"^    (step \d+  loss .*|weft: .*)$", (REPOSITORY / "examples/README.md").read_text(), re.M)
         printed = [line for line in output.splitlines() if line.startswith(("step ", "weft: "))]
-        assert [*shown[:STEPS], shown[-1]] == printed
+        assert [*shown[:steps], shown[-1]] == printed
 
     graphs, collectives, changes = counts(output)
     assert graphs == 2
@@ -71,13 +88,13 @@ def counts(output: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups()))
 
 
-def run_by_torchrun(name: str) -> str:
+def run_by_torchrun(name: str, steps: int) -> str:
     """What an example prints, with the backend that is its default."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     ranks = f"--nproc-per-node={NUM_RANKS[name]}"
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     with subprocess.Popen(
-        [*launcher, ranks, f"examples/{name}.py", f"--steps={STEPS}"],
+        [*launcher, ranks, f"examples/{name}.py", f"--steps={steps}"],
         cwd=REPOSITORY,
         env={**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
         stdin=subprocess.DEVNULL,
@@ -99,7 +116,10 @@ def train_example(name: str, backend: str, steps: int) -> list[float]:
     """What a rank of a world that exists runs: the training of an example, without its command line."""
     torch._dynamo.reset()
     SESSION.reset()
-    with torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False):  # set back what an example sets
+    with (
+        as_by_torchrun(),
+        torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False),  # set back what an example sets
+    ):
         return _load(name).train(backend, steps)
 
 

@@ -38,8 +38,8 @@ def woven(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     found: list[list[str]] = []
     weave = SESSION.weave
 
-    def spy(module: GraphModule, *args: Any) -> GraphModule:
-        weave(module, *args)
+    def spy(module: GraphModule, *args: Any, **settings: Any) -> GraphModule:
+        weave(module, *args, **settings)
         found.append(list(order_of_graph(module)))
         return module
 

@@ -65,6 +65,13 @@ def test_behind_a_graph_with_collectives_one_without_is_a_micro_step(mesh: Devic
     assert messages() == ()
 
 
+def test_under_the_python_reducer_a_backward_without_collectives_proves_nothing(mesh: DeviceMesh):
+    """With dynamic shapes AOTAutograd compiles a backward graph before compiled autograd adds the collectives."""
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        compile_and_run(functions.multiply, torch.ones(2, 2, requires_grad=True), backward=True)
+    assert messages() == ()
+
+
 def test_one_rank_needs_no_collectives(fresh: None):
     compile_and_run(functions.multiply, torch.ones(2, 2))
     assert messages() == ()
@@ -94,8 +101,52 @@ def test_forward_backward_and_recompiles_are_in_one_report(mesh: DeviceMesh):
 
 def test_the_report_is_written_to_the_folder_that_is_given(mesh: DeviceMesh, tmp_path: Path):
     with_collectives(mesh, **{"weft.report": str(tmp_path / "new")})
-    (file,) = (tmp_path / "new").iterdir()
+    (file,) = (tmp_path / "new").glob("*.jsonl")
     assert list(read_entries(file)) == list(SESSION.report().entries)
+
+
+def test_a_run_tells_the_times_of_each_graph_and_of_the_whole_step(mesh: DeviceMesh):
+    group = mesh.get_group().group_name
+    compiled = torch.compile(functions.attend, backend="weft_eager", options={"weft.cluster": "h100-8"})
+    arguments = functions.attend_arguments(group)
+    compiled(*arguments).backward()
+    optimizer = torch.optim.AdamW(arguments[1])
+    torch.compile(optimizer.step, backend="weft_eager", options={"weft.cluster": "h100-8"})()
+    report = weft.run_report()
+    assert [entry.role for entry in report.entries] == ["forward", "backward", "optimizer"]
+    head, *rows = str(report).splitlines()
+    assert head.split()[-5:] == ["step", "exposed", "bound", "peak", "memory"]
+    assert [row.split()[0] for row in rows] == ["forward", "backward", "optimizer", "whole", "simulated"]
+    steps = [entry.figures["after"]["step_us"] for entry in report.entries]
+    bounds = [entry.figures["after"]["lower_bound_us"] for entry in report.entries]
+    assert all(0 < bound <= step for bound, step in zip(bounds, steps, strict=True))
+    assert report.whole_step["after"]["step_us"] == pytest.approx(sum(steps), rel=0.05)
+    assert report.whole_step["after"]["peak_bytes"] >= max(e.figures["after"]["peak_bytes"] for e in report.entries[:2])
+
+
+def test_only_rank_0_tells_times(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
+    with_collectives(mesh)
+    report = weft.run_report()
+    assert len(report.entries) == 1
+    assert not report.entries[0].figures
+    assert "step" not in str(report)
+
+
+def test_one_page_has_all_graphs_of_a_run_and_their_recompiles(mesh: DeviceMesh, tmp_path: Path):
+    group = mesh.get_group().group_name
+    options: dict[str, Any] = {"weft.cluster": "h100-8", "weft.report": str(tmp_path)}
+    compiled = torch.compile(functions.attend, backend="weft_eager", dynamic=False, options=options)
+    for tokens in (4, 6):
+        _, shards, _ = functions.attend_arguments(group)
+        compiled(torch.randn(2, tokens, functions.DIM), shards, group).backward()
+    page = (tmp_path / "run.html").read_text()
+    for name in ("forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1", "recompile 1", "whole step"):
+        assert f"<td>{name}</td>" in page
+    assert page.count("Of the ") == 4, "each graph says why it takes so long"
+    assert "<script" not in page
+    (file,) = tmp_path.glob("*.jsonl")
+    assert all(entry.figures for entry in read_entries(file))
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(mesh: DeviceMesh, tmp_path: Path):

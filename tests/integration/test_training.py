@@ -111,6 +111,7 @@ def test_micro_steps_that_do_not_synchronize_say_nothing(two_ranks: World):
     assert all(map(same, found, expected))
     first, *_, last = [graph for graph in found[0].graphs if graph["phase"] != "forward"]
     assert (first["before"]["num_collectives"], last["before"]["num_collectives"]) == (0, 3)
+    assert {graph["role"] for graph in (first, last)} == {"backward"}, "compiled autograd makes it"
     assert found[0].messages == ()
 
 

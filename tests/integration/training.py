@@ -46,6 +46,7 @@ def train(
     layers: int = 1,
     model: str = "llama-debug",
     micro_steps: int = 1,
+    batch_size: int = 2,
 ) -> Trained:
     """Train from a fixed state.
 
@@ -64,15 +65,15 @@ def train(
         for step in range(steps):
             for micro_step in range(micro_steps - 1):
                 with made.no_sync():
-                    run(*batch(2, seed=100 * step + micro_step))
-            losses.append(run(*batch(2, seed=step)).item())
+                    run(*batch(batch_size, seed=100 * step + micro_step))
+            losses.append(run(*batch(batch_size, seed=step)).item())
             optimizer.step()
             optimizer.zero_grad()
     report = SESSION.report()
     return Trained(
         losses,
         {name: _array(parameter) for name, parameter in made.named_parameters()},
-        [{"phase": e.phase, "from_cache": e.from_cache, **e.report} for e in report.entries],
+        [{"phase": e.phase, "role": e.role, "from_cache": e.from_cache, **e.report} for e in report.entries],
         report.messages,
     )
 
@@ -110,7 +111,7 @@ def _build(parallel: str, mesh: DeviceMesh, name: str, layers: int) -> tuple[nn.
         return shard_parameters(made, mesh), batch
     if parallel == "fsdp2":
         return fully_shard(made, mesh=mesh), batch
-    if parallel.startswith("ddp-"):
+    if parallel in ("ddp-reducer", "ddp-default"):
         with torch._dynamo.config.patch(**_dynamo_settings(parallel)):  # DDP's constructor looks at it
             return DistributedDataParallel(made), batch
     if name == "mini":

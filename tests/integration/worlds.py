@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -24,9 +25,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
+from unittest import mock
 
 REPOSITORY = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
+_PATHS = (str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
+PYTHONPATH = os.pathsep.join(filter(None, _PATHS))
 """For processes that tests start: the sources beside these tests, whatever is installed."""
 START_S = 120.0
 CALL_S = 240.0
@@ -142,6 +145,16 @@ class World:
         ends = ["" if code is None else f", which ended with exit code {code}" for code in codes]
         told = [f"rank {rank}{end}: ...{text[-3000:]}" for rank, (end, text) in enumerate(zip(ends, logs, strict=True))]
         raise RuntimeError("\n".join([what, *told]))
+
+
+def as_by_torchrun() -> AbstractContextManager[Any]:
+    """Set the variables by which frameworks see that torchrun started a rank; the process group exists already."""
+    import torch.distributed as dist
+
+    rank, num_ranks = str(dist.get_rank()), str(dist.get_world_size())
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "1"}
+    return mock.patch.dict(os.environ, variables)
 
 
 def _serve(rank: int, num_ranks: int, pipe: Connection, home: Path) -> None:

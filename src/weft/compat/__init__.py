@@ -252,6 +252,15 @@ def resolve_group(name: str) -> dist.ProcessGroup | None:
         return None
 
 
+def shared_store() -> Any | None:
+    """The store that all ranks of this run see; None if no process group with other processes is set up."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    return _get_default_store()
+
+
 def live_groups() -> list[dist.ProcessGroup]:
     """The process groups that this rank is in, in the order of their creation."""
     from torch.distributed.distributed_c10d import _world

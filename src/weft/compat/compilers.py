@@ -6,6 +6,7 @@ Contract: as for `compat`. The compilers are imported late: together they take l
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -102,21 +103,80 @@ def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Sequence[Any]:
     return nodes
 
 
-def compile_with_inductor(module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """Compile a Dynamo graph by Inductor under some settings, its backward too when that is compiled later."""
-    from torch._inductor.compile_fx import compile_fx
+def compile_with_inductor(
+    module: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], then: Callable[[], None]
+) -> Any:
+    """Compile a Dynamo graph by Inductor under some settings, its backward too when that is compiled later.
 
-    return compile_fx(module, inputs, config_patches=dict(settings))
+    `then` is called after each graph, whether Inductor compiled it or found it in its cache.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    @functools.wraps(compile_fx_inner)
+    def compile_one(*args: Any, **keywords: Any) -> Any:
+        compiled = compile_fx_inner(*args, **keywords)
+        then()
+        return compiled
+
+    return compile_fx(module, inputs, inner_compile=compile_one, config_patches=dict(settings))
 
 
-def compile_with_aot(module: GraphModule, inputs: Sequence[Any], rewrite: Callable[..., Any]) -> Any:
-    """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run."""
-    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+def compile_with_aot(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    rewrite: Callable[..., Any],
+    partition: Callable[..., Any] | None = None,
+) -> Any:
+    """Compile a Dynamo graph as torch's `aot_eager` does, each graph of AOTAutograd rewritten before it is run.
+
+    `partition` cuts joint graphs; None: the min-cut, as in `aot_eager`.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
 
     def compiler(graph: GraphModule, args: Sequence[Any]) -> Any:
         return boxed_nop(rewrite(graph, args), list(args))
 
-    return aot_eager(module, list(inputs), fw_compiler=compiler, bw_compiler=compiler)
+    compiled = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=partition or cut_for_least_work,
+        keep_inference_input_mutations=True,
+    )
+    return compiled(module, list(inputs))
+
+
+PARTITIONER = "custom_partitioner_fn"
+"""The setting of Inductor that holds the function which cuts joint graphs."""
+
+
+def register_partitioner(cls: type) -> None:
+    """Let Inductor take a class for a partitioner, and its caches rely on its uuid."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    CustomPartitionerFn.register(cls)
+
+
+def cut_for_least_work(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[GraphModule, GraphModule]:
+    """Forward and backward by AOTAutograd's min-cut."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, inputs, **arguments)
+
+
+def cut_by_order(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[GraphModule, GraphModule]:
+    """Forward and backward by AOTAutograd's default: the nodes up to the last one of forward, and the rest."""
+    from torch._functorch.partitioners import default_partition
+
+    arguments.pop("compiler", None)
+    return default_partition(joint, inputs, **arguments)
+
+
+def compiled_autograd(compiler: Callable[[GraphModule], Any]) -> contextlib.AbstractContextManager[None]:
+    """Let a compiler compile the backward graph of every `backward()` inside the block, for the sizes that it finds."""
+    from torch._dynamo.compiled_autograd import _enable
+
+    return _enable(compiler, dynamic=False)
 
 
 def compilation() -> tuple[str, str]:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from weft.compat import FakeTensor, with_bits
 from weft.errors import GraphError, ReadError, ReportError, compose
@@ -38,6 +38,7 @@ from weft.graph.edit import MEMBERS_KEY
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render
 from weft.graph.listings.types import DTYPE_NAMES, DTYPES
+from weft.graph.marks import module_stack
 from weft.version import VERSION
 
 FORMAT = 1
@@ -217,7 +218,7 @@ def _provenance(module: GraphModule) -> _Provenance:
     for path, inner in _modules(module):
         for node in inner.graph.nodes:
             meta = node.meta
-            trace, stack, tag = meta.get("stack_trace"), _stack(node), meta.get("partitioner_tag")
+            trace, stack, tag = meta.get("stack_trace"), module_stack(node), meta.get("partitioner_tag")
             origin = _Origin(
                 trace=traces.setdefault(trace, len(traces)) if trace else None,
                 modules=modules.setdefault(stack, len(modules)) if stack else None,
@@ -227,15 +228,6 @@ def _provenance(module: GraphModule) -> _Provenance:
             if origin != _Origin():
                 nodes[path + node.name] = origin
     return _Provenance(traces=list(traces), modules=[list(stack) for stack in modules], nodes=nodes)
-
-
-def _stack(node: Node) -> tuple[tuple[str, str, str], ...]:
-    found: list[tuple[str, str, str]] = []
-    for key, value in (node.meta.get("nn_module_stack") or {}).items():
-        path, kind = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
-        name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
-        found.append((str(key), str(path), name))
-    return tuple(found)
 
 
 # Loading.

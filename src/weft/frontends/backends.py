@@ -20,6 +20,7 @@ from weft.compat import compilers as compat
 from weft.errors import PipelineError, compose, nearest
 from weft.frontends.inductor import InductorPass, KeepOrder, hooks_in
 from weft.frontends.options import option_names, split_options
+from weft.frontends.partitioner import Partitioner
 from weft.frontends.session import NOT_CALLED, SESSION
 
 HOOK = "post_grad_custom_post_pass"
@@ -50,10 +51,14 @@ def weft(
     scheduler_pass = settings.get(compat.SCHEDULER_PASS) or getattr(config, compat.SCHEDULER_PASS)
     settings[compat.SCHEDULER_PASS] = KeepOrder(scheduler_pass, loops_too=MEMORY_ORDER not in given)
     hooks = hooks_in(given.get(HOOK)) or hooks_in(getattr(config, HOOK))
-    settings[HOOK] = InductorPass(mine, hooks)
+    hook = settings[HOOK] = InductorPass(mine, hooks, is_cut=mine.memory_limit_bytes is not None)
+    if mine.memory_limit_bytes is not None:
+        settings[compat.PARTITIONER] = Partitioner(mine, hook.folder, fuses=True)
     with SESSION.contained("the name of a frame", mine.strict):
         SESSION.note_frame(module, example_inputs)
-    return compat.compile_with_inductor(module, example_inputs, settings)
+    compiled = compat.compile_with_inductor(module, example_inputs, settings, SESSION.note_compiled)
+    SESSION.note_all_compiled()
+    return compiled
 
 
 def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
@@ -84,7 +89,8 @@ def weft_eager(
         identity = mine.identity
 
     def rewrite(graph: GraphModule, _inputs: Sequence[Any]) -> GraphModule:
-        SESSION.weave(graph, mine, identity, folder, fuses=False)
+        SESSION.weave(graph, mine, identity, folder, fuses=False, is_cut=partition is not None)
         return graph
 
-    return compat.compile_with_aot(module, example_inputs, rewrite)
+    partition = Partitioner(mine, folder, fuses=False) if mine.memory_limit_bytes is not None else None
+    return compat.compile_with_aot(module, example_inputs, rewrite, partition)

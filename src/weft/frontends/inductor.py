@@ -47,8 +47,9 @@ class KeepOrder:
 class InductorPass:
     """A hook for Inductor's `post_grad_custom_post_pass`."""
 
-    def __init__(self, options: Options, chain: Sequence[Hook] = ()) -> None:
-        self.options = options
+    def __init__(self, options: Options, chain: Sequence[Hook] = (), *, is_cut: bool = False) -> None:
+        """`is_cut` says that Weft cuts joint graphs for the memory limit before this pass sees the parts."""
+        self.options, self.is_cut = options, is_cut
         self.chain = tuple(hook for hook in chain if not isinstance(hook, InductorPass))
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
@@ -88,7 +89,7 @@ class InductorPass:
             _name_rivals()
             identity = _joined(self.options.identity, self.chain) or self.options.identity
             folder = self.folder
-        is_woven = SESSION.weave(module, self.options, identity, folder)
+        is_woven = SESSION.weave(module, self.options, identity, folder, is_cut=self.is_cut)
         with SESSION.contained("the order of a graph in Inductor's code", self.options.strict):
             if is_woven and any(True for _ in collectives(graph)):
                 _keep_order()

@@ -27,8 +27,11 @@ from weft.errors import PipelineError, compose, nearest
 from weft.passes.cache_key import digest_of_sources
 from weft.passes.pipeline import Pipeline
 from weft.plan.folder import PlanFolder
+from weft.quantities import bytes_in
 
 PREFIX = "weft."
+LIMIT = "memory_limit"
+"""Name of the option that gives `memory_limit_bytes` as a size with a unit."""
 DISABLE = "WEFT_DISABLE"
 """Environment variable: `1` leaves all graphs of `torch.compile` unchanged."""
 DISABLE_PASSES = "WEFT_DISABLE_PASSES"
@@ -57,6 +60,8 @@ class Options:
     """A folder where the plan of every graph is written."""
     cache: bool | str | Path = True
     """The folder of the plan cache. True: as the environment says; False: search for every plan."""
+    offload: bool = False
+    """Whether values may be offloaded to host memory to keep the memory limit; the cluster describes that memory."""
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _CHECKS.items():
@@ -101,6 +106,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "plan": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "record": (lambda value: value is None or isinstance(value, str | Path), "a folder"),
     "cache": (lambda value: isinstance(value, bool | str | Path), "a folder, True or False"),
+    "offload": (lambda value: isinstance(value, bool), "True or False"),
 }
 
 
@@ -118,12 +124,26 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str,
         if PREFIX + name not in known:
             do = nearest(PREFIX + name, known) or f"the options are {', '.join(known)}"
             raise PipelineError(compose("options", f"no option is called {PREFIX + name!r}", do=do))
+    if LIMIT in mine:
+        mine["memory_limit_bytes"] = _limit_of(mine.pop(LIMIT), mine.get("memory_limit_bytes"))
     return Options(**mine), given
+
+
+def _limit_of(size: Any, num_bytes: Any) -> int:
+    """The bytes of a memory limit such as `60GiB`."""
+    if num_bytes is not None:
+        what = f"{PREFIX}{LIMIT} and {PREFIX}memory_limit_bytes are both given"
+        raise PipelineError(compose("options", what, do="give one of them"))
+    try:
+        return bytes_in(size)
+    except (ValueError, AttributeError):
+        what = f"{PREFIX}{LIMIT} is {size!r}, expected a size such as '24GiB'"
+        raise PipelineError(compose("options", what)) from None
 
 
 def option_names() -> list[str]:
     """The options as torch.compile takes them."""
-    return [PREFIX + field.name for field in fields(Options)]
+    return [PREFIX + name for name in (*(field.name for field in fields(Options)), LIMIT)]
 
 
 def _source_digest(pipeline: Pipeline) -> str:

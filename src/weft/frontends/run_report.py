@@ -12,7 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.errors import ReportError
+from weft.plan.plan import save_text
+from weft.quantities import duration_text, size_text
 from weft.report.plain_text import table
+from weft.report.run_page import GraphSection, RunPage
+
+HEADS = ("graph", "nodes", "collectives", "applied", "declined", "ms", "step", "exposed", "bound", "peak memory", "")
+NUM_FIGURES = 4
+"""Number of columns before the last that hold simulated figures."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class GraphEntry:
     """Digest of the module that Dynamo handed to the backend; empty for a bare hook, which does not see it."""
     compile_id: str
     phase: str
-    """`forward`, `backward` or `inference`."""
+    """The graph as AOTAutograd calls it: `forward`, `backward` or `inference`."""
     report: dict[str, Any] = field(default_factory=dict[str, Any])
     """The report of `weft.optimize` as data; empty if the graph was left unchanged."""
     skipped: str = ""
@@ -40,6 +48,26 @@ class GraphEntry:
     """The rank that wrote the entry."""
     from_cache: bool = False
     """The compiler took its result from a cache; the entry dates from when the result was made."""
+    role: str = ""
+    """The part of the step that the graph computes: `forward`, `backward`, `optimizer` or `inference`."""
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The simulated figures before and after, why the step is slow, and the rows of the exposed time by layer."""
+
+    @property
+    def name(self) -> str:
+        """`backward 0/1`."""
+        return f"{self.role or self.phase} {self.compile_id}".rstrip()
+
+    @property
+    def is_by_compiled_autograd(self) -> bool:
+        """Whether compiled autograd made the graph, which then holds all of backward."""
+        return self.compile_id.startswith("!")
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Equal for a graph and its recompiles."""
+        frame = "!" if self.is_by_compiled_autograd else self.compile_id.rpartition("/")[0]
+        return frame, self.role or self.phase
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -53,17 +81,40 @@ class GraphEntry:
         return self.report["before"]["num_collectives"] if self.report else self.num_left
 
     @property
+    def note(self) -> str:
+        """Why there is no more to tell of the graph, or where it comes from."""
+        if self.skipped:
+            return f"left as it was: {self.skipped}"
+        number = self.compile_id.rpartition("/")[2]
+        again = (
+            f"recompile {number}" if number.isdigit() and int(number) and not self.compile_id.startswith("!") else ""
+        )
+        told = ", ".join(filter(None, ("from cache" if self.from_cache else "", again)))
+        return told or ("" if self.report else "no report")
+
+    @property
     def row(self) -> tuple[str, ...]:
-        """The cells of a table: graph, nodes, collectives, applied, declined, milliseconds, note."""
-        name = f"{self.phase} {self.compile_id}".rstrip()
-        note = f"left as it was: {self.skipped}" if self.skipped else "from cache" if self.from_cache else ""
+        """The cells of a table, as `HEADS` names them."""
         if not self.report:
-            return name, "", "", "", "", "", note or "no report"
+            return self.name, *[""] * 9, self.note
         before, after = self.report["before"], self.report["after"]
         sizes = [f"{before[key]} -> {after[key]}" for key in ("num_nodes", "num_collectives")]
         milliseconds = sum(record["seconds"] for record in self.report["passes"]) * 1000
         counts = [str(len(self.report[key])) for key in ("applied", "declined")]
-        return name, *sizes, *counts, f"{milliseconds:.1f}", note
+        return self.name, *sizes, *counts, f"{milliseconds:.1f}", *figure_cells(self.figures), self.note
+
+
+def figure_cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    """Step, exposed time, bound and peak memory as text; empty cells without figures."""
+    if not figures:
+        return ("",) * NUM_FIGURES
+    before, after = figures.get("before"), figures["after"]
+    step, exposed = (
+        f"{duration_text(before[key])} -> {duration_text(after[key])}" if before else duration_text(after[key])
+        for key in ("step_us", "exposed_us")
+    )
+    bound, peak = after["lower_bound_us"], after["peak_bytes"]
+    return step, exposed, duration_text(bound) if bound else "", size_text(peak) if peak else ""
 
 
 @dataclass(frozen=True)
@@ -73,14 +124,41 @@ class RunReport:
     entries: tuple[GraphEntry, ...]
     messages: tuple[str, ...] = ()
     """The warnings, each once."""
+    whole_step: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The simulated figures of the last version of each graph in one timeline."""
 
     def to_json(self) -> str:
         """The report as JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
+    def save_html(self, path: str | Path, *, title: str = "Weft: all graphs of a run") -> None:
+        """Write one self-contained page: every graph with its recompiles, the whole step, and the exposed time."""
+        save_text(path, self._page(title).render(), ReportError)
+
+    def _page(self, title: str) -> RunPage:
+        sections = tuple(
+            GraphSection(entry.name, entry.figures["why"], tuple(map(tuple, entry.figures["layers"])))
+            for entry in self.entries
+            if entry.figures
+        )
+        return RunPage(title, self._clusters, self._rows, sections, self.messages)
+
+    @property
+    def _clusters(self) -> str:
+        return ", ".join(dict.fromkeys(entry.figures["cluster"] for entry in self.entries if entry.figures))
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = [HEADS, *(entry.row for entry in self.entries)]
+        if self.whole_step:
+            rows.append(("whole step", *[""] * 5, *figure_cells(self.whole_step), ""))
+        if not any(entry.figures for entry in self.entries):
+            rows = [(*row[: -NUM_FIGURES - 1], row[-1]) for row in rows]
+        return rows
+
     def __str__(self) -> str:
-        head = ("graph", "nodes", "collectives", "applied", "declined", "ms", "")
-        return "\n".join([*table([head, *(entry.row for entry in self.entries)]), *self.messages])
+        simulated = [f"simulated on {self._clusters}"] if self._clusters else []
+        return "\n".join([*table(self._rows), *simulated, *self.messages])
 
 
 def side_file(folder: Path, identity: str) -> Path:

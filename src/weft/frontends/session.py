@@ -6,9 +6,9 @@ written to the side file when the result was made. Listings, decisions and times
 (TORCH_TRACE, tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
 
 A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying and verifying decide which graph
-runs: if they fail, the graph stays unchanged. They depend on the graph and the options alone, so ranks that hold
-the same graph meet the same fault. Reporting depends on the machine (a full disk, a log handler), so a fault in it
-changes nothing but the report. Otherwise one rank would run another graph than the others.
+runs: if they fail on one rank, the graph stays unchanged on all ranks that share its groups (`consensus.py`), since
+ranks with different graphs would hang. Reporting depends on the machine (a full disk, a log handler), so a fault in it
+changes nothing but the report.
 """
 
 from __future__ import annotations
@@ -18,31 +18,38 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft.api import Result, carry_out, listing, optimize
+from weft.api import Result, carry_out, listing, optimize, simulate
+from weft.bounds.bounded_simulation import simulate_modules
 from weft.compat import compilers as compat
+from weft.compat import resolve_group, shared_store
+from weft.cost.cluster import ASSUMED_NODES, assumed_cluster
 from weft.errors import PlanError, VerificationError, WeftError, compose
 from weft.frontends.fault_file import write_fault
 from weft.frontends.options import DISABLE, PREFIX, Options, is_disabled
 from weft.frontends.run_report import GraphEntry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
+from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.passes.pipeline import listing_of, replay_in_place
 from weft.plan.folder import PlanFolder
+from weft.report.simulated import SimulatedReport, with_simulations
 from weft.verification.agreement.agreement import Agreement
+from weft.verification.agreement.consensus import FROM_CACHE, WAIT_S, Vote, cast, collect, objection
 from weft.verification.agreement.issue_order import read_order
-from weft.verification.agreement.rank_record import FolderBoard, Statement, check_published, publish
+from weft.verification.agreement.rank_record import Board, FolderBoard, Statement, StoreBoard, check_published, publish
 
 log = logging.getLogger("weft")
 
@@ -56,16 +63,28 @@ REPORT_IT = (
     "this is a bug in Weft, please report it; the traceback is in weft.run_report() and under TORCH_LOGS=weft, and "
     "the option weft.strict raises the error"
 )
+ALL_RANKS = "the ranks that share its process groups leave it as it was, too, so training goes on"
 OTHER_RANKS = (
     "all ranks with this graph should leave it unchanged; if only some of them print this, they run different "
     "collectives and will hang; the option weft.agreement detects that"
+)
+SILENT_RANKS = (
+    "{ranks} said nothing about graph {name!r} within {seconds:.0f} s, perhaps because a cache had the graph there. "
+    "Weft waits no longer for {them} in this run; the option weft.agreement still detects differences"
 )
 SAME_PLANS = (
     "all ranks must find the same plans: if only some of them print this, they may run different collectives and hang; "
     "the option weft.agreement detects that"
 )
+RUN_PAGE = "run.html"
+"""The page of all graphs in the folder of the option `weft.report`."""
+MAX_SIMULATED = 64
+"""Number of graphs whose figures can be asked for; graphs before the last ones are forgotten to save memory."""
+OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _HOME = Path(__file__).parents[2]
 _NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
+PHASES = ("backward", "forward", "inference")
+"""The graphs that AOTAutograd makes of one compilation: the first two, or the last."""
 NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
 
 
@@ -73,6 +92,9 @@ class Session:
     """All graphs that this process compiled since it started, or since `reset`."""
 
     def __init__(self) -> None:
+        # Never reset, because the store keeps all votes.
+        self._num_compilations = Counter[str]()  # by Dynamo's id
+        self._num_votes = Counter[str]()  # by graph of a compilation
         self.reset()
 
     def reset(self) -> None:
@@ -84,9 +106,13 @@ class Session:
         self._has_collectives = False
         self._options: Options | None = None  # those that ask for agreement
         self._published: set[tuple[str, ...]] = set()
+        self._silent: set[int] = set()  # ranks that did not vote in time once
+        self._asked_for: set[str] = set()  # phases that caches were asked for in the current compilation
+        self._handed_over: tuple[str, str] | None = None  # compilation and phase of the graph that is compiled now
+        self._simulated: dict[tuple[str, ...], SimulatedReport] = {}  # of the last graphs, on rank 0
 
-    def report(self) -> RunReport:
-        """One report over all graphs, including those from a cache."""
+    def report(self, *, simulate: bool = False) -> RunReport:
+        """One report over all graphs, including those from a cache; with `simulate` rank 0 adds simulated figures."""
         found: dict[tuple[str, ...], GraphEntry] = {}
         for (identity, compile_id), (folder, phases) in self._looked_up.items():
             called = {e.phase for e in self._entries if (e.identity, e.compile_id) == (identity, compile_id)}
@@ -99,7 +125,12 @@ class Session:
         has_collectives = any(entry.num_collectives for entry in entries)
         # A graph without collectives may come before those with them: an evaluation, an optimizer.
         said = (text for text in self._messages if not (has_collectives and text.startswith(_NONE_SO_FAR)))
-        return RunReport(entries, tuple(said))
+        whole: dict[str, Any] = {}
+        with self.contained("the figures of the run", strict=False):
+            if simulate:
+                entries = tuple(map(self._with_figures, entries))
+                whole = self._whole_step(entries)
+        return RunReport(entries, tuple(said), whole)
 
     def _of_earlier_runs(self, identity: str, compile_id: str, folder: Path) -> Iterable[GraphEntry]:
         frames = self._frames.get(compile_id, [])
@@ -120,14 +151,39 @@ class Session:
 
     def note_frame(self, module: GraphModule, inputs: Sequence[Any]) -> None:
         """Remember the module that Dynamo hands over: later runs find their entries by its digest."""
+        compile_id = compat.compilation()[0]
+        self._num_compilations[compile_id] += 1
+        self._asked_for = set()
         found = _digest_of_frame(module, inputs)
-        self._frames.setdefault(compat.compilation()[0], []).append(found)
+        self._frames.setdefault(compile_id, []).append(found)
+
+    def note_compiled(self) -> None:
+        """A graph is compiled: if it was not handed over, it came from a cache, and other ranks need not wait."""
+        compile_id, phase = compat.compilation()
+        phase = phase or "inference"
+        if self._handed_over != (compile_id, phase):
+            self._vote_as_cached(phase)
+        self._handed_over = None
+
+    def note_all_compiled(self) -> None:
+        """All graphs of a compilation are compiled, except a backward that waits for its first call."""
+        if self._asked_for == {""}:  # AOTAutograd's cache is asked before there are graphs, and had them all
+            self._vote_as_cached(*PHASES)
+
+    def _vote_as_cached(self, *phases: str) -> None:
+        with self.contained("the vote of this rank", strict=False):
+            if (store := shared_store()) is None:
+                return
+            for phase in phases:
+                name = f"{self._compilation(phase, compat.compilation()[0])} 1"
+                cast(StoreBoard(store), name, _rank(), FROM_CACHE)
 
     def note_look_up(self, identity: str, folder: Path, options: Options | None = None) -> None:
         """Remember that a cache was asked for the result of a pass: if the pass is not called now, the cache had it."""
         if options is not None and options.agreement is not None:
             self._options = options
         compile_id, phase = compat.compilation()
+        self._asked_for.add(phase)
         self._looked_up.setdefault((identity, compile_id), (folder, set()))[1].add(phase)
 
     def say(self, message: str) -> None:
@@ -137,33 +193,66 @@ class Session:
             log.warning("weft: %s", message)
 
     def weave(
-        self, module: GraphModule, options: Options, identity: str, folder: Path | None, *, fuses: bool = True
+        self,
+        module: GraphModule,
+        options: Options,
+        identity: str,
+        folder: Path | None,
+        *,
+        fuses: bool = True,
+        apart: bool = True,
+        is_cut: bool = False,
     ) -> bool:
         """Optimize the graph of a module in place; False if it stays unchanged. The side file is in `folder`.
 
-        `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel.
+        `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel. `apart` says that no two
+        inputs share memory, which holds for the graphs of AOTAutograd. `is_cut` says that forward and backward come
+        from a joint graph that was planned for the memory limit.
         """
-        module.meta[APART_KEY] = True  # by the contract of AOTAutograd, whose graphs all compilers hand over
+        if apart:
+            module.meta[APART_KEY] = True
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
-            entry = self._entry(identity)
+            entry = self._entry(identity, module)
+            self._handed_over = (entry.compile_id, entry.phase)
         if is_disabled():
             self.say(f"{DISABLE} is set, so no graph is changed")
             with self.contained("a report of a graph", strict=False):
                 num_left = sum(1 for _ in collectives(module.graph))
                 self._add(replace(entry, skipped=f"{DISABLE} is set", num_left=num_left), None)
+            with self.contained("the vote of this rank", strict=False):
+                self._election(module, entry).leave(f"{DISABLE} is set")
             return False
+        election = _Election(None, "", 0, ())
+        with self.contained("the vote of this rank", options.strict):
+            election = self._election(module, entry)
+        kept: Snapshot | None = None
+        simulated: SimulatedReport | None = None
         try:
             with compat.timed("weft"):
-                result = self._result(module, options, fuses)
+                is_part = is_cut and entry.phase in ("forward", "backward")
+                result = self._result(module, options, fuses, is_part)
             with self.contained("a report of a graph", options.strict):
                 entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
                 _emit(entry, module, result)
+            with self.contained("the figures of a graph", options.strict):
+                simulated = _with_simulations(result, module, options, fuses) if _rank() == 0 else None
+            kept = Snapshot(module) if election.peers else None
             replay_in_place(module, result.report.bare_plan, groups=options.groups)
         except Exception as error:  # the graph is unchanged, and the compiler can go on without Weft
+            with self.contained("the vote of this rank", strict=False):
+                election.leave(_told(error).splitlines()[0])
             if options.strict:
                 raise
-            self._leave(module, entry, options, folder, error)
+            self._leave(module, entry, options, folder, error, ALL_RANKS if election.peers else OTHER_RANKS)
+            return False
+        if kept is not None and (found := self._objection(election, result)) is not None:
+            kept.restore()
+            recompile(module)
+            error = VerificationError(compose("agreement", found))
+            if options.strict:
+                raise error
+            self._leave(module, entry, options, folder, error, ALL_RANKS)
             return False
         with self.contained("a recorded plan", options.strict):
             if options.record is not None:
@@ -171,8 +260,17 @@ class Session:
         with self.contained("a statement for other ranks", options.strict):
             if folder is not None or options.agreement is not None:
                 entry = replace(entry, statement=_state(result.module, options, result))
+        with self.contained("the figures of a graph", options.strict):
+            if simulated is not None and entry.report:
+                self._simulated[entry.key] = simulated
+                for oldest in list(self._simulated)[:-MAX_SIMULATED]:
+                    del self._simulated[oldest]
+                entry = self._with_figures(entry) if options.report is not None else entry
         with self.contained("a report of a graph", options.strict):
             self._add(entry, folder)
+        with self.contained("the page of the run", options.strict):
+            if options.report is not None and _rank() == 0:
+                self._save_page(Path(options.report))
         with self.contained("a statement for other ranks", options.strict):
             self._publish(entry, options)
         with self.contained("a search for collectives", options.strict):
@@ -180,7 +278,79 @@ class Session:
                 self._look_for_collectives(entry)
         return True
 
-    def _result(self, module: GraphModule, options: Options, fuses: bool) -> Result:
+    def _save_page(self, folder: Path) -> None:
+        """Write the page of all graphs so far."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.say(f"no report is written: {error}")
+            return
+        self.report(simulate=True).save_html(folder / RUN_PAGE)
+
+    def _with_figures(self, entry: GraphEntry) -> GraphEntry:
+        """The entry with its simulated figures, if this process has simulated the graph and has none yet."""
+        if entry.figures or entry.key not in self._simulated:
+            return entry
+        report = self._simulated[entry.key]
+        run, summary = report.runs[1], report.summary
+        figures = {
+            "cluster": str(report.cluster),
+            "before": asdict(summary.before),
+            "after": asdict(summary.after),
+            "why": run.why_slow,
+            "layers": [list(row.row) for row in run.exposed_layers],
+        }
+        return replace(entry, figures=figures)
+
+    def _whole_step(self, entries: Iterable[GraphEntry]) -> dict[str, Any]:
+        """The figures of the last version of each graph in one timeline: forward, backward, optimizer."""
+        parts = [entry for entry in entries if entry.phase != "joint"]  # forward and backward follow a joint graph
+        last = {entry.place: entry for entry in parts if entry.report and entry.key in self._simulated}
+        if any(entry.is_by_compiled_autograd for entry in last.values()):  # it contains the other backward graphs
+            last = {k: e for k, e in last.items() if e.is_by_compiled_autograd or e.role != "backward"}
+        roles = {"backward": 1, "optimizer": 2}
+        ordered = sorted(last.values(), key=lambda entry: roles.get(entry.role, 0))
+        backward = [entry for entry in ordered if entry.role == "backward"]
+        first = len([entry for entry in ordered if roles.get(entry.role, 0) == 0])
+        ordered[first : first + len(backward)] = reversed(backward)
+        reports = [self._simulated[entry.key] for entry in ordered]
+        if len({report.cluster for report in reports}) != 1:
+            return {}
+        modules = [report.graphs[1].graph.module for report in reports]
+        timeline = simulate_modules(modules, reports[0].simulated_cluster, reports[0].graphs[1].given, bound=True)
+        keys = ("step_us", "exposed_us", "lower_bound_us", "peak_bytes")
+        return {"after": {key: getattr(timeline, key) for key in keys}}
+
+    def _election(self, module: GraphModule, entry: GraphEntry) -> _Election:
+        """The election on a graph; without peers if no other process runs its collectives."""
+        store, peers = shared_store(), _peers(module)
+        if store is None or not peers:
+            return _Election(None, "", _rank(), ())
+        # Graphs without collectives do not count: a rank may find in a cache what another one has just compiled.
+        name = self._compilation(entry.phase, entry.compile_id)
+        self._num_votes[name] += 1
+        return _Election(StoreBoard(store), f"{name} {self._num_votes[name]}", _rank(), peers)
+
+    def _compilation(self, phase: str, compile_id: str) -> str:
+        """A name for one compilation of a graph that all ranks give it, whatever they find in caches."""
+        return f"{phase} {compile_id} {self._num_compilations[compile_id]}"
+
+    def _objection(self, election: _Election, result: Result) -> str | None:
+        """Why a graph that this rank has rewritten must stay as it was on all ranks; None: it need not."""
+        with self.contained("the vote of the other ranks", strict=False):
+            mine = Vote(result.report.before.digest, result.report.plan_digest)
+            votes = election.vote(mine, self._silent)
+            if (found := objection(mine, votes)) is not None:
+                return found
+            if silent := [rank for rank in election.peers if rank not in votes and rank not in self._silent]:
+                self._silent.update(silent)
+                ranks, them = f"rank {silent[0]}", "it"
+                if len(silent) > 1:
+                    ranks, them = f"ranks {', '.join(map(str, silent))}", "them"
+                self.say(SILENT_RANKS.format(ranks=ranks, name=election.name, seconds=WAIT_S, them=them))
+        return None
+
+    def _result(self, module: GraphModule, options: Options, fuses: bool, is_part: bool) -> Result:
         """The result of the plan that was recorded for a graph, or of a new one."""
         if options.plan is not None:
             try:
@@ -191,7 +361,7 @@ class Session:
                     raise
                 lines = [f"a graph is planned anew: {error}", *([SAME_PLANS] if _num_ranks() > 1 else [])]
                 self.say("\n".join(lines))
-        return _optimize(module, options, fuses)
+        return _optimize(module, options, fuses, is_part)
 
     @contextmanager
     def contained(self, what: str, strict: bool) -> Generator[None]:
@@ -204,15 +374,22 @@ class Session:
             log.info("weft: %s failed", what, exc_info=error)
             self.say(f"{what} is missing: {_told(error)}")
 
-    def _entry(self, identity: str) -> GraphEntry:
+    def _entry(self, identity: str, module: GraphModule) -> GraphEntry:
         compile_id, phase = compat.compilation()
         frame = self._frames.get(compile_id, [""])[-1]
-        return GraphEntry(identity, frame, compile_id, phase or "inference", rank=_rank())
+        phase = phase or "inference"
+        return GraphEntry(identity, frame, compile_id, phase, rank=_rank(), role=_role(module, compile_id, phase))
 
     def _leave(
-        self, module: GraphModule, entry: GraphEntry, options: Options, folder: Path | None, error: Exception
+        self,
+        module: GraphModule,
+        entry: GraphEntry,
+        options: Options,
+        folder: Path | None,
+        error: Exception,
+        others: str,
     ) -> None:
-        """Record that a graph stays unchanged, and why."""
+        """Record that a graph stays unchanged, and why; `others` says what the other ranks do."""
         told = _told(error)
         is_fault = not isinstance(error, WeftError)
         file: Path | None = None
@@ -234,7 +411,7 @@ class Session:
         lines = [f"a graph is left as it was: {told}"]
         lines += [REPORT_IT] if is_fault else []
         lines += [f"attach {file}: it has the graph, the options and the versions, but no data"] if file else []
-        lines += [OTHER_RANKS] if _num_ranks() > 1 and entry.num_left else []
+        lines += [others] if _num_ranks() > 1 and entry.num_left else []
         self.say("\n".join(lines))
 
     def _add(self, entry: GraphEntry, folder: Path | None) -> None:
@@ -244,7 +421,7 @@ class Session:
                 write_entry(side_file(folder, entry.identity), entry)
             except OSError as error:
                 self.say(f"no report is written: {error}")
-        name, nodes, collectives, applied, declined, milliseconds, note = entry.row
+        name, nodes, collectives, applied, declined, milliseconds, *_, note = entry.row
         if note:
             log.info("weft: %s: %s", name, note)
         else:
@@ -259,7 +436,7 @@ class Session:
         self._published.add(entry.key)
         said = replace(
             Statement.from_json(entry.statement),
-            name=f"{entry.phase} {entry.compile_id}".rstrip(),
+            name=entry.name,
             decisions=tuple(d["sentence"] for key in ("applied", "declined") for d in entry.report.get(key, ())),
         )
         try:
@@ -286,12 +463,14 @@ class Session:
         """Warn if there must be communication and no graph has any.
 
         A forward graph proves nothing, since DDP communicates in backward; nor does a graph after one with collectives
-        (a micro-step that does not synchronize); nor one of compiled autograd while DDP's python reducer is on.
+        (a micro-step that does not synchronize). While DDP's python reducer is on, neither a graph of compiled autograd
+        proves anything, nor the backward graph that AOTAutograd makes of dynamic shapes: compiled autograd adds the
+        collectives to it later.
         """
         self._has_collectives |= entry.num_collectives > 0
         if self._has_collectives or entry.phase == "forward":
             return
-        reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.compile_id.startswith("!")
+        reducer = compat.settings_of("dynamo").optimize_ddp == "python_reducer" and entry.role == "backward"
         if reducer or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         known = self.report().entries  # cached graphs too
@@ -300,13 +479,47 @@ class Session:
             self.say(NO_COLLECTIVES.format(ranks=dist.get_world_size()))
 
 
+@dataclass(frozen=True)
+class _Election:
+    """The vote on one graph."""
+
+    board: Board | None
+    name: str
+    rank: int
+    peers: tuple[int, ...]
+    """The other ranks of the graph's groups."""
+
+    def leave(self, why: str) -> None:
+        """Vote to leave the graph as it was."""
+        if self.board is not None and self.peers:
+            cast(self.board, self.name, self.rank, Vote("", why=why))
+
+    def vote(self, mine: Vote, silent: Set[int]) -> dict[int, Vote]:
+        """Vote, and wait for the votes of the others, except for those that were silent before."""
+        if self.board is None or not self.peers:
+            return {}
+        cast(self.board, self.name, self.rank, mine)
+        return collect(self.board, self.name, self.peers, silent)
+
+
+def _peers(module: GraphModule) -> tuple[int, ...]:
+    """The other ranks of the live groups whose collectives are in a graph."""
+    names = dict.fromkeys(each.group for each in collectives(module.graph))
+    groups = (group for name in names if (group := resolve_group(name)) is not None)
+    ranks = {rank for group in groups for rank in dist.get_process_group_ranks(group)}
+    return tuple(sorted(ranks - {_rank()}))
+
+
 SESSION = Session()
 """The session of this process."""
 
 
 def run_report() -> RunReport:
-    """One report over all graphs that this process compiled through Weft, including those from a compiler's cache."""
-    return SESSION.report()
+    """One report over all graphs that this process compiled through Weft, including those from a compiler's cache.
+
+    On rank 0 it has the simulated figures of each graph and of the whole step.
+    """
+    return SESSION.report(simulate=_rank() == 0)
 
 
 def check_agreement() -> Agreement:
@@ -318,21 +531,49 @@ def check_agreement() -> Agreement:
     return SESSION.check_agreement()
 
 
-def _optimize(module: GraphModule, options: Options, fuses: bool) -> Result:
+def _optimize(module: GraphModule, options: Options, fuses: bool, is_part: bool) -> Result:
     cluster = options.description
     if cluster is not None and not fuses:
         cluster = replace(cluster, device=replace(cluster.device, fuses=False))
+    passes, limit = options.passes, options.memory_limit_bytes
+    if is_part and limit is not None:
+        # The values to save are decided. Backward holds them as inputs, which count to its end, so its given order may
+        # seem to need more than the limit; no other order may then need more than that one.
+        passes = passes.without(["decide-memory"])
+        chosen = passes.chosen(module.graph, read_groups(module, options.groups)).passes
+        is_planned = any(each.keeps_memory_limit for each in chosen)  # no order is planned without collectives
+        limit = max(limit, simulate(module, cluster, groups=options.groups).peak_bytes) if is_planned else None
     return optimize(
         module,
         cluster,
-        pipeline=options.passes,
-        memory_limit_bytes=options.memory_limit_bytes,
+        pipeline=passes,
+        memory_limit_bytes=limit,
         effort=options.effort,
         strict=options.strict,
         verify=options.verify,
         groups=options.groups,
         cache=options.cache,
     )
+
+
+def _role(module: GraphModule, compile_id: str, phase: str) -> str:
+    """The part of the step that a graph computes."""
+    if compile_id.startswith("!"):  # by compiled autograd
+        return "backward"
+    if phase != "inference":
+        return phase
+    traces = [str(node.meta["stack_trace"]) for node in module.graph.nodes if node.meta.get("stack_trace")]
+    is_optimizer = bool(traces) and all(OPTIMIZERS in trace for trace in traces)
+    return "optimizer" if is_optimizer else "inference"
+
+
+def _with_simulations(result: Result, module: GraphModule, options: Options, fuses: bool) -> SimulatedReport:
+    """The report with both graphs simulated on demand, on the assumed cluster if none is given."""
+    if isinstance(result.report, SimulatedReport):
+        return result.report
+    cluster = assumed_cluster(read_groups(module, options.groups), ASSUMED_NODES)
+    cluster = replace(cluster, device=replace(cluster.device, fuses=fuses))
+    return with_simulations(result.report, module, result.module, cluster, groups=options.groups)
 
 
 def _emit(entry: GraphEntry, module: GraphModule, result: Result) -> None:

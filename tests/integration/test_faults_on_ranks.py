@@ -1,0 +1,188 @@
+"""A fault of Weft on real ranks: training goes on with the same losses, and all ranks run the same graph."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import GraphModule
+
+import weft
+from tests.integration.functions import attend, attend_arguments
+from tests.integration.worlds import World
+from weft.frontends.session import ALL_RANKS, SESSION
+from weft.passes.base import all_passes, parse_pass
+from weft.plan.cache import VARIABLE, forget_all
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+
+STEPS = 3
+PARTS = {
+    "planner": "weft.passes.communication.schedule_overlap.search",
+    "explanation of the plan": "weft.passes.communication.schedule_overlap.explain_exposed",
+    "cost model": "weft.cost.cluster.Cluster.estimate",
+    "plan cache, finding": "weft.plan.cache.PlanCache.find",
+    "plan cache, keeping": "weft.plan.cache.PlanCache.keep",
+    "applying": "weft.graph.edit.Edit.commit",
+    "applying in place": "weft.passes.pipeline.refresh_names",
+    "checking": "weft.graph.check.validate",
+}
+"""Where a fault is injected besides passes."""
+OF_PASSES = {name: f"pass {name}" for name in sorted(all_passes())}
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise KeyError("injected")
+
+
+def faulty(case: str) -> tuple[Any, dict[str, Any]]:
+    """What injects the fault of a case, and the options that make Weft meet it."""
+    if case in PARTS:
+        return mock.patch(PARTS[case], fail), {"weft.cluster": "h100-8"}
+    name = case.removeprefix("pass ")
+    return mock.patch.object(type(parse_pass(name)), "plan", fail), {"weft.pipeline": name, "weft.cache": False}
+
+
+def train(case: str, on: Sequence[int], folder: str, compiled: bool = True, **options: Any) -> dict[str, Any]:
+    """Train a few steps with the fault of a case on some ranks; the losses, and what became of the graphs."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    forget_all()
+    torch.manual_seed(dist.get_rank())
+    x, shards, group = attend_arguments(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    injected, given = faulty(case) if compiled else (contextlib.nullcontext(), {})
+    given = {"weft.report": folder, "weft.cache": folder, **given, **{f"weft.{k}": v for k, v in options.items()}}
+    ran: list[str] = []
+    weave = SESSION.weave
+
+    def noted(module: GraphModule, *args: Any, **keywords: Any) -> bool:
+        before = weft.listing(module)
+        weave(module, *args, **keywords)
+        ran.append("left" if weft.listing(module) == before else weft.listing(module))
+        return True
+
+    step = torch.compile(attend, backend="weft_eager", options=given) if compiled else attend
+    losses: list[float] = []
+    with (
+        mock.patch.dict(os.environ, {VARIABLE: "1"}),
+        injected if dist.get_rank() in on else contextlib.nullcontext(),
+        mock.patch.object(SESSION, "weave", noted),
+    ):
+        for _ in range(STEPS):
+            loss: Tensor = step(x, shards, group)
+            loss.backward()
+            for shard in shards:
+                shard.data -= 0.01 * shard.grad  # type: ignore[operator]
+                shard.grad = None
+            losses.append(loss.item())
+    report = SESSION.report()
+    skipped = [entry.skipped for entry in report.entries]
+    return {"losses": losses, "ran": ran, "skipped": skipped, "messages": report.messages}
+
+
+def train_each(cases: Sequence[str], on: Sequence[int], folder: str) -> dict[str, dict[str, Any]]:
+    """The cases one after the other, and the same steps without a compiler."""
+    found = {case: train(case, on, f"{folder}/{number}") for number, case in enumerate(cases)}
+    return found | {"eager": train("", (), folder, compiled=False)}
+
+
+def assert_alike(results: list[dict[str, dict[str, Any]]], cases: Sequence[str], on: Sequence[int]) -> None:
+    for case in cases:
+        for rank, result in enumerate(results):
+            assert result[case]["losses"] == pytest.approx(result["eager"]["losses"], rel=1e-5), (case, rank)
+            assert result[case]["ran"] == ["left", "left"], (case, rank)
+            said = "\n".join(result[case]["messages"])
+            told = (
+                "KeyError: 'injected'" if rank in on else "agreement: rank 1 leaves it as it was: KeyError: 'injected'"
+            )
+            assert all(told in skipped for skipped in result[case]["skipped"]), (case, rank)
+            assert f"a graph is left as it was: {told}" in said, (case, rank)
+            assert ALL_RANKS in said, (case, rank)
+            assert ("weft-fault-" in said) == (rank in on), "the rank with the fault writes a file to report"
+
+
+@pytest.mark.parametrize(
+    "on",
+    [pytest.param((1,), id="on rank 1 only"), pytest.param((0, 1), id="on both ranks", marks=pytest.mark.slow)],
+)
+def test_a_fault_of_a_part_leaves_the_graph_as_it_was_on_all_ranks(
+    two_ranks: World, tmp_path: Path, on: tuple[int, ...]
+):
+    assert_alike(two_ranks.run(train_each, cases=[*PARTS], on=on, folder=str(tmp_path)), [*PARTS], on)
+
+
+@pytest.mark.slow
+def test_a_fault_of_any_pass_on_one_rank_leaves_the_graph_as_it_was_on_all_ranks(two_ranks: World, tmp_path: Path):
+    cases = [*OF_PASSES.values()]
+    assert_alike(two_ranks.run(train_each, cases=cases, on=(1,), folder=str(tmp_path)), cases, (1,))
+
+
+def train_with_another_pipeline(folder: str) -> dict[str, Any]:
+    """Rank 1 merges less than rank 0 does."""
+    pipeline = "bucket-all-gathers,bucket-reduce-scatters" if dist.get_rank() == 0 else "sink-waits"
+    with mock.patch.dict(PARTS, {"none": "tests.integration.functions.DIM"}):
+        return train("none", (), folder, pipeline=pipeline)
+
+
+def test_ranks_with_different_plans_leave_the_graph_as_it_was(two_ranks: World, tmp_path: Path):
+    results = two_ranks.run(train_with_another_pipeline, folder=str(tmp_path))
+    eager = two_ranks.run(train, case="", on=(), folder=str(tmp_path), compiled=False)
+    for rank, result in enumerate(results):
+        assert result["ran"] == ["left", "left"]
+        assert f"rank {1 - rank} made another plan for the same graph" in "\n".join(result["messages"])
+        assert result["losses"] == pytest.approx(eager[rank]["losses"], rel=1e-5)
+
+
+def train_where_rank_1_is_silent(folder: str) -> dict[str, Any]:
+    """Rank 1 takes part in the collectives without Weft, as if its compiler had taken the graphs from a cache."""
+    with (
+        mock.patch.dict(PARTS, {"none": "tests.integration.functions.DIM"}),
+        mock.patch("weft.frontends.session.WAIT_S", 0.5),
+        mock.patch("weft.verification.agreement.consensus.WAIT_S", 0.5),
+    ):
+        result = train("none", (), folder, compiled=dist.get_rank() == 0, pipeline="sink-waits")
+    counts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, (SESSION._num_compilations, SESSION._num_votes))
+    for compilations, votes in counts:  # the ranks of this world go on to other tests: let them count alike again
+        SESSION._num_compilations |= compilations
+        SESSION._num_votes |= votes
+    return result
+
+
+def test_a_rank_that_says_nothing_does_not_hang_the_others(two_ranks: World, tmp_path: Path):
+    first, second = two_ranks.run(train_where_rank_1_is_silent, folder=str(tmp_path))
+    assert any(message.startswith("rank 1 said nothing about graph 'forward 0/0") for message in first["messages"])
+    assert len(first["losses"]) == len(second["losses"]) == STEPS
+
+
+def train_with_cache(folder: str) -> dict[str, Any]:
+    """Train through Inductor with caches in a folder of this rank."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    x, shards, group = attend_arguments(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/{dist.get_rank()}"}):
+        step = torch.compile(attend, backend="weft", options={"weft.pipeline": "sink-waits"})
+        for _ in range(2):
+            step(x, shards, group).backward()
+    report = SESSION.report()
+    return {"from_cache": [entry.from_cache for entry in report.entries], "messages": report.messages}
+
+
+@pytest.mark.slow
+@pytest.mark.needs_cpp
+def test_a_rank_with_graphs_from_a_cache_says_so(two_ranks: World, tmp_path: Path):
+    two_ranks.run(train_with_cache, folder=str(tmp_path))
+    shutil.rmtree(tmp_path / "0")
+    first, second = two_ranks.run(train_with_cache, folder=str(tmp_path))
+    assert second["from_cache"] == [True, True]
+    assert first["from_cache"] == [False, False]
+    assert first["messages"] == second["messages"] == ()

@@ -1,0 +1,187 @@
+"""Real ranks train under a memory limit: Weft decides what forward saves, and the weights stay those of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.integration.test_default_training import ROUNDING
+from tests.integration.training import Trained, distance, same, train
+from tests.integration.worlds import World
+from weft.errors import PipelineError
+from weft.frontends.options import split_options
+from weft.frontends.session import SESSION
+
+STEP: dict[str, Any] = {"steps": 5, "layers": 2, "batch_size": 16}
+
+
+def choices(trained: Trained) -> set[str]:
+    """The new choices for values that backward needs."""
+    sentences = [
+        d["sentence"] for graph in trained.graphs for d in graph["applied"] if d["pass_name"] == "decide-memory"
+    ]
+    return {
+        name
+        for name in ("recomputed", "gathered again", "offloaded")
+        for sentence in sentences
+        if f": {name}" in sentence
+    }
+
+
+def check(world: World, parallel: str, mesh: dict[str, int], limit: str, expected: set[str]) -> None:
+    options = {"weft.memory_limit": limit, "weft.pipeline": "exact", "weft.effort": "fast"}
+    found = world.run(train, parallel=parallel, mesh=mesh, backend="weft_eager", options=options, **STEP)
+    wanted = world.reference(train, parallel=parallel, mesh=mesh, backend="aot_eager", **STEP)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.messages == ()
+        assert choices(mine) == expected
+        assert same(mine, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("parallel", "expected"), [("fsdp", {"recomputed", "gathered again"}), ("ddp", {"recomputed"})]
+)
+def test_recomputed_and_regathered_values_train_the_same_weights(two_ranks: World, parallel: str, expected: set[str]):
+    check(two_ranks, parallel, {"dp": 2}, "600KB", expected)
+
+
+FAST_HOST = """
+base = "h100-1x8"
+name = "fast-host"
+
+[device.host_memory]
+bandwidth_gbps = 1e6
+latency_us = 0.0
+limit_bytes = 1_000_000_000
+"""
+"""A link to host memory on which small tensors pay to be copied."""
+
+
+@pytest.fixture
+def fast_host(tmp_path: Path) -> str:
+    file = tmp_path / "fast-host.toml"
+    file.write_text(FAST_HOST)
+    return str(file)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+def test_offloaded_values_train_the_same_weights(two_ranks: World, fast_host: str):
+    options = {"weft.memory_limit": "600KB", "weft.pipeline": "exact", "weft.effort": "fast"}
+    options |= {"weft.offload": True, "weft.cluster": fast_host}
+    step = {"parallel": "fsdp", "mesh": {"dp": 2}, **STEP}
+    found = two_ranks.run(train, backend="weft_eager", options=options, **step)
+    wanted = two_ranks.reference(train, backend="aot_eager", **step)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.messages == ()
+        assert "offloaded" in choices(mine)
+        assert same(mine, theirs)
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+def test_four_ranks_with_two_axes_train_the_same_weights(four_ranks: World):
+    check(four_ranks, "fsdp-tp", {"dp": 2, "tp": 2}, "400KB", {"recomputed"})
+
+
+@pytest.mark.long
+@pytest.mark.needs_cpp
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+def test_inductor_trains_the_same_weights_but_for_rounding(two_ranks: World):
+    options = {"weft.memory_limit": "600KB", "weft.effort": "fast"}
+    step = {"parallel": "fsdp", "mesh": {"dp": 2}, **STEP}
+    found = two_ranks.run(train, backend="weft", options=options, **step)
+    wanted = two_ranks.reference(train, backend="inductor", **step)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert choices(mine)
+        assert distance(mine, theirs) < ROUNDING
+
+
+class Chain(nn.Module):
+    """Pointwise operators between products: their results are cheap to make again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(64, 64) / 8) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = (x @ weight).sin().exp().tanh()
+        return x.sum()
+
+
+def gradients(backend: str, options: dict[str, Any] | None) -> list[Tensor]:
+    torch._dynamo.reset()
+    SESSION.reset()
+    torch.manual_seed(0)
+    model, x = Chain(), torch.randn(2048, 64)
+    torch.compile(model, backend=backend, options=options)(x).backward()
+    return [weight.grad for weight in model.weights if weight.grad is not None]
+
+
+def test_forward_saves_less_under_a_limit():
+    wanted = gradients("aot_eager", None)
+    found = gradients("weft_eager", {"weft.memory_limit": "7MB", "weft.strict": True})
+    assert all(map(torch.equal, found, wanted))
+    joint = SESSION.report().entries[0]
+    assert joint.phase == "joint"
+    assert any(": recomputed" in decision["sentence"] for decision in joint.report["applied"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "without"),
+    [("weft_eager", "aot_eager"), pytest.param("weft", "inductor", marks=[pytest.mark.slow, pytest.mark.needs_cpp])],
+)
+def test_forward_saves_copies_in_host_memory(fast_host: str, backend: str, without: str):
+    wanted = gradients(without, None)
+    options = {"weft.memory_limit": "7MB", "weft.strict": True, "weft.offload": True, "weft.cluster": fast_host}
+    found = gradients(backend, options)
+    assert all(torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4) for mine, theirs in zip(found, wanted, strict=True))
+    if backend == "weft_eager":
+        assert all(map(torch.equal, found, wanted))
+    joint = SESSION.report().entries[0]
+    assert any(": offloaded" in decision["sentence"] for decision in joint.report["applied"])
+
+
+def test_torch_decides_if_nothing_fits_and_a_warning_names_the_least():
+    wanted = gradients("aot_eager", None)
+    found = gradients("weft_eager", {"weft.memory_limit": "1kB"})
+    assert all(map(torch.equal, found, wanted))
+    assert any("the smallest peak found is" in message for message in SESSION.report().messages)
+
+
+def test_a_cut_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("injected")
+
+    wanted = gradients("aot_eager", None)
+    monkeypatch.setattr("weft.compat.compilers.cut_by_order", fail)
+    found = gradients("weft_eager", {"weft.memory_limit": "7MB"})
+    assert all(map(torch.equal, found, wanted))
+    assert any("injected" in message for message in SESSION.report().messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weft.memory_limit": "much"}, "weft.memory_limit is 'much', expected a size such as '24GiB'"),
+        ({"weft.memory_limit": "1GiB", "weft.memory_limit_bytes": 1}, "are both given"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(options: dict[str, Any], message: str):
+    with pytest.raises(PipelineError, match=message):
+        split_options(options)
+
+
+def test_a_limit_is_a_size():
+    assert split_options({"weft.memory_limit": "1.5GiB"})[0].memory_limit_bytes == 3 << 29
