@@ -76,10 +76,14 @@ def _cells(row: Figures) -> list[str]:
     return [*cells, "" if row["gib"] is None else f"{row['gib']:.1f}", f"{_gib(row):.1f}", _signed(memory)]
 
 
+DIRECTIONS = {(True, True): "yes", (True, False): "speed only", (False, True): "memory only", (False, False): "no"}
+"""Whether a change moves speed and memory as published."""
+
+
 def effects_table(found: Figures) -> str:
     """How one change moves throughput and memory: published and predicted."""
     by_key = {f"{row['page']}/{row['name']}": row for row in found["rows"] if row.get("predicted") is not None}
-    head = ("change", "tokens/s, published", "predicted", "GiB, published", "predicted", "same sign")
+    head = ("change", "tokens/s, published", "predicted", "GiB, published", "predicted", "same direction")
     rows: list[list[str]] = []
     for effect in found["effects"]:
         if effect["before"] not in by_key or effect["after"] not in by_key:
@@ -89,14 +93,17 @@ def effects_table(found: Figures) -> str:
         rates = [row["predicted"]["tokens_per_second_per_gpu"] for row in (before, after)]
         predicted = rates[1] / rates[0] - 1
         has_memory = before["gib"] is not None and after["gib"] is not None
+        grown = _gib(after) - _gib(before)
+        is_alike = real * predicted > 0
+        is_alike_in_memory = not has_memory or (after["gib"] - before["gib"]) * grown > 0
         rows.append(
             [
                 effect["name"],
                 _signed(real),
                 _signed(predicted),
                 f"{after['gib'] - before['gib']:+.1f}" if has_memory else "",
-                f"{_gib(after) - _gib(before):+.1f}",
-                "yes" if real * predicted > 0 else "no",
+                f"{grown:+.1f}",
+                DIRECTIONS[is_alike, is_alike_in_memory],
             ]
         )
     return table(head, rows) if rows else ""

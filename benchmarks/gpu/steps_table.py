@@ -68,10 +68,15 @@ def compared(row: dict[str, Any], cluster: str) -> dict[str, float | None]:
     peak = None if row["mode"] == "cudagraphs" else row.get("peak_allocated_bytes")
     return {
         "predicted_ms": found.step_us / 1e3,
-        "time_error": _error(found.step_us / 1e3, row.get("step_ms")),
+        "time_error": _error(found.step_us / 1e3, _step_ms(row)),
         "predicted_bytes": found.peak_bytes,
         "peak_error": _error(found.peak_bytes, peak),
     }
+
+
+def _step_ms(row: dict[str, Any]) -> float:
+    steady = row["steady"]
+    return (steady if isinstance(steady, dict) else row)["step_ms"]
 
 
 def _error(predicted: float, measured: float | None) -> float | None:
@@ -89,11 +94,11 @@ def table(rows: list[dict[str, Any]], cluster: str) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     lines.append("")
-    for name, key in (("time", "time_error"), ("peak", "peak_error")):
+    for name, key in (("Step time", "time_error"), ("Peak memory", "peak_error")):
         sizes = [abs(error) for each in errors if (error := each[key]) is not None]
         if sizes:
             middle, worst = statistics.median(sizes) * 100, max(sizes) * 100
-            lines.append(f"- Error of {name} over {len(sizes)} rows: median {middle:.1f} %, worst {worst:.1f} %.")
+            lines.append(f"- {name}, {len(sizes)} rows: median error {middle:.1f} %, worst {worst:.1f} %.")
     failed = [row for row in rows if "step_ms" not in row and not row["error"].startswith("not run")]
     lines += [f"- {row['label']}: {one_line(row['error'])}" for row in failed]
     return "\n".join(lines)
@@ -106,7 +111,7 @@ def _cells(row: dict[str, Any], found: dict[str, float | None]) -> tuple[str, ..
         "blocks" if row["checkpointed"] else "nothing",
         row["mode"] + (", steady" if row["steady"] else ""),
         row["optimizer"],
-        f"{row['step_ms']:.1f}",
+        f"{_step_ms(row):.1f}",
         f"{found['predicted_ms']:.1f}",
         _percent(found["time_error"]),
         f"{peak / 2**30:.1f}" if peak else "",

@@ -13,33 +13,24 @@ the simulated step. Ranks share one GPU, so this shows neither NVLink nor its ba
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import os
-import platform
 import sys
-import tempfile
 import time
-import warnings
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.fx import GraphModule
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from buckets import mps  # type: ignore[import-not-found]  # beside this file
+from graphs_in_turn import command_line, job_of, join, measure, run_jobs  # type: ignore[import-not-found]  # beside this file
 from train_calibrate import calibrate  # type: ignore[import-not-found]
-from train_profile import communication_of, events_of, record  # type: ignore[import-not-found]
-from train_rank import Rank, figures, local, mesh_of  # type: ignore[import-not-found]
-from train_variants import Variant  # type: ignore[import-not-found]
+from train_rank import Rank, mesh_of  # type: ignore[import-not-found]
 
 import weft
 from weft.cost.cluster import Cluster
@@ -48,10 +39,7 @@ from weft.graph.edit import copy_module, recompile
 
 SHAPE = {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "sequence": 4096, "vocabulary": 8192}
 TINY = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "sequence": 64, "vocabulary": 256}
-BATCH, WARM_UP, STEPS, ROUNDS = 4, 1, 5, 3
-LIMIT_S = 240
-"""Time limit of a job; a job that fails or takes longer is recorded with its error."""
-SHOWN_KERNELS = 40
+BATCH, STEPS = 4, 5
 CLEAN = "clean,algebra,communication"
 STREAM = "fuse-all-gather-matmuls{{only=activations{0}}},fuse-matmul-reduce-scatters{{only=activations{0}}}"
 PIPELINES = {
@@ -140,68 +128,10 @@ def modules_of(held: Rank, cluster: Cluster) -> tuple[dict[str, GraphModule], di
     return modules, about
 
 
-def run_job(held: Rank, cluster: Cluster) -> list[dict[str, Any]]:
-    modules, about = modules_of(held, cluster)
-    state = {**dict(held.model.named_parameters()), **dict(held.model.named_buffers())}
-    inputs = [*(local(each).detach() for each in state.values()), *held.batch]
-
-    def made(module: GraphModule) -> Variant:
-        def run() -> list[torch.Tensor]:
-            with torch.no_grad():
-                return list(module(*inputs))
-
-        return Variant(run)
-
-    variants = {name: made(module) for name, module in modules.items()}
-    values: dict[str, dict[str, Any]] = {}
-    for name, variant in list(variants.items()):
-        try:
-            values[name] = held.check(variant)
-        except RuntimeError as error:  # all ranks run the same graph, so all of them raise
-            values[name] = {"error": str(error)[:400]}
-            about[name] |= values[name]
-            del variants[name]
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS):  # in turn, because the machine drifts
-        for name, variant in variants.items():
-            times[name] += held.time(variant, WARM_UP)
-    profiles = {name: kernels_of(held, variant) for name, variant in variants.items()}
-    failed = [{"variant": name, **about[name]} for name in modules if name not in variants]
-    measured = [
-        {"variant": name, **figures(times[name]), **values[name], **about[name], **profiles[name]} for name in variants
-    ]
-    return measured + failed
-
-
-def kernels_of(held: Rank, variant: Variant) -> dict[str, Any]:
-    """Communication, exposed communication and the longest kernels of one profiled step of this rank."""
-    if held.device.type != "cuda":
-        return {}
-    dist.barrier()
-    path = record(variant.run, Path(held.job["folder"]) / f"profile{held.rank}.json", device="cuda")
-    events = events_of(path)
-    spent: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            spent[event["name"][:70]] += event["dur"]
-            count[event["name"][:70]] += 1
-    kernels = {name: (count[name], round(us)) for name, us in spent.most_common(SHOWN_KERNELS)}
-    return {**(communication_of(events) or {}), "kernels": kernels}
-
-
 def run(rank: int, job: dict[str, Any], path: str) -> None:
-    os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29700 + job["ranks"])}
-    os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "TORCH_NCCL_HIGH_PRIORITY": "1"}
-    os.environ |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // job["ranks"])}
-    warnings.simplefilter("ignore")
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    join(rank, job, 29700 + job["ranks"])
     on_gpu = job["device"] == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(0)
-    device = {"device_id": torch.device("cuda:0")} if on_gpu else {}
-    dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=job["ranks"], **device)
     held = Rank(job, rank, mesh_of(job))
     cluster = Cluster.load(f"loopback-1x{job['ranks']}")
     copies: dict[str, float] = {}
@@ -217,7 +147,7 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
         transport, copies = measured_transport(group.group_name, dist.get_rank(group), group.size())
         cluster = replace(cluster, levels=tuple(replace(level, symmetric=transport) for level in cluster.levels))
     started = time.perf_counter()
-    rows = run_job(held, cluster)
+    rows = measure(held, *modules_of(held, cluster))
     if rank == 0:
         link = cluster.levels[0].symmetric
         seconds = round(time.perf_counter() - started)
@@ -226,23 +156,6 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
         Path(path).write_text(json.dumps({**{k: job[k] for k in ("parallel", "ranks")}, **told}, default=str))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def spawned(job: dict[str, Any], path: str) -> str:
-    """Run a job in its own processes; return the error, empty if none."""
-    ranks = mp.spawn(run, (job, path), job["ranks"], join=False)
-    until = time.monotonic() + LIMIT_S
-    try:
-        while not ranks.join(timeout=1):
-            if time.monotonic() > until:
-                return f"not finished after {LIMIT_S} s"
-    except Exception as error:
-        return str(error)[-2000:]
-    finally:
-        for process in ranks.processes:
-            if process.is_alive():
-                process.kill()
-    return ""
 
 
 def show(found: dict[str, Any]) -> None:
@@ -261,49 +174,19 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--parallel", nargs="*", default=["tp", "fsdp-tp"])
     parser.add_argument("--variants", nargs="*", default=[*PIPELINES, PEER], help="the variants to run, by name")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a decoder of one small layer")
-    parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
-    about = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-    jobs: list[dict[str, Any]] = [
-        {
-            "parallel": parallel,
-            "ranks": ranks,
-            "device": options.device,
-            "batch": BATCH,
-            "shape": TINY if options.tiny else SHAPE,
-            "reduce": "f32",
-            "steps": 2 if options.tiny else STEPS,
-            "tiny": options.tiny,
-            "variants": options.variants,
-        }
+    given = {"shape": TINY if options.tiny else SHAPE, "variants": options.variants}
+    jobs = [
+        job_of(options, parallel, ranks, BATCH, STEPS, **given)
         for ranks in options.ranks
         for parallel in options.parallel
         if parallel == "tp" or ranks > 2  # two ranks are one group of tensor parallelism, and nothing to shard over
     ]
-    found: list[dict[str, Any]] = []
-    started = mps() if options.device == "cuda" else tempfile.TemporaryDirectory()
-    with started, tempfile.TemporaryDirectory() as folder:
-        for job in jobs:
-            path = f"{folder}/job.json"
-            error = spawned({**job, "folder": folder, "cluster": f"{folder}/cluster.toml"}, path)
-            if error:
-                found.append({"parallel": job["parallel"], "ranks": job["ranks"], "error": error})
-                print(f"{job['parallel']}, {job['ranks']} ranks: {error}", flush=True)
-            else:
-                found.append(json.loads(Path(path).read_text()))
-                show(found[-1])
-            if options.json:
-                Path(options.json).write_text(json.dumps({**about, "jobs": found}, indent=1))
+    run_jobs(options, run, jobs, show)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Gathers and scatters streamed through their products, on one GPU with 2 and 4 real NCCL ranks: values, then time.
 
-    PYTHONPATH=src python benchmarks/gpu/tp_fusion.py [--ranks 2 4] [--ring] [--json FILE]
+    PYTHONPATH=src python benchmarks/gpu/tp_fusion.py [--ranks 2 4] [--ring] [--values] [--json FILE]
 
 Every rank claims to be on another host, so that NCCL takes the network path over loopback; MPS, which this script
 starts and stops, lets the ranks' kernels run at the same time. The variants are the pair as written, chunks as plain
@@ -179,7 +179,7 @@ def measure(rank: int, ranks: int, ring: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def run(rank: int, ranks: int, path: str, ring: bool) -> None:
+def run(rank: int, ranks: int, path: str, ring: bool, is_timed: bool) -> None:
     os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29800 + ranks)}
     os.environ |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
@@ -189,7 +189,7 @@ def run(rank: int, ranks: int, path: str, ring: bool) -> None:
     started = time.perf_counter()
     values = check_values(rank, ranks, ring)
     checked = time.perf_counter() - started
-    rows = measure(rank, ranks, ring)
+    rows = measure(rank, ranks, ring) if is_timed else []
     if rank == 0:
         found = {"ranks": ranks, "values": values, "seconds_of_values": checked, "pairs": rows}
         Path(path).write_text(json.dumps(found))
@@ -213,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--ring", action="store_true", help="add transfers from rank to rank")
+    parser.add_argument("--values", action="store_true", help="check values only")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     about = {
@@ -226,7 +227,7 @@ def main() -> None:
     with mps(), tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:
             path = f"{folder}/{ranks}.json"
-            mp.spawn(run, (ranks, path, options.ring), ranks)
+            mp.spawn(run, (ranks, path, options.ring, not options.values), ranks)
             runs.append(json.loads(Path(path).read_text()))
             show(runs[-1])
     if options.json:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -35,11 +36,15 @@ TERMS = 8192
 COPY_BYTES = 512 << 20
 NUM_ROUNDS, LAST_ROUNDS = 20, 5
 """Rounds of products or copies, and how many of the last ones count."""
-AHEAD_BYTES = 512 << 20
-"""Bytes of the collective during which products are timed: it must outlast them."""
+NUM_BESIDE = 24
+"""Collectives that run in a row while products are timed: together they must outlast the products."""
+NUM_IN_ROW = 6
+"""Collectives whose time is measured during products, one after the other, as in a step."""
 
 BESIDE_BYTES = 32 << 20
-"""Bytes of the all-reduce that is timed during products: it must end before they do."""
+"""Full tensor of a collective that runs during products."""
+USED = {"ddp": (Kind.ALL_REDUCE,), "ep-fsdp": (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)}
+"""The kinds of collectives in a step, over which slowdowns are averaged; other parallelisms gather and scatter."""
 MIN_SHARED = 1.5
 """Two groups share a wire if their collectives together take this many times as long as one of them."""
 
@@ -47,7 +52,7 @@ MIN_SHARED = 1.5
 def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """Measure, and let rank 0 write the cluster; returns the findings on rank 0."""
     folder, device, ranks = Path(job["folder"]), job["device"], job["ranks"]
-    groups: list[Any] = [mesh.get_group(axis) for axis in mesh.mesh_dim_names or ()]
+    groups: list[Any] = [mesh.get_group(axis) for axis in mesh.mesh_dim_names or () if mesh[axis].size() > 1]
     payloads = PAYLOADS[:3] if job["tiny"] else PAYLOADS
     path = folder / f"calibrate_{ranks}_rank{rank}.json.gz"
     if device != "cuda":
@@ -55,7 +60,10 @@ def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any
     work = _work(job, groups, payloads)
     work()
     record(work, path, device=device, shapes=True)
-    slowdown, rates, talk = _slowdown(groups[0]), _rates(), _talk_slowdown(groups[0])
+    beside = _slowdowns(groups[0])
+    rates = _rates()
+    used = USED.get(job["parallel"], (Kind.ALL_GATHER, Kind.REDUCE_SCATTER))
+    slowdown, talk = (round(fmean(beside[kind][of] for kind in used), 4) for of in (0, 1))
     ratio = _wire_ratio(groups, device)
     torch.cuda.empty_cache()
     dist.barrier()
@@ -66,7 +74,8 @@ def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any
     made = part_of(preset, ranks, rates) if preset is not None else _measured(found.compute.device(), rates)
     made = replace(made, overlap_slowdown=slowdown, collective_slowdown=talk)
     told = _write(job, found.samples, made, list(found.notes), ratio)
-    return {**told, "rates": asdict(rates), "gap_us": gap_us(events_of(path))}
+    slowdowns = {kind.value: {"products": found[0], "collective": found[1]} for kind, found in beside.items()}
+    return {**told, "rates": asdict(rates), "gap_us": gap_us(events_of(path)), "slowdowns": slowdowns}
 
 
 def _measured(traced: Device | None, rates: Rates) -> Device:
@@ -106,11 +115,12 @@ def _collectives(num_bytes: int, group: Any, device: str) -> dict[Kind, Callable
     """One collective of each kind with a full tensor of this size."""
     size = dist.get_world_size(group)
     full = torch.ones(num_bytes // 2, dtype=torch.bfloat16, device=device)
-    part = full[: full.numel() // size].clone()
+    part, received = full[: full.numel() // size].clone(), torch.empty_like(full)
     return {
         Kind.ALL_REDUCE: lambda: dist.all_reduce(full, group=group),
         Kind.ALL_GATHER: lambda: dist.all_gather_into_tensor(full, part, group=group),  # pyright: ignore[reportDeprecated]  # the name to torch 2.12
         Kind.REDUCE_SCATTER: lambda: dist.reduce_scatter_tensor(part, full, group=group),  # pyright: ignore[reportDeprecated]  # the name to torch 2.12
+        Kind.ALL_TO_ALL: lambda: dist.all_to_all_single(received, full, group=group),
     }
 
 
@@ -161,22 +171,48 @@ def _compute(job: dict[str, Any]) -> None:
         tiny = tiny + tiny
 
 
-def _slowdown(group: Any) -> float:
-    """The share by which products slow during an all-reduce of the groups that the step uses."""
-    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    talk = torch.ones(AHEAD_BYTES // 2, dtype=torch.bfloat16, device="cuda")
+def _slowdowns(group: Any) -> dict[Kind, tuple[float, float]]:
+    """For each kind of collective: the shares by which products slow beside it, and by which it slows beside them."""
+    x = torch.randn(TERMS, TERMS, dtype=torch.bfloat16, device="cuda")
+    side = torch.cuda.Stream()
+    found: dict[Kind, tuple[float, float]] = {}
+    for kind, run in _collectives(BESIDE_BYTES, group, "cuda").items():
 
-    def beside(is_talking: bool) -> float:
-        dist.barrier()
-        torch.cuda.synchronize()
-        pending = dist.all_reduce(talk, group=group, async_op=True) if is_talking else None
-        ms = _products_ms(x)
-        if pending is not None:
-            pending.wait()
-        torch.cuda.synchronize()
-        return ms
+        def products(is_beside: bool, run: Callable[[], Any] = run) -> float:
+            with torch.cuda.stream(side):  # the collectives that this stream waits for do not hold up the products
+                for _ in range(NUM_BESIDE if is_beside else 0):
+                    run()
+            return _products_ms(x)
 
-    times = {is_talking: sorted(beside(is_talking) for _ in range(5))[2] for is_talking in (False, True, False, True)}
+        def collective(is_beside: bool, run: Callable[[], Any] = run) -> float:
+            with torch.cuda.stream(side):
+                for _ in range(4 * NUM_PRODUCTS if is_beside else 0):
+                    _ = x @ x
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(NUM_IN_ROW):
+                run()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end)
+
+        found[kind] = (_slowdown(products), _slowdown(collective))
+    return found
+
+
+def _slowdown(measure: Callable[[bool], float]) -> float:
+    """By which share a measured time is longer beside other work, on the slowest rank."""
+
+    def median(is_beside: bool) -> float:
+        times: list[float] = []
+        for _ in range(5):
+            dist.barrier()
+            torch.cuda.synchronize()
+            times.append(measure(is_beside))
+            torch.cuda.synchronize()
+        return sorted(times)[2]
+
+    times = {is_beside: median(is_beside) for is_beside in (False, True, False, True)}
     return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
 
 
@@ -201,30 +237,6 @@ def _wire_ratio(groups: list[Any], device: str) -> float:
     ratio = torch.tensor(both / alone, device=device)
     dist.all_reduce(ratio, op=dist.ReduceOp.MAX)
     return ratio.item()
-
-
-def _talk_slowdown(group: Any) -> float:
-    """The share by which an all-reduce slows during products."""
-    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    talk = torch.ones(BESIDE_BYTES // 2, dtype=torch.bfloat16, device="cuda")
-    side = torch.cuda.Stream()
-
-    def beside(is_computing: bool) -> float:
-        dist.barrier()
-        torch.cuda.synchronize()
-        if is_computing:
-            with torch.cuda.stream(side):
-                for _ in range(NUM_PRODUCTS):
-                    _ = x @ x
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        dist.all_reduce(talk, group=group)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end)
-
-    times = {computes: sorted(beside(computes) for _ in range(5))[2] for computes in (False, True, False, True)}
-    return round(max(0.0, _largest(times[True] / times[False]) - 1), 4)
 
 
 def _rates() -> Rates:

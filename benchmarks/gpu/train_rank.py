@@ -70,7 +70,8 @@ class Rank:
                 model = entry.make(replace(entry.config, **job["shape"]))
             else:
                 reduce = DTYPES[job["reduce"]]
-                model, _ = zoo.build("llama-debug", job["parallel"], self.mesh, reduce_dtype=reduce, **job["shape"])
+                name = job.get("model", "llama-debug")
+                model, _ = zoo.build(name, job["parallel"], self.mesh, reduce_dtype=reduce, **job["shape"])
         config: Any = model.config
         number = 0
         for axis in strategy_of(job["parallel"]).data_axes:

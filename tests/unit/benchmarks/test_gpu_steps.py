@@ -74,6 +74,7 @@ def test_labels_are_unique_and_every_shape_runs_eager_and_compiled(beside: Any):
     assert plain >= {(shape, mode) for shape in steps.SHAPES for mode in ("eager", "compiled")}
 
 
+@pytest.mark.slow
 def test_rows_are_measured_and_compared_and_later_runs_skip_them(
     beside: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -145,6 +145,7 @@ def test_measured_rates_are_neither_raised_nor_lowered_twice(beside: Any) -> Non
     assert part.traffic_ns(2 * 10**9) == pytest.approx(1e6, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_of_a_file_are_predicted_again(beside: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster.load("h200-2")
     shape = {"num_layers": 1, "dim": 64, "ffn_dim": 128, "num_heads": 4, "tokens": 128}

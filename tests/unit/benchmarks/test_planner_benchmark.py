@@ -125,6 +125,7 @@ def test_a_peer_that_fails_is_reported_with_its_message(monkeypatch: pytest.Monk
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_all_contestants_are_judged_against_one_bound(planner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "load", lambda *_: [weft.parse(STEP)])
     options = Namespace(overlap_costs=False, repeats=2, pipeline="auto", efforts="default", peer=False)
