@@ -21,7 +21,7 @@ CLUSTER = "h100-8x8"
 WIDTH, HEIGHT = 1200, 860
 REASON = "exposed-by-queue"
 """Filter of the table of collectives: a reason that occurs in this step."""
-PICTURES = ("report.png", "timelines.png", "hover.png", "collectives.png")
+PICTURES = ("report.png", "timelines.png", "layers.png", "hover.png", "collectives.png")
 
 
 def main() -> None:
@@ -53,11 +53,12 @@ def make_report(path: Path, layers: int) -> None:
 
 
 def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]:
-    """The pictures with their sizes: the page as it opens, its timelines, a zoomed collective, the table."""
+    """The pictures with their sizes: the page, its timelines, the layers, a zoomed collective, the table."""
     page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page.goto(path.as_uri())
     page.screenshot(path=output / "report.png")
     page.locator("section", has=page.locator("#timeline")).screenshot(path=output / "timelines.png")
+    page.locator("section", has=page.locator(".layers")).screenshot(path=output / "layers.png")
     hover_most_exposed(page)
     page.screenshot(path=output / "hover.png")
     page.mouse.move(0, 0)
