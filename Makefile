@@ -8,6 +8,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+FRAMEWORKS := .integrations
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -15,11 +16,11 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-full lint format core docs package bench bench-full validate check-torch clean
+.PHONY: help setup demo test test-all test-full test-integrations lint format core docs package bench bench-full validate check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
-	  while IFS='|' read -r target text; do printf '%-18s %s\n' "$$target" "$$text"; done
+	  while IFS='|' read -r target text; do printf '%-23s %s\n' "$$target" "$$text"; done
 
 setup: $(STAMP) ## Create .venv with the pinned development environment and the package
 
@@ -42,7 +43,16 @@ test-all: $(STAMP) ## Run all tests: the quick ones, the slow ones, then every w
 	$(PYTEST) tests -m long $(ARGS)
 
 test-full: $(STAMP) ## Run the long fuzzing tests
-	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed $(ARGS)
+	WEFT_FUZZ=full $(PYTEST) --timeout 3600 tests/property tests/distributed tests/unit/advice $(ARGS)
+
+test-integrations: $(FRAMEWORKS)/.stamp ## Train with torchtitan, Hugging Face and Lightning, which it installs (1.4 GB; five minutes)
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) $(PYTEST) tests/integration -m needs_package $(ARGS)
+
+# Without dependencies, and beside .venv: torch stays as requirements-dev.txt pins it.
+$(FRAMEWORKS)/.stamp: $(STAMP) requirements-integrations.txt
+	rm -rf $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) -r requirements-integrations.txt
+	@touch $@
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
