@@ -1,4 +1,4 @@
-"""Make the screenshots of the docs: the report page of an optimized zoo step, opened in Chromium.
+"""Make the screenshots of the docs: the page of a report and the page of an advice, opened in Chromium.
 
     python tools/screenshots.py [--output docs/images] [--layers 4]
 
@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import weft
+from weft.advice.page import page_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CLUSTER = "h100-8x8"
-WIDTH, HEIGHT = 1200, 860
+WIDTH, HEIGHT, ADVICE_HEIGHT = 1200, 860, 1430
 REASON = "exposed-by-queue"
 """Filter of the table of collectives: a reason that occurs in this step."""
 PICTURES = ("report.png", "timelines.png", "layers.png", "hover.png", "collectives.png")
+"""Of the page of a report."""
+ADVICE_PICTURE = "advice.png"
 
 
 def main() -> None:
@@ -42,6 +45,8 @@ def main() -> None:
         chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         for name, num_bytes in photograph(path, chromium, options.output):
             print(f"{options.output / name}: {num_bytes} bytes")
+        make_advice(path)
+        print(f"{options.output / ADVICE_PICTURE}: {photograph_advice(path, chromium, options.output)} bytes")
         chromium.close()
 
 
@@ -50,6 +55,21 @@ def make_report(path: Path, layers: int) -> None:
     module = weft.zoo.load("llama-8b", "fsdp", ranks=64, layers=layers)
     result = weft.optimize(module, cluster=CLUSTER, verify="equivalence")
     result.report.save_html(path, title=f"llama-8b, {layers} layers, FSDP on 64 ranks")
+
+
+def make_advice(path: Path) -> None:
+    """The page of the advice on a small model for two nodes."""
+    advice = weft.advise("zoo:llama-1b", "h100-2x8", batch_tokens=16 * 16 * 4096, told=print)
+    path.write_text(page_of(advice), encoding="utf-8")
+
+
+def photograph_advice(path: Path, chromium: Any, output: Path) -> int:
+    """The picture, down to the timelines; its size."""
+    page = chromium.new_page(viewport={"width": WIDTH, "height": ADVICE_HEIGHT}, color_scheme="light")
+    page.goto(path.as_uri())
+    page.screenshot(path=output / ADVICE_PICTURE)
+    page.close()
+    return (output / ADVICE_PICTURE).stat().st_size
 
 
 def photograph(path: Path, chromium: Any, output: Path) -> list[tuple[str, int]]:

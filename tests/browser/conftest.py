@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,3 +22,25 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; whatever it complains of, asks of the network or alerts fails the test."""
+    faults: list[str] = []
+    opened: list[Any] = []
+
+    def open_file(path: Path, **options: Any) -> Any:
+        page = browser.new_page(viewport={"width": 1280, "height": 1000}, **options)
+        opened.append(page)
+        page.on("console", lambda message: faults.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: None if request.url == path.as_uri() else faults.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_file
+    for page in opened:
+        page.close()
+    assert faults == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,27 +34,15 @@ ZOOM_STEP = """async () => {
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Opens a page; whatever it complains of, asks of the network or alerts fails the test."""
-    faults: list[str] = []
-    opened: list[Any] = []
+def show(open_page: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Opens the page of a report."""
 
     def show_page(report: ReportPage, **options: Any) -> Any:
         path = tmp_path / "report.html"
         report.save_html(path)
-        page = browser.new_page(viewport={"width": 1280, "height": 1000}, **options)
-        opened.append(page)
-        page.on("console", lambda message: faults.append(f"console {message.type}: {message.text}"))
-        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: None if request.url == path.as_uri() else faults.append(request.url))
-        page.goto(path.as_uri())
-        return page
+        return open_page(path, **options)
 
-    yield show_page
-    for page in opened:
-        page.close()
-    assert faults == []
+    return show_page
 
 
 def hover_first_gather(page: Any) -> None:

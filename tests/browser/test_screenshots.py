@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.browser.runs import make_page
-from tools.screenshots import PICTURES, photograph
+from tests.browser.test_advice_page import advice_with_lanes
+from tools.screenshots import ADVICE_PICTURE, PICTURES, photograph, photograph_advice
+from weft.advice.page import page_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -20,9 +22,10 @@ def test_every_picture_that_a_page_shows_exists_and_is_shown():
         name for page in DOCS.glob("*.md") for name in re.findall(r"!\[[^]]+\]\(images/([^)]+)\)", page.read_text())
     }
     files = {path.name: path for path in (DOCS / "images").iterdir()}
-    assert shown == set(files) >= set(PICTURES)
+    made = {*PICTURES, ADVICE_PICTURE}
+    assert shown == set(files) >= made
     for path in files.values():
-        assert path.read_bytes().startswith(PNG if path.name in PICTURES else b"<svg")
+        assert path.read_bytes().startswith(PNG if path.name in made else b"<svg")
         assert path.stat().st_size < 300_000
 
 
@@ -35,3 +38,11 @@ def test_the_tool_photographs_a_page(browser: Any, tmp_path: Path):
     pictures = [(tmp_path / name).read_bytes() for name, _ in made]
     assert all(picture.startswith(PNG) for picture in pictures)
     assert len(set(pictures)) == len(PICTURES)
+
+
+@pytest.mark.needs_browser
+@pytest.mark.xdist_group("browser")
+def test_the_tool_photographs_an_advice(browser: Any, tmp_path: Path):
+    (tmp_path / "advice.html").write_text(page_of(advice_with_lanes()))
+    assert photograph_advice(tmp_path / "advice.html", browser, tmp_path) > 1000
+    assert (tmp_path / ADVICE_PICTURE).read_bytes().startswith(PNG)

@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 
 from weft.advice.layout import TrainingLayout
 from weft.advice.models import TrainedModel
+from weft.advice.sketch import Lane, sketch_of
 from weft.compat import input_nodes
 from weft.cost.cluster import Cluster
 from weft.cost.execution import is_optimizer
@@ -141,6 +142,8 @@ class PlannedLayout:
     step_error: ErrorBar
     peak_error: ErrorBar
     notes: tuple[str, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    """The planned step of one microbatch and the optimizer, for the page."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ def _plan_layout(question: Question) -> PlannedLayout | Refused:
         step_error=found.step_error,
         peak_error=found.peak_error,
         notes=found.notes,
+        lanes=sketch_of(planned.timeline, planned.program),
     )
 
 

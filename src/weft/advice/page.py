@@ -1,4 +1,4 @@
-"""The page of an advice: throughput against memory, the table, and the lines to paste.
+"""The page of an advice: throughput against memory, the table, timelines of the best, and the lines to paste.
 
 Contract: one file that loads nothing and runs no script. All names are untrusted text: they are escaped, and characters
 that are not printable are removed.
@@ -11,12 +11,18 @@ from html import escape
 
 from weft.advice.ranking import HEAD, Advice, Ranked, row_texts
 from weft.advice.recipe import recipe_lines
-from weft.quantities import count_text, size_text
+from weft.advice.sketch import BLOCKED_LANE, COMPUTE_LANE, PARTS
+from weft.quantities import count_text, duration_text, size_text
 from weft.report.plain_text import plain, plain_line
 from weft.report.sweep_panels import COLORS
 
 WIDTH, HEIGHT, LEFT, FOOT, MARGIN = 760, 340, 90, 50, 24
 """In pixels: the plot, the width of its scale, the height of its foot, and the space around the points."""
+NUM_TIMELINES = 3
+"""Layouts whose steps are drawn."""
+LANE_HEIGHT, LANE_LEFT = 22, 110
+"""In pixels: one row of a timeline, and the width of its name."""
+COMPUTE_COLOR, BLOCKED_COLOR, GROUP_COLOR = "#2e6fb7", "#d64545", "#2f9e8f"
 STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;color:#1d242c;margin:24px;max-width:1280px}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:4px 12px 4px 0;text-align:left}"
@@ -50,6 +56,7 @@ def page_of(advice: Advice) -> str:
         "<h2>Layouts</h2>",
         "<p>No other layout beats the bold ones in both throughput and memory.</p>",
         f"<table><tr>{''.join(f'<th>{name}</th>' for name in HEAD)}</tr>{''.join(rows)}</table>",
+        *_timelines(advice),
         "<h2>To use the first one</h2>",
         f"<pre>{escape(plain(chr(10).join(recipe_lines(advice, advice.best))))}</pre>",
         *([f"<h2>Left out</h2><ul>{''.join(left_out)}</ul>"] if left_out else []),
@@ -95,6 +102,35 @@ def _plot(advice: Advice, front: list[Ranked]) -> Iterator[str]:
         yield f'<circle cx="{LEFT}" cy="{y}" r="6" fill="{COLORS[number % len(COLORS)]}"/>'
         yield _label(LEFT + 14, y + 4, shape)
     yield "</svg>"
+
+
+def _timelines(advice: Advice) -> Iterator[str]:
+    """The steps of the best layouts, each on a scale of its own."""
+    drawn = [(number, each) for number, each in enumerate(advice.ranked[:NUM_TIMELINES], 1) if each.found.lanes]
+    if not drawn:
+        return
+    yield "<h2>Timelines</h2>"
+    yield (
+        "<p>The planned step of one microbatch and the optimizer: compute, the time during which communication blocks "
+        "it, and the collectives of each group. Each picture has the width of its own step.</p>"
+    )
+    colors = {COMPUTE_LANE: COMPUTE_COLOR, BLOCKED_LANE: BLOCKED_COLOR}
+    for number, each in drawn:
+        yield f"<h3>{_told(f'{number}. {each.layout.text}: {duration_text(each.found.step_us)}')}</h3>"
+        height = LANE_HEIGHT * len(each.found.lanes)
+        yield f'<svg class="lanes" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
+        yield f"<title>{_told(f'Timeline of {each.layout.text}')}</title>"
+        scale = (WIDTH - LANE_LEFT) / PARTS
+        for row, lane in enumerate(each.found.lanes):
+            y = row * LANE_HEIGHT
+            yield _label(0, y + 15, lane.name)
+            bars = "".join(
+                f"M{LANE_LEFT + start * scale:.1f} {y + 2}h{(end - start) * scale:.1f}v{LANE_HEIGHT - 4}"
+                f"h{-(end - start) * scale:.1f}z"
+                for start, end in lane.bars
+            )
+            yield f'<path fill="{colors.get(lane.name, GROUP_COLOR)}" d="{bars}"/>'
+        yield "</svg>"
 
 
 def _share(value: float, least: float, most: float) -> float:

@@ -91,6 +91,7 @@ class Advice:
         data: dict[str, Any] = asdict(self)
         for each, ranked in zip(data["ranked"], self.ranked, strict=True):
             each["on_front"] = ranked in self.front()
+            del each["found"]["lanes"]  # a picture, not figures
         return json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
 
     def lines(self) -> list[str]:
