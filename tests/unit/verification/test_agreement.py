@@ -612,6 +612,16 @@ def test_a_group_whose_ranks_show_one_sequence_in_different_graphs_is_not_withhe
     assert withheld(pipeline(4, 3))[0].keys() == {"pp"}
 
 
+def test_the_planner_says_that_withheld_launches_stay_apart():
+    launches = ("a = all_reduce(x, 'sum', 'dp')", "b = all_reduce(x2, 'sum', 'dp')", "wa = wait(a)", "wb = wait(b)")
+    text = graph("x2 = neg(x)", *launches, "z = add(wa, wb)").replace("return [x]", "return [z]")
+    planner = Pipeline.parse("schedule-overlap")
+    run = planner.run(weft.parse(text), withheld={"dp": "another rank has one of them"})
+    (decision,) = (each for each in run.log[0].step.decisions if each.reason is Reason.OTHER_RANKS)
+    assert decision.nodes == ("a", "b")
+    assert not any(each.reason is Reason.OTHER_RANKS for each in planner.run(weft.parse(text)).log[0].step.decisions)
+
+
 def test_withheld_collectives_are_not_deduped_either():
     again = ("a = all_reduce(x, 'sum', 'dp')", "b = all_reduce(x, 'sum', 'dp')", "wa = wait(a)", "wb = wait(b)")
     added = (*again, "z = add(wa, wb)")

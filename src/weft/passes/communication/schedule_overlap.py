@@ -30,7 +30,8 @@ the best. Pipelines that exceed the planner's memory limit do not count. The sea
 graphs, so gathers of several dtypes, which no list operator takes, can be packed. In larger graphs the search uses
 plain orders with its own buckets (`scheduling/recipes.py`).
 
-Declines: collectives that stay exposed, each with the cause: a dependency, its queue, its link or memory.
+Declines: collectives that stay exposed, each with the cause: a dependency, its queue, its link or memory. Merging
+launches of a group whose other ranks hold other graphs.
 Numerics: reassociates; merged reductions may round differently on some backends. With `merge=gathers` or `merge=none`
 the pass is exact. Memory: within the limit.
 """
@@ -46,6 +47,7 @@ from torch.fx import Graph
 from weft.bucketing.eligibility import COALESCED
 from weft.bucketing.prices import BucketPrices
 from weft.errors import MemoryLimitError, compose
+from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.graph.versions import dag_of
@@ -53,7 +55,7 @@ from weft.passes.base import Numerics, Pass
 from weft.passes.bucket_pass import BucketPass
 from weft.passes.portfolio import Variant, all_choices, variants
 from weft.plan.context import Context
-from weft.plan.decision import Decision
+from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Action, Merge, Settle, Step
 from weft.scheduling.explanation import explain_exposed
 from weft.scheduling.jobs import Jobs
@@ -103,7 +105,25 @@ class ScheduleOverlap(Pass):
             least = best.outcome.peak_bytes
             what = f"found no order that fits in {limit} bytes; the smallest peak found is {least}"
             raise MemoryLimitError(compose(self.name(), what, do=f"allow {least} bytes"), least)
-        return self.step(best.actions(), best.decisions(self.name(), planner.exposed_ns))
+        decisions = best.decisions(self.name(), planner.exposed_ns)
+        return self.step(best.actions(), [*decisions, *self._withheld(graph, context)])
+
+    def _withheld(self, graph: Graph, context: Context) -> list[Decision]:
+        """One decision for each group whose launches may not be merged because other ranks hold other graphs."""
+        if not context.withheld:
+            return []
+        launches: dict[str, list[str]] = {}
+        for each in collectives(graph):
+            group = context.groups.canonical(each.group)
+            if group in context.withheld and each.kind in KINDS[self.merge]:
+                launches.setdefault(group, []).append(each.launch.name)
+        return [
+            self.decision(
+                Reason.OTHER_RANKS, f"{len(names)} launches in {group!r} stay apart: {context.withheld[group]}", *names
+            )
+            for group, names in launches.items()
+            if len(names) > 1
+        ]
 
 
 @dataclass(frozen=True)
