@@ -163,12 +163,14 @@ class Session:
         phase = phase or "inference"
         if self._handed_over != (compile_id, phase):
             self._vote_as_cached(phase)
+            self._publish_cached()
         self._handed_over = None
 
     def note_all_compiled(self) -> None:
         """All graphs of a compilation are compiled, except a backward that waits for its first call."""
         if self._asked_for == {""}:  # AOTAutograd's cache is asked before there are graphs, and had them all
             self._vote_as_cached(*PHASES)
+            self._publish_cached()
 
     def _vote_as_cached(self, *phases: str) -> None:
         with self.contained("the vote of this rank", strict=False):
@@ -410,7 +412,11 @@ class Session:
             self._look_for_collectives(entry)
         lines = [f"a graph is left as it was: {told}"]
         lines += [REPORT_IT] if is_fault else []
-        lines += [f"attach {file}: it has the graph, the options and the versions, but no data"] if file else []
+        lines += (
+            [f"attach {file}: it has the options, the versions and the graph, with no data but small constants"]
+            if file
+            else []
+        )
         lines += [others] if _num_ranks() > 1 and entry.num_left else []
         self.say("\n".join(lines))
 
@@ -449,14 +455,20 @@ class Session:
                 raise VerificationError(str(conflict))
             self.say(str(conflict))
 
-    def check_agreement(self) -> Agreement:
-        """Publish the graphs that came from a cache, which no pass saw, and check the statements of all ranks."""
+    def _publish_cached(self) -> None:
+        """Publish the graphs that came from a cache, which no pass saw."""
         if self._options is None or self._options.agreement is None:
-            do = f"compile with the option {PREFIX}agreement, a folder that all ranks see"
-            raise VerificationError(compose("agreement", "no graph was compiled for it", do=do))
+            return
         for entry in self.report().entries:
             if entry.key not in self._published:
                 self._publish(entry, self._options)
+
+    def check_agreement(self) -> Agreement:
+        """Publish the graphs that a bare hook did not see, and check the statements of all ranks."""
+        if self._options is None or self._options.agreement is None:
+            do = f"compile with the option {PREFIX}agreement, a folder that all ranks see"
+            raise VerificationError(compose("agreement", "no graph was compiled for it", do=do))
+        self._publish_cached()
         return check_published(FolderBoard(self._options.agreement), _num_ranks())
 
     def _look_for_collectives(self, entry: GraphEntry) -> None:
