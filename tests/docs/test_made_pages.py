@@ -34,9 +34,15 @@ def test_pieces_of_a_program_are_text_and_code():
     assert page == "# Title\n\nText.\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\ny = x\n```\n"
 
 
+PAGE_OF_REASONS = FOLDER / "debugging.md"
+
+
 def test_every_reason_is_explained():
-    rows = re.findall(r"^\| `([a-z-]+)` \| .+ \| (yes|no) \|$", (FOLDER / "debugging.md").read_text(), re.MULTILINE)
-    assert dict(rows) == {reason.value: "yes" if reason.is_refusal else "no" for reason in Reason}
+    row = re.compile(r"^\| `([a-z-]+)` \| .+ \| (yes|no) \| (yes|no) \|$", re.MULTILINE)
+    told = {
+        name: (refusal == "yes", error == "yes") for name, refusal, error in row.findall(PAGE_OF_REASONS.read_text())
+    }
+    assert told == {reason.value: (reason.is_refusal, reason.is_obstacle) for reason in Reason}
 
 
 def test_every_keyword_is_spoken_of_on_a_page_that_is_written():
