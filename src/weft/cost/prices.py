@@ -43,6 +43,8 @@ class Prices:
     """Launches priced by a measured table outside its range."""
     unknown: frozenset[int] = frozenset()
     """Nodes priced too low: only the latency of a launch, only the traffic of a product, or 0 is known."""
+    sm_share: dict[int, float] = field(default_factory=dict[int, float])
+    """The share of the multiprocessors that launches of copies take from compute, if they take any."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
     """The source of a launch's price: `links`, `nccl`, `table`, `symmetric` or `override`."""
     host_ns: tuple[int, ...] = ()
@@ -72,6 +74,7 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
         found.regions,
         frozenset(launches.extrapolated - known),
         frozenset(unknown - known),
+        launches.sm_share,
         launches.sources,
         found.host_ns,
         found.inner,
@@ -97,6 +100,7 @@ class LaunchPrices:
         self.ns: dict[int, int] = {}
         self.levels: dict[int, str] = {}
         self.sources: dict[int, str] = {}
+        self.sm_share: dict[int, float] = {}
         self.extrapolated: set[int] = set()
         self.unknown: set[int] = set()
         self.known: dict[tuple[Kind, str, int, bool], tuple[Estimate, str]] = {}
@@ -121,6 +125,8 @@ class LaunchPrices:
         self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
         if estimate.extrapolated:
             self.extrapolated.add(i)
+        if estimate.sm_share:
+            self.sm_share[i] = estimate.sm_share
 
     def add_copy(self, node: Node, i: int) -> None:
         """Price a copy to or from host memory."""
