@@ -95,6 +95,7 @@ class _ProgramBuilder:
         self.kernels: list[int] = []
         self.host: list[int] = []
         self.sm_shares: list[int] = []
+        self.workspaces: dict[str, int] = {}
         self.allocates: list[tuple[tuple[int, int], ...]] = []
         self.uses: list[tuple[int, ...]] = []
         self.queues: dict[tuple[str, bool], Queue] = {}
@@ -133,6 +134,7 @@ class _ProgramBuilder:
             latency_ns=tuple(self.latencies),
             kernel=tuple(self.kernels),
             host_ns=tuple(self.host) if any(self.host) else (),
+            symmetric_bytes=sum(self.workspaces.values()),
             sm_share_ppm=tuple(self.sm_shares) if any(self.sm_shares) else (),
         )
 
@@ -150,6 +152,8 @@ class _ProgramBuilder:
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
         self.host += prices.host_ns or [0] * len(nodes)
+        for group, num_bytes in prices.workspaces.items():
+            self.workspaces[group] = max(num_bytes, self.workspaces.get(group, 0))
         shares = [floor(prices.sm_share.get(i, 0) * MILLION) for i in range(len(nodes))]
         self.sm_shares += [min(share, MILLION - 1) for share in shares]  # compute beside copies never stops
         self.drains += [is_read_on_host(node) for node in nodes]

@@ -92,6 +92,8 @@ class Program:
     Empty: each operation is its own kernel."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each operation. Empty: none."""
+    symmetric_bytes: int = 0
+    """Symmetric memory of all groups. The ranks hold it between steps, and torch's allocator does not count it."""
     sm_share_ppm: tuple[int, ...] = ()
     """For each launch of copies, the share of the multiprocessors that it takes from compute, in millionths, below one
     million; 0 for other operations. Empty: none takes any."""
