@@ -23,7 +23,7 @@ from weft.core import CoreFinder
 if "pure" in sys.argv:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, CoreFinder)]
 
-from tests.property.strategies.programs import random_gradients, random_order, random_program
+from tests.property.strategies.programs import random_gradients, random_order, random_program, with_peer_copies
 from weft.bounds.lower_bound import lower_bound
 from weft.scheduling import scheduler
 from weft.scheduling.search import search
@@ -31,7 +31,7 @@ from weft.simulation.program import OpKind
 from weft.simulation.simulator import simulate
 
 LAST = {"names": "output", "kinds": OpKind.NOTHING, "duration_ns": 0, "queue": -1, "waits_for": (), "drains": False}
-LATER = {"allocates": (), "uses": (), "latency_ns": 0, "kernel": -1, "host_ns": 0}
+LATER = {"allocates": (), "uses": (), "latency_ns": 0, "kernel": -1, "host_ns": 0, "sm_share_ppm": 0}
 
 
 def with_output(program):
@@ -45,6 +45,7 @@ print("pure" if scheduler.__file__.endswith(".py") else "compiled")
 for seed in range(int(sys.argv[1])):
     rng = Random(seed)
     program = random_gradients(rng) if seed % 3 == 0 else random_program(rng)
+    program = with_peer_copies(rng, program) if seed % 4 == 0 else program
     timeline = simulate(program, random_order(rng, program))
     found = search(with_output(program), "fast")
     bound = lower_bound(program)

@@ -70,7 +70,7 @@ class CheckedProblem:
                 self.resource[op + num] = 1 + program.queues[program.queue[op]].link
                 saved = program.latency_ns[op] if self.is_merging else 0
                 rest = program.duration_ns[op] - saved
-                if program.queues[program.queue[op]].is_copies:  # slows no compute, and no compute slows it
+                if program.queues[program.queue[op]].is_copies:  # no compute slows it, and the busy clock ignores it
                     saved, rest = 0, 0 if clock == "busy" else self.by_wire_clock(program.duration_ns[op])
                 self.latency[op + num] = self.by_work_clock(saved)
                 self.duration[op + num] = self.by_work_clock(saved) + self.by_work_clock(rest)

@@ -15,14 +15,16 @@ each queue has a chain: the dependent collectives with the longest latencies. Ea
 
 Slowdowns: the arguments need fixed durations, but overlap changes durations. Each slowdown is handled by a clock that
 makes durations fixed again. `WORK` runs slower while a link is busy, by exactly the factor that slows compute. By this
-clock, compute takes its undisturbed time, and gaps and collectives take at least their time divided by that factor.
+clock, compute takes at least its undisturbed time, and gaps and collectives at least their time divided by that factor.
 `BUSY` runs only while a link is busy, and compute takes no time by it. The step is the time by `WORK` plus a share of
 the time by `BUSY` (`overlap_cost`), and each term has its own bound. `WIRE` runs slower while compute runs, by the
 factor that slows collectives: the step is the time by `WIRE` plus a share of all compute (`wire_cost`).
 
-Copies to and from host memory are collectives on links of their own here. They neither slow compute nor are slowed by
-it: `BUSY` does not run for them, so they take no time by it. By `WIRE` they take at least their time divided by the
-factor of that clock, because compute may run next to them all the time.
+Copies to and from host memory, and copies through symmetric memory, are collectives here. Compute never slows them. By
+`WIRE` they take at least their time divided by the factor of that clock, because compute may run next to them all the
+time. `WORK` and `BUSY` ignore them: `WORK` does not run slower for them and `BUSY` does not run for them, so they take
+no time by `BUSY`. Where copies do take multiprocessors from compute, compute takes more than its undisturbed time by
+`WORK`, and the bounds hold all the more.
 """
 
 from __future__ import annotations

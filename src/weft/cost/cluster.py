@@ -187,14 +187,18 @@ class Cluster:
     def copied(self, kind: Kind, group: Group, num_bytes: int) -> Estimate:
         """The time of an all-gather or reduce-scatter by copies through symmetric memory, as `estimate` gives NCCL's.
 
-        Each rank copies a part from or to every peer. A reduce-scatter then sums the parts.
+        Each rank copies a part from or to every peer. A reduce-scatter then sums the parts. The sum needs all
+        multiprocessors, so compute beside it loses its whole time; compute beside the copies loses their share.
         """
         size, transport = self.num_ranks_of(group), self.symmetric(group)
+        if size == 1:
+            return Estimate(0.0, "symmetric")
         part = num_bytes // size
-        us = transport.link.latency_us + (size - 1) * transport.copy_us(part, size)
-        if kind is Kind.REDUCE_SCATTER:
-            us += (self.device.traffic_ns((size + 1) * part) or 0) / 1000
-        return Estimate(us if size > 1 else 0.0, "symmetric")
+        copying = transport.link.latency_us + (size - 1) * transport.copy_us(part, size)
+        summing = (self.device.traffic_ns((size + 1) * part) or 0) / 1000 if kind is Kind.REDUCE_SCATTER else 0.0
+        us = copying + summing
+        share = (transport.sm_share * copying + summing) / us if us else 0.0
+        return Estimate(us, "symmetric", sm_share=share)
 
     def num_ranks_of(self, group: Group) -> int:
         """Size of the largest of the groups; all ranks if it is unknown."""

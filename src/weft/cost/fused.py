@@ -44,6 +44,11 @@ class FusedShape:
     reordered: int = 0
     """Elements of the left operand that are copied row by row, because the rows of a rank do not lie together."""
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Symmetric memory that the operator needs: a gathered shard, or two parts that take turns."""
+        return self.part_bytes * (2 if self.scatters else 1)
+
     def ns(self, num_ranks: int, transport: Transport, device: Device) -> int:
         """The time of the operator, with no other work on the device."""
         rows = max(1, self.rows // num_ranks)

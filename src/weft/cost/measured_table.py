@@ -23,8 +23,10 @@ class Estimate:
 
     us: float
     source: str
-    """`links`, `nccl` or `table`."""
+    """`links`, `nccl`, `table` or `symmetric`."""
     extrapolated: bool = False
+    sm_share: float = 0.0
+    """Share of the multiprocessors that copies through symmetric memory take from compute, on average."""
 
 
 @dataclass(frozen=True)

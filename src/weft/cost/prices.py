@@ -43,6 +43,10 @@ class Prices:
     """Launches priced by a measured table outside its range."""
     unknown: frozenset[int] = frozenset()
     """Nodes priced too low: only the latency of a launch, only the traffic of a product, or 0 is known."""
+    sm_share: dict[int, float] = field(default_factory=dict[int, float])
+    """The share of the multiprocessors that launches of copies take from compute, if they take any."""
+    workspaces: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of the symmetric memory of each group that uses any: what its largest operator needs."""
     sources: dict[int, str] = field(default_factory=dict[int, str])
     """The source of a launch's price: `links`, `nccl`, `table`, `symmetric` or `override`."""
     host_ns: tuple[int, ...] = ()
@@ -72,6 +76,8 @@ def price(dag: Dag, groups: GroupTable, cluster: Cluster, overrides: Mapping[str
         found.regions,
         frozenset(launches.extrapolated - known),
         frozenset(unknown - known),
+        launches.sm_share,
+        launches.workspaces,
         launches.sources,
         found.host_ns,
         found.inner,
@@ -97,6 +103,8 @@ class LaunchPrices:
         self.ns: dict[int, int] = {}
         self.levels: dict[int, str] = {}
         self.sources: dict[int, str] = {}
+        self.sm_share: dict[int, float] = {}
+        self.workspaces: dict[str, int] = {}
         self.extrapolated: set[int] = set()
         self.unknown: set[int] = set()
         self.known: dict[tuple[Kind, str, int, bool], tuple[Estimate, str]] = {}
@@ -121,6 +129,11 @@ class LaunchPrices:
         self.ns[i], self.sources[i] = ceil(estimate.us * 1000), estimate.source
         if estimate.extrapolated:
             self.extrapolated.add(i)
+        if copied and num_bytes:
+            num_parts = self.cluster.num_ranks_of(group) if kind is Kind.ALL_GATHER else 1
+            self._use_workspace(group, num_bytes // num_parts)
+        if estimate.sm_share:
+            self.sm_share[i] = estimate.sm_share
 
     def add_copy(self, node: Node, i: int) -> None:
         """Price a copy to or from host memory."""
@@ -136,12 +149,17 @@ class LaunchPrices:
             self.unknown.add(i)
         self.ns[i], self.levels[i], self.sources[i] = memory.copy_ns(num_bytes or 0), copy.value, "links"
 
+    def _use_workspace(self, group: Group, num_bytes: int) -> None:
+        name = self.groups.canonical(group.name)
+        self.workspaces[name] = max(num_bytes, self.workspaces.get(name, 0))
+
     def _add_fused(self, node: Node, i: int, group: Group) -> bool:
         """Price an operator that multiplies while it communicates. Returns whether its sizes are known."""
         num_ranks = self.cluster.num_ranks_of(group)
         shape = fused_shape(node, num_ranks)
         if shape is None:
             return False
+        self._use_workspace(group, shape.workspace_bytes)
         self.levels[i], self.sources[i] = self.cluster.level_of(group).name, "symmetric"
         self.ns[i] = shape.ns(num_ranks, self.cluster.symmetric(group), self.cluster.device)
         return True

@@ -156,11 +156,11 @@ class StreamPass(Pass):
             return refusal
         cluster = context.target_cluster
         group, num_bytes = context.groups.group(group_argument(launch)), full_bytes(collective) or 0
-        copied = cluster.copied(collective.kind, group, num_bytes).us
+        copied = cluster.copied(collective.kind, group, num_bytes)
         rings = cluster.collective_us(collective.kind, group, num_bytes)
-        if copied <= rings * (1 + cluster.device.overlap_slowdown):
+        if copied.us * (1 + copied.sm_share) <= rings * (1 + cluster.device.overlap_slowdown):
             return None
-        what = f"{launch.name} stays: copies take {duration_text(copied)}, and rings {duration_text(rings)}"
+        what = f"{launch.name} stays: copies take {duration_text(copied.us)}, and rings {duration_text(rings)}"
         return Refusal(Reason.NO_GAIN, what)
 
     def _copied(self, collective: Collective) -> Decision:

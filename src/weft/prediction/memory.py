@@ -2,7 +2,8 @@
 
 The simulated program decides the order of allocations, and what takes memory at all. Allocated memory is counted
 in blocks (`caching_allocator.py`); reserved memory is the sum of the peaks of all streams. The workspace of cuBLAS is
-part of both. The CUDA context and the buffers of NCCL are outside of both, but they take memory of the device.
+part of both. The CUDA context, the buffers of NCCL and symmetric memory are outside of both, but they take memory of
+the device.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StepMemory:
     streams: dict[str, int]
     """Reserved bytes by stream, without the workspace."""
     outside_bytes: int
-    """Estimate of the CUDA context and the buffers of NCCL, which the allocator does not count."""
+    """Estimate of the CUDA context, the buffers of NCCL and symmetric memory, which the allocator does not count."""
     device_bytes: int | None
     """Memory of the device; None if the cluster does not state it."""
 
@@ -52,6 +53,11 @@ class StepMemory:
     def does_not_fit(self) -> str | None:
         """One sentence if the device has less memory than the step needs."""
         return does_not_fit(self.reserved_bytes + self.outside_bytes, self.device_bytes)
+
+
+def outside_bytes(program: Program) -> int:
+    """Estimate of the memory of the device that torch's allocator does not count."""
+    return CONTEXT_BYTES + NCCL_BYTES * program.num_groups + program.symmetric_bytes
 
 
 def does_not_fit(num_bytes: int, device_bytes: int | None) -> str | None:
@@ -123,7 +129,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         sum(streams.values()) + workspace,
         parts,
         streams,
-        CONTEXT_BYTES + NCCL_BYTES * program.num_groups,
+        outside_bytes(program),
         device.memory_bytes,
     )
 

@@ -136,4 +136,5 @@ class _RepeatedRows:
                 for row, i in zip(rows, origin, strict=True)
             ),
             host_ns=tuple(old.host_ns[i] for i in origin) if old.host_ns else (),
+            sm_share_ppm=tuple(old.sm_share_ppm[i] for i in origin) if old.sm_share_ppm else (),
         )

@@ -90,7 +90,8 @@ class _Explainer:
         """The reason, the reason in words, the possible gain, and the node that blocks the collective."""
         program, trace, names, op = self.program, self.trace, self.program.names, bucket[0]
         start = trace.start_ns[op]
-        longer = trace.end_ns[op] - start - self.outcome.duration_ns[op] - self._slowed(start, trace.end_ns[op])
+        slowed = 0 if program.queues[program.queue[op]].is_copies else self._slowed(start, trace.end_ns[op])
+        longer = trace.end_ns[op] - start - self.outcome.duration_ns[op] - slowed
         if 2 * longer >= exposed:
             link = program.links[program.queues[program.queue[op]].link]
             return Reason.EXPOSED_BY_LINK, f"other collectives share its link {link}", min(exposed, longer), None

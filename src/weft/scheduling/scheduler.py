@@ -147,6 +147,9 @@ class _Scheduling:
         num_queues = len(jobs.program.queues)
         self.is_copies = [queue.is_copies for queue in jobs.program.queues]
         self.busy = [0] * num_queues
+        self.shares = jobs.program.sm_share_ppm
+        self.share = [0] * num_queues
+        """By queue: the share of the multiprocessors that its last copy takes, in millionths."""
         self.known = [0] * num_queues
         """By queue: the end of the last collective that a job waited for. Estimates are exact up to there."""
         self.gathers: list[list[tuple[int, int]]] = [[] for _ in range(num_queues)]
@@ -457,9 +460,18 @@ class _Scheduling:
         beside = max([0 if c else b for b, c in zip(self.busy, self.is_copies, strict=True)], default=0) - self.now
         beside = beside if slowdown else 0
         if beside <= 0:
-            return self.now + duration
+            return self.now + (self._beside_copies(duration) if self.shares else duration)
         longer = duration * (MILLION + slowdown) // MILLION
         return self.now + (longer if longer <= beside else duration + beside * slowdown // (MILLION + slowdown))
+
+    def _beside_copies(self, duration: int) -> int:
+        """How long compute takes beside the copies that slow it most."""
+        longest = duration
+        for busy, share in zip(self.busy, self.share, strict=True):
+            beside, longer = busy - self.now, duration * MILLION // (MILLION - share)
+            if beside > 0:
+                longest = max(longest, longer if longer <= beside else duration + beside * share // MILLION)
+        return longest
 
     def wait(self, launch: int, is_known: bool = True) -> None:
         """Wait for a launch. `is_known=False`: because it should be over by now, so its end stays an estimate."""
@@ -567,11 +579,11 @@ class _Scheduling:
 
     def _is_late(self, bucket: list[int]) -> bool:
         """Whether a gather would arrive too late if these reductions went first."""
-        duration, elapsed, queue = self.jobs.duration, self.tables.elapsed, self.jobs.queue[bucket[0]]
-        slowed, here = MILLION + self.jobs.program.collective_slowdown_ppm, elapsed[self.front]
+        elapsed, queue = self.tables.elapsed, self.jobs.queue[bucket[0]]
+        here = elapsed[self.front]
         end = max(self.now, self.busy[queue]) + self._duration(bucket)
         for use, gather in self.gathers[queue][:GATHERS_SEEN]:
-            end += duration[gather] * slowed // MILLION
+            end += self._duration([gather])
             if end > self.now + elapsed[use] - here:
                 return True
         return False
@@ -586,6 +598,8 @@ class _Scheduling:
                 self.now = max(self.now, self.end[launch])
         queue = self.jobs.queue[bucket[0]]
         self.busy[queue] = end = max(self.now, self.busy[queue]) + self._duration(bucket)
+        if self.shares:
+            self.share[queue] = self.shares[self.jobs.ops[bucket[0]][0]]
         for job in bucket:
             self.end[job] = end
             self.held_back.launch(job)

@@ -38,7 +38,7 @@ from weft.graph.operator_effects import is_alias, waited_by, waited_inside
 from weft.graph.ops import HostCopy, Kind, attribute, cached_by_target
 from weft.graph.output_names import result_names
 from weft.graph.versions import dag_of
-from weft.simulation.program import OpKind, Program, Queue
+from weft.simulation.program import MILLION, OpKind, Program, Queue
 
 Source = GraphModule | Graph | Dag
 
@@ -94,9 +94,12 @@ class _ProgramBuilder:
         self.drains: list[bool] = []
         self.kernels: list[int] = []
         self.host: list[int] = []
+        self.sm_shares: list[int] = []
+        self.workspaces: dict[str, int] = {}
         self.allocates: list[tuple[tuple[int, int], ...]] = []
         self.uses: list[tuple[int, ...]] = []
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[tuple[str, bool], Queue] = {}
+        """By group or direction, and whether copies through symmetric memory do the work."""
         self.links: dict[str, int] = {}
         self.open_launches = _OpenLaunches()
         self.given: set[int] = set()
@@ -131,6 +134,8 @@ class _ProgramBuilder:
             latency_ns=tuple(self.latencies),
             kernel=tuple(self.kernels),
             host_ns=tuple(self.host) if any(self.host) else (),
+            symmetric_bytes=sum(self.workspaces.values()),
+            sm_share_ppm=tuple(self.sm_shares) if any(self.sm_shares) else (),
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
@@ -147,6 +152,10 @@ class _ProgramBuilder:
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
         self.host += prices.host_ns or [0] * len(nodes)
+        for group, num_bytes in prices.workspaces.items():
+            self.workspaces[group] = max(num_bytes, self.workspaces.get(group, 0))
+        shares = [floor(prices.sm_share.get(i, 0) * MILLION) for i in range(len(nodes))]
+        self.sm_shares += [min(share, MILLION - 1) for share in shares]  # compute beside copies never stops
         self.drains += [is_read_on_host(node) for node in nodes]
         regions = prices.regions or range(len(nodes))
         self.kernels += [base + region if region >= 0 else -1 for region in regions]
@@ -163,12 +172,14 @@ class _ProgramBuilder:
         self._hand_on(dag, base, storages)
 
     def _queue(self, node: Node, groups: GroupTable, level: str) -> int:
-        copy = ops.host_copy(node.target)
+        copy, form = ops.host_copy(node.target), ops.launch_form(node.target)
+        is_peer = form is not None and form.copied
         group = copy.value if copy is not None else groups.canonical(group_argument(node))
-        if group not in self.queues:
+        if (group, is_peer) not in self.queues:
             link = self.links.setdefault(level, len(self.links))
-            self.queues[group] = Queue(group, link, copy is not None, copy is HostCopy.TO_HOST)
-        return list(self.queues).index(group)
+            is_copies, is_to_host = copy is not None or is_peer, copy is HostCopy.TO_HOST
+            self.queues[group, is_peer] = Queue(group, link, is_copies, copy is not None, is_to_host)
+        return list(self.queues).index((group, is_peer))
 
     def _latency(self, node: Node, groups: GroupTable, duration_ns: int) -> int:
         """The most that merging can save of a collective: all but the time of its bytes in the largest bucket."""

@@ -2,8 +2,9 @@
 
 Contract: plain data, integers only, times in nanoseconds. Operations are numbered like the nodes of the Dag that the
 program was built from. One compute stream runs operations in program order. Each group has a queue that runs its
-collectives in launch order; queues on the same link share its bandwidth. Copies to host memory and copies from there
-have a queue each; they are launched and waited for like collectives.
+collectives in launch order; queues on the same link share its bandwidth. Collectives that a group runs as copies
+through symmetric memory have a second queue. Copies to host memory and copies from there have a queue each; they are
+launched and waited for like collectives.
 
     compute   takes `duration_ns` on the compute stream
     launch    takes no time on the stream except the gap; its collective takes `duration_ns` if alone on the link
@@ -34,14 +35,16 @@ class OpKind(IntEnum):
 
 @dataclass(frozen=True)
 class Queue:
-    """The collectives of one group, or the copies between device and host memory in one direction."""
+    """The collectives of one group over NCCL, those that it runs as copies, or the copies to or from host memory."""
 
     group: str
     """Canonical name of the group, or the direction of the copies."""
     link: int
     """Index of the link that it uses."""
     is_copies: bool = False
-    """Whether copy engines do the work: it slows no compute, and no compute slows it. It has its link to itself."""
+    """Whether copies do the work: no compute slows it, and it slows compute only by `Program.sm_share_ppm`."""
+    is_host: bool = False
+    """Whether it copies to or from host memory. It has its link to itself."""
     is_to_host: bool = False
     """Whether its copies leave the device, so that launching one early holds no memory for its result."""
 
@@ -68,9 +71,9 @@ class Program:
     launch_gap_ns: int = 0
     """Time between two kernels on the compute stream."""
     slowdown_ppm: int = 0
-    """Slowdown of compute while a collective runs, in millionths."""
+    """Slowdown of compute while a collective runs that is not made of copies, in millionths."""
     collective_slowdown_ppm: int = 0
-    """Slowdown of collectives while compute runs, in millionths."""
+    """Slowdown of collectives while compute runs, in millionths. It does not apply to copies."""
     allocates: tuple[tuple[tuple[int, int], ...], ...] = ()
     """For each operation, the (storage, bytes) that it allocates; inputs allocate their own storages."""
     uses: tuple[tuple[int, ...], ...] = ()
@@ -89,8 +92,13 @@ class Program:
     Empty: each operation is its own kernel."""
     host_ns: tuple[int, ...] = ()
     """Time that the host takes to issue each operation. Empty: none."""
+    symmetric_bytes: int = 0
+    """Symmetric memory of all groups. The ranks hold it between steps, and torch's allocator does not count it."""
+    sm_share_ppm: tuple[int, ...] = ()
+    """For each launch of copies, the share of the multiprocessors that it takes from compute, in millionths, below one
+    million; 0 for other operations. Empty: none takes any."""
 
     @property
     def num_groups(self) -> int:
         """Number of groups whose ranks communicate."""
-        return sum(not queue.is_copies for queue in self.queues)
+        return len({queue.group for queue in self.queues if not queue.is_host})

@@ -9,9 +9,11 @@ The host runs ahead of the stream; it waits for the stream only at draining oper
 A launch puts its collective on its group's queue when the stream reaches it, so all compute before it has ended. The
 first collective of each queue runs. If k of them run on one link, each progresses at 1/k of its speed alone, latency
 included. Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 +
-their slowdown) while compute runs. Copies to and from host memory are launched and waited for in the same way, on two
-queues of their own, but copy engines make them: they slow no compute, and no compute slows them. The step ends with the
-last operation or collective, as if the end of the graph waited for everything in flight.
+their slowdown) while compute runs. Copies are launched and waited for in the same way, on queues of their own: those to
+and from host memory, and those that a group makes through symmetric memory. No compute slows them. Compute beside them
+loses the share of the multiprocessors that they take: none for copy engines. If several collectives and copies run, the
+one that slows compute most counts. The step ends with the last operation or collective, as if the end of the graph
+waited for everything in flight.
 
 Rounding: progress is counted in units so fine that every speed is a whole number of units per nanosecond. An end is the
 first whole nanosecond at which no work is left. Only ends are rounded, never the remaining work of other operations, so
@@ -65,8 +67,8 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Timeline:
         launched = _collective_spans(program, trace, Coverage(compute))
         return Timeline(
             compute=compute,
-            collectives=tuple(span for span in launched if not program.queues[span.queue].is_copies),
-            copies=tuple(span for span in launched if program.queues[span.queue].is_copies),
+            collectives=tuple(span for span in launched if not program.queues[span.queue].is_host),
+            copies=tuple(span for span in launched if program.queues[span.queue].is_host),
             step_ns=trace.step_ns,
             critical_path=_critical_path(trace),
             peak_bytes=peak,
@@ -180,13 +182,18 @@ class _Wires:
         """What `next_end` returned last; NONE once a collective began or ended, or the speed changed."""
         self.now = 0
         self.num_running = 0
-        self.num_slowing = 0
-        """Running collectives; copies run as well, but slow no compute."""
         self.is_copies = [queue.is_copies for queue in program.queues]
-        self.steady = [False] * len(program.links)
-        """By link, whether it carries copies, whose speed does not change."""
-        for queue in program.queues:
-            self.steady[queue.link] = queue.is_copies
+        """By queue, whether it carries copies, whose speed does not change while compute runs."""
+        self.shares = program.sm_share_ppm
+        fine = MILLION if self.shares else 1
+        self.alone_pace = fine * (MILLION + program.slowdown_ppm)
+        """Work that compute does in a nanosecond with nothing beside it, in units that make every pace whole."""
+        self.beside_pace = fine * MILLION
+        """The same beside a collective that is not made of copies."""
+        self.paces = [self.alone_pace] * len(program.queues)
+        """The pace of compute beside what each queue runs."""
+        self.pace = self.alone_pace
+        """The pace of compute beside everything that runs."""
         self.waiting: list[deque[int]] = [deque() for _ in program.queues]
         """Launches of each queue, in order; the first one runs."""
         self.left: list[int] = [0] * len(program.queues)
@@ -222,9 +229,10 @@ class _Wires:
         """When the next running collective ends, if no launch comes before and compute does not start or stop."""
         if self.known_end == NONE:
             left, unit, least = self.left, self.unit * self.speed, 1 << 62
-            for link, active in enumerate(self.active):
-                per_ns = self.unit * self.alone if self.steady[link] else unit
+            steady = self.unit * self.alone
+            for active in self.active:
                 for queue in active:
+                    per_ns = steady if self.is_copies[queue] else unit
                     least = min(least, -(-left[queue] * len(active) // per_ns))
             self.known_end = self.now + least
         return self.known_end
@@ -242,12 +250,13 @@ class _Wires:
         for queue in done:
             self.active[self.link[queue]].remove(queue)
             self.num_running -= 1
-            self.num_slowing -= not self.is_copies[queue]
+            self.paces[queue] = self.alone_pace
             ended = self.waiting[queue].popleft()
             self.end[ended] = event
             if self.waiting[queue]:
                 self.cause[self.waiting[queue][0]] = ended
                 self._begin(queue)
+        self.pace = min(self.paces)
 
     def _begin(self, queue: int) -> None:
         """Start the first collective of a queue. One that takes no time ends at once and slows no other."""
@@ -259,7 +268,8 @@ class _Wires:
                 self.left[queue] = self.program.duration_ns[op] * self.unit * self.alone
                 self.active[self.link[queue]].append(queue)
                 self.num_running += 1
-                self.num_slowing += not self.is_copies[queue]
+                self.paces[queue] = self._pace_beside(op, queue)
+                self.pace = min(self.pace, self.paces[queue])
                 self.known_end = NONE
                 return
             self.end[op] = self.now
@@ -267,14 +277,19 @@ class _Wires:
             if waiting:
                 self.cause[waiting[0]] = op
 
+    def _pace_beside(self, op: int, queue: int) -> int:
+        """The pace of compute beside a collective or copy alone."""
+        if not self.is_copies[queue]:
+            return self.beside_pace
+        return self.alone_pace // MILLION * (MILLION - self.shares[op]) if self.shares else self.alone_pace
+
     def _progress(self, time: int) -> None:
         passed = time - self.now
-        for link, active in enumerate(self.active):
+        for active in self.active:
             if active:
-                speed = self.alone if self.steady[link] else self.speed
-                done = passed * (self.unit // len(active)) * speed
+                done = passed * (self.unit // len(active))
                 for queue in active:
-                    self.left[queue] -= done
+                    self.left[queue] -= done * (self.alone if self.is_copies[queue] else self.speed)
         self.now = time
 
 
@@ -343,25 +358,23 @@ class _Stream:
     def _compute(self, duration: int, now: int) -> int:
         """When compute that starts now ends.
 
-        Its speed changes each time the set of running collectives becomes empty, so it advances from end to end.
+        Its pace changes with the set of running collectives, so it advances from end to end.
         """
-        slowdown, wires = self.program.slowdown_ppm, self.wires
-        if not slowdown and wires.beside == wires.alone:
+        wires = self.wires
+        if wires.beside_pace == wires.alone_pace and not wires.shares and wires.beside == wires.alone:
             return now + duration
         wires.advance(now)
         wires.set_speed(wires.beside)
-        left, speed = duration * (MILLION + slowdown), MILLION
-        while wires.num_slowing:
+        left = duration * wires.alone_pace
+        while wires.pace < wires.alone_pace:
             event = wires.next_end()
-            done = (event - now) * MILLION
+            done = (event - now) * wires.pace
             if done >= left:
                 break
             left -= done
             now = event
             wires.step(event)
-        else:
-            speed += slowdown
-        end = now - (-left // speed)
+        end = now - (-left // wires.pace)
         wires.advance(end)
         wires.set_speed(wires.alone)
         return end

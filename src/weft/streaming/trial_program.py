@@ -381,7 +381,12 @@ class TrialProgram:
             latency_ns=(),
             kernel=tuple(self.kernels[i] for i in order),
             host_ns=tuple(self._host_ns(i) for i in order) if self.program.host_ns else (),
+            sm_share_ppm=tuple(self._sm_share(i) for i in order) if self.program.sm_share_ppm else (),
         )
+
+    def _sm_share(self, i: int) -> int:
+        is_old_launch = i < len(self.program.kinds) and self.ops[i].kind is OpKind.LAUNCH
+        return self.program.sm_share_ppm[i] if is_old_launch else 0
 
     def _host_ns(self, i: int) -> int:
         """Time to issue an operation. New ones take as long as the slowest operation of their kind; views take none."""

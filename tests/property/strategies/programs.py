@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from weft.simulation.program import OpKind, Program, Queue
+
+SHARES = (0, 0, 100_000, 600_000)
+"""Of the multiprocessors that copies take, in millionths."""
 
 
 def random_program(rng: Random, max_ops: int = 40, is_plain: bool = False) -> Program:
@@ -102,6 +106,21 @@ def random_gradients(rng: Random, max_layers: int = 3, is_plain: bool = False) -
         uses=((),) * len(kinds),
         latency_ns=tuple(latency),
         collective_slowdown_ppm=0 if is_plain else Random(sum(durations)).choice((0, 0, 150_000, 1_000_000)),
+    )
+
+
+def with_peer_copies(rng: Random, program: Program) -> Program:
+    """The program with a second queue for each group, which gets about half of its launches, as copies."""
+    size = len(program.queues)
+    is_copy = [queue >= 0 and rng.random() < 0.5 for queue in program.queue]
+    share = rng.choice(SHARES)
+    rows = list(zip(is_copy, program.queue, program.latency_ns, strict=True))
+    return replace(
+        program,
+        queues=(*program.queues, *(replace(queue, is_copies=True, is_host=False) for queue in program.queues)),
+        queue=tuple(queue + size * copy for copy, queue, _ in rows),
+        latency_ns=tuple(0 if copy else ns for copy, _, ns in rows),
+        sm_share_ppm=tuple(copy * rng.choice((share, share // 2)) for copy in is_copy) if share else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.runtimes import run_as
-from weft.prediction.memory import Held, StepMemory, does_not_fit, memory_of
+from weft.prediction.memory import Held, StepMemory, does_not_fit, memory_of, outside_bytes
 from weft.prediction.owners import MemoryPart, owners_of
 from weft.simulation.build import program_of
 from weft.simulation.program import Program
@@ -122,3 +123,25 @@ def test_the_sentence_says_what_is_needed_and_what_there_is():
     assert does_not_fit(10, None) is None
     assert does_not_fit(10, 10) is None
     assert does_not_fit(129 << 30, 80_000_000_000) == "does not fit: needs 129 GiB, the device has 80 GB"
+
+
+SHARED = """group('tp', size=8)
+group('other', size=4)
+
+def graph(x: bf16[4096, 1024], a: bf16[8192, 1024], b: bf16[1024, 512]):
+    f: (bf16[32768, 1024], [bf16[32768, 512]]) = symm_mem.fused_all_gather_matmul.default(x, [b], 0, 'tp')
+    p = f[1]
+    y = p[0]
+    s: bf16[1024, 512] = symm_mem.fused_matmul_reduce_scatter.default(a, b, 'sum', 0, 'tp')
+    c: bf16[1024, 1024] = weft.copy_reduce_scatter.default(x, 'sum', 'other')
+    w = wait(c)
+    return [y, s, w]
+"""
+
+
+def test_symmetric_memory_takes_memory_of_the_device_that_the_allocator_does_not_count():
+    shared = program(weft.parse(SHARED))
+    shard, part, sent = 4096 * 1024 * 2, 8192 // 8 * 512 * 2, 4096 * 1024 * 2
+    assert shared.symmetric_bytes == max(shard, 2 * part) + sent  # of each group, what its largest operator needs
+    assert outside_bytes(shared) - outside_bytes(replace(shared, symmetric_bytes=0)) == shared.symmetric_bytes
+    assert program(step("tp")).symmetric_bytes == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.fx import GraphModule
@@ -124,3 +126,58 @@ def test_the_groups_memory_is_in_use_until_the_wait():
     module = weft.parse(TWO_USES)
     nodes = {node.name: node for node in module.graph.nodes}
     assert Dag(module.graph).reaches(nodes["w"], nodes["second"])
+
+
+BESIDE = """group('tp', size=8)
+
+def graph(x: bf16[32768, 4096](device='cuda'), a: bf16[8192, 8192](device='cuda'), b: bf16[8192, 8192](device='cuda')):
+    sent = {launch}
+    y = mm(a, b)
+    w = wait(sent)
+    return [w, y]
+"""
+NCCL_SCATTER, COPIED_SCATTER = "reduce_scatter(x, 'sum', 8, 'tp')", "weft.copy_reduce_scatter.default(x, 'sum', 'tp')"
+NCCL_GATHER, COPIED_GATHER = "all_gather(x, 8, 'tp')", "weft.copy_all_gather.default(x, 'tp')"
+H100 = weft.Cluster.load("h100-8")
+
+
+def product_beside(launch: str, cluster: weft.Cluster = H100) -> tuple[float, float]:
+    """How much longer a product takes beside a collective, and how long the collective takes, in microseconds."""
+    timeline = weft.simulate(weft.parse(BESIDE.format(launch=launch)), cluster=cluster)
+    (product,), (collective,) = timeline.compute, timeline.collectives
+    assert collective.end_ns - collective.start_ns == collective.alone_ns
+    return (product.end_ns - product.start_ns - product.alone_ns) / 1000, collective.alone_ns / 1000
+
+
+def with_sm_share(share: float) -> weft.Cluster:
+    level = H100.levels[0]
+    assert level.symmetric is not None
+    return replace(H100, levels=(replace(level, symmetric=replace(level.symmetric, sm_share=share)),))
+
+
+def test_copy_engines_slow_no_product_beside_a_gather():
+    assert product_beside(NCCL_GATHER)[0] > 0
+    assert product_beside(COPIED_GATHER)[0] == 0
+
+
+def test_copies_by_multiprocessors_take_their_share_from_a_product():
+    slower, taken = product_beside(COPIED_GATHER, with_sm_share(0.25))
+    assert slower == pytest.approx(0.25 * taken, abs=0.01)
+
+
+def test_the_sum_at_the_end_of_a_copied_scatter_takes_its_time_from_a_product():
+    part = 32768 * 4096 * 2 // 8
+    summed = H100.device.traffic_ns(9 * part)
+    assert summed is not None
+    assert product_beside(COPIED_SCATTER)[0] == pytest.approx(summed / 1000, rel=0.01)
+
+
+def test_copies_and_other_collectives_of_a_group_run_at_once_and_share_its_link():
+    text = BESIDE.format(launch=COPIED_SCATTER).replace("    y = mm(a, b)", "    other = all_gather(a, 8, 'tp')")
+    text = text.replace("return [w, y]", "o = wait(other)\n    return [w, o]")
+    timeline = weft.simulate(weft.parse(text), cluster=H100)
+    alone = [span.alone_ns for span in timeline.collectives]
+    first, second = timeline.collectives
+    assert second.start_ns < first.end_ns
+    assert min(first.end_ns, second.end_ns) == pytest.approx(2 * min(alone), rel=0.01)
+    assert max(first.end_ns, second.end_ns) == pytest.approx(sum(alone), rel=0.01)
