@@ -37,7 +37,7 @@ def test_the_bound_of_a_step_lies_below_what_merging_and_moving_reach(
         assert bound.bound_ns <= step_ns, pipeline
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_step_of_8b_is_simulated_within_three_seconds():
     """Of processor time, without the capture."""
     step = weft.zoo.load("llama-8b", "fsdp", 64, part="step")
