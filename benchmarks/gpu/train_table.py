@@ -133,8 +133,9 @@ def document(found: dict[str, Any]) -> str:
         if "error" in cluster:
             lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
             continue
-        rates = cluster.get("rates")
-        reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, " if rates else ""
+        # Older files state the measured rates as those of the device.
+        rates = cluster.get("rates") or {"tflops": cluster["peak_tflops"]["bf16"], "memory_gbps": cluster["memory_gbps"]}
+        reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, "
         lines.append(
             f"Measured cluster of {name}: each rank reaches {reached}compute is "
             f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "

@@ -4,8 +4,8 @@ Three commands write that file, each its own set: `benchmarks/validate.py --reco
 `benchmarks/gpu/steps_table.py --record` for steps on one GPU, `benchmarks/gpu/train.py --record` for several ranks.
 
 A residual is how far a predicted step time or peak was from the published or measured one, as a share. The bar of a new
-prediction is the smallest share that `QUANTILE` of the residuals of steps of its kind do not exceed. With n residuals it
-is the ceil((n + 1) QUANTILE)-th smallest, so that a further step of that kind lies inside with that probability.
+prediction is the smallest share that `QUANTILE` of the residuals of steps of its kind do not exceed. With n residuals
+it is the ceil((n + 1) QUANTILE)-th smallest, so that a further step of that kind lies inside with that probability.
 
 If too few steps of its kind were validated, the bar is borrowed from the next wider set that has enough of them. A
 borrowed bar is always wider than the bars of the kinds that lend it, and covers the errors of its own kind. A step that
