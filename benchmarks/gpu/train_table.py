@@ -134,7 +134,8 @@ def document(found: dict[str, Any]) -> str:
             lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
             continue
         # Older files state the measured rates as those of the device.
-        rates = cluster.get("rates") or {"tflops": cluster["peak_tflops"]["bf16"], "memory_gbps": cluster["memory_gbps"]}
+        older = {"tflops": cluster["peak_tflops"]["bf16"], "memory_gbps": cluster["memory_gbps"]}
+        rates = cluster.get("rates", older)
         reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, "
         lines.append(
             f"Measured cluster of {name}: each rank reaches {reached}compute is "
