@@ -17,7 +17,7 @@ from train_table import one_line
 
 import weft
 from weft.cost.cluster import Cluster
-from weft.prediction.error_bars import RESIDUALS, write_residuals
+from weft.prediction.error_bars import RESIDUALS, is_host_bound, write_residuals
 from weft.zoo import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
@@ -68,6 +68,7 @@ def compared(row: dict[str, Any], cluster: str) -> dict[str, float | None]:
     peak = None if row["mode"] == "cudagraphs" else row.get("peak_allocated_bytes")
     return {
         "predicted_ms": found.step_us / 1e3,
+        "host_ms": found.host_us / 1e3,
         "time_error": _error(found.step_us / 1e3, _step_ms(row)),
         "predicted_bytes": found.peak_bytes,
         "peak_error": _error(found.peak_bytes, peak),
@@ -147,7 +148,8 @@ def record(rows: list[dict[str, Any]], cluster: str) -> None:
         if "step_ms" not in row:
             continue
         found = compared(row, cluster)
-        kind = {"device": device, "parallel": "single", "execution": EXECUTIONS[row["mode"]]}
+        kind: dict[str, Any] = {"device": device, "parallel": "single", "execution": EXECUTIONS[row["mode"]]}
+        kind["is_host_bound"] = is_host_bound(found["host_ms"] or 0.0, found["predicted_ms"] or 0.0)
         step, peak = found["time_error"], found["peak_error"]
         told = {} if peak is None else {"peak": round(peak, 4)}
         made.append({"set": RECORDED, "row": row["label"], **kind, "step": round(step or 0.0, 4), **told})

@@ -2,8 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gpu/train.py --budget-s 560 --json results.json [--jobs 'fsdp:2:*' ...]
     PYTHONPATH=src python benchmarks/gpu/train.py --device cpu --ranks 2 --tiny      # the whole flow, without a GPU
-    PYTHONPATH=src python benchmarks/gpu/train.py --docs results.json                # the table into docs/gpu.md
-    PYTHONPATH=src python benchmarks/gpu/train.py --again results.json               # predict stored rows anew, no GPU
+    PYTHONPATH=src python benchmarks/gpu/train.py --again results.json [--store]     # predict stored rows anew, no GPU
+    PYTHONPATH=src python benchmarks/gpu/train.py --docs results.json [more.json]    # the tables into docs/gpu.md
+    PYTHONPATH=src python benchmarks/gpu/train.py --record results.json [more.json]  # the errors for error bars
+
+`--store` keeps the new predictions in the file, next to those of the run; `--docs` and `--record` read them there.
 
 Every job (parallelism:ranks:what) runs in its own processes with a time limit, the most informative jobs first. Its
 ranks first measure the cluster that they form. Then come the variants: values against eager, step times by CUDA events,
@@ -34,7 +37,7 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 from buckets import mps
-from train_again import model_shape, predict_again
+from train_again import model_shape, predict_again, record
 from train_table import fill, table
 
 HERE = Path(__file__).parent
@@ -261,8 +264,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in ("num-layers", "dim", "ffn-dim", "num-heads", "tokens"):
         parser.add_argument(f"--{name}", type=int, help="of the model; default depends on the parallelism")
     parser.add_argument("--json", help="write everything to this file, after every row")
-    parser.add_argument("--docs", metavar="FILE", help="write docs/gpu.md from a file of results and exit")
+    parser.add_argument("--docs", metavar="FILE", nargs="+", help="write docs/gpu.md from files of results and exit")
     parser.add_argument("--again", metavar="FILE", help="predict the rows of a file of results again and exit")
+    parser.add_argument("--store", action="store_true", help="keep what --again predicts in its file")
+    parser.add_argument("--record", metavar="FILE", nargs="+", help="write errors for error bars and exit")
     options = parser.parse_args(arguments)
     options.steps = min(options.steps, 2) if options.tiny else options.steps
     return options
@@ -271,10 +276,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if options.docs:
-        fill(Path(options.docs), HERE.parents[1] / "docs" / "gpu.md")
+        fill([Path(file) for file in options.docs], HERE.parents[1] / "docs" / "gpu.md")
+        return
+    if options.record:
+        record((Path(file).stem, json.loads(Path(file).read_text())) for file in options.record)
         return
     if options.again:
-        predict_again(json.loads(Path(options.again).read_text()), options.jobs)
+        found = json.loads(Path(options.again).read_text())
+        predict_again(found, options.jobs)
+        if options.store:
+            Path(options.again).write_text(json.dumps(found, indent=1))
         return
     jobs = [job for job in all_jobs(options.ranks) if any(fnmatch.fnmatch(job.label, each) for each in options.jobs)]
     if options.list:

@@ -7,9 +7,10 @@ without kernel constants is replaced by the part of the machine's preset that ea
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,10 @@ import weft
 from weft import zoo
 from weft.cost.cluster import Cluster
 from weft.frontends.min_cut import Partition
+from weft.prediction.error_bars import RESIDUALS, StepKind, is_host_bound, write_residuals
 
+RECORDED = "ranks on one GPU"
+"""The name of this set among the recorded residuals."""
 VOCABULARY = 8192
 """Of files that do not state it."""
 
@@ -112,8 +116,16 @@ def stored_job(found: dict[str, Any], parallel: str, ranks: int, what: str) -> S
     return StoredJob(parallel, ranks, model, found["reduce"], cluster, described)
 
 
+AGAIN = {
+    "predicted_ms": "again_ms",
+    "predicted_exposed_ms": "again_exposed_ms",
+    "predicted_host_ms": "again_host_ms",
+}
+"""Where a row keeps what is predicted again; what the run itself predicted stays."""
+
+
 def predict_again(found: dict[str, Any], patterns: Sequence[str]) -> None:
-    """Print measured and predicted times of the rows of the chosen jobs."""
+    """Print measured and predicted times of the rows of the chosen jobs, and keep them in the rows."""
     jobs: dict[tuple[str, int, str], StoredJob | None] = {}
     for row in found["rows"]:
         name, what = row["variant"], "graph" if row["variant"] in GRAPHS else "step"
@@ -125,7 +137,28 @@ def predict_again(found: dict[str, Any], patterns: Sequence[str]) -> None:
             jobs[key] = stored_job(found, *key)
         job = jobs[key]
         told = job.predicted(name) if job is not None else None
+        row |= {key: round(told[of], 3) for of, key in AGAIN.items()} if told is not None else {}
         print(f"{row['parallel']:8} {row['ranks']} {name:31} {_compared(row, told)}", flush=True)
+
+
+def record(files: Iterable[tuple[str, dict[str, Any]]], path: Path = RESIDUALS) -> None:
+    """Write the errors of all rows that were predicted again to the file that error bars come from."""
+    made: list[dict[str, Any]] = []
+    for name, found in files:
+        device = preset_of(found["machine"])
+        for row in found["rows"]:
+            if device is None or "again_ms" not in row:
+                continue
+            kind = StepKind(
+                device.name,
+                row["parallel"],
+                EXECUTIONS[row["variant"]],
+                is_host_bound(row["again_host_ms"], row["again_ms"]),
+            )
+            label = f"{name}:{row['parallel']}:{row['ranks']}:{row['variant']}"
+            error = round(row["again_ms"] / row["step_ms"] - 1, 4)
+            made.append({"set": RECORDED, "row": label, **asdict(kind), "step": error})
+    write_residuals(path, RECORDED, made)
 
 
 def _compared(row: dict[str, Any], told: dict[str, Any] | None) -> str:

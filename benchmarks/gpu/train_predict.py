@@ -99,9 +99,12 @@ def _part(rate: AttentionRate, ranks: int) -> AttentionRate:
 
 
 def executed(name: str, parallel: str, captured: Callable[[Partition], GraphModule]) -> GraphModule | None:
-    """The graph that a variant without Weft executes; None if it is not known. `captured` makes the joint graph."""
+    """The graph that a variant without Weft executes; None if it is not known. `captured` makes the joint graph.
+
+    `train_variants.py` shards the layers and then the whole model, so the parameters outside of layers are one unit.
+    """
     if name == "torch's own":
-        return run_as(captured("autograd"), RUNTIMES[parallel]).module
+        return run_as(captured("autograd"), RUNTIMES[parallel], root="one").module
     if name not in EXECUTIONS or name.startswith(("weft", "graph")):
         return None
     return captured("autograd" if EXECUTIONS[name] == "eager" else "min-cut")
@@ -124,6 +127,7 @@ def predictions(
         "predicted_ms": sum(each.step_us for each in found) / 1e3,
         "predicted_exposed_ms": sum(each.exposed_us for each in found) / 1e3,
         "predicted_compute_ms": sum(each.compute_us for each in found) / 1e3,
+        "predicted_host_ms": sum(each.host_us for each in found) / 1e3,
     }
     if not measured or not isinstance(modules, GraphModule):
         return told

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from train_plot import draw, rows_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+LISTED_BEGIN, LISTED_END = "<!-- predictions: begin -->", "<!-- predictions: end -->"
+LISTED = (
+    "run",
+    "parallelism",
+    "ranks",
+    "variant",
+    "step ms",
+    "predicted ms",
+    "off by",
+    "exposed ms",
+    "predicted exposed ms",
+    "in the run, ms",
+    "off by",
+)
 HEAD = (
     "parallelism",
     "ranks",
@@ -30,12 +45,7 @@ SHOWN = 160
 
 def table(rows: list[dict[str, Any]]) -> str:
     """An aligned Markdown table, with failures listed below it."""
-    cells = [HEAD, *(_cells(row) for row in rows if "error" not in row)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines = _aligned([HEAD, *(_cells(row) for row in rows if "error" not in row)])
     failed = [row for row in rows if "error" in row]
     if failed:
         lines.append("")
@@ -44,8 +54,42 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a Markdown table whose first row is its head."""
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def listed(runs: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """Every row of named runs that was predicted again, the worst first."""
+    rows = [(name, row) for name, found in runs for row in found["rows"] if "again_ms" in row]
+    rows.sort(key=lambda pair: -abs(pair[1]["again_ms"] / pair[1]["step_ms"] - 1))
+    return "\n".join(_aligned([LISTED, *(_listed_cells(name, row) for name, row in rows)]))
+
+
+def _listed_cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    step, told = row["step_ms"], row.get("predicted_ms")
+    return (
+        name,
+        row["parallel"],
+        str(row["ranks"]),
+        row["variant"],
+        _ms(step),
+        _ms(row["again_ms"]),
+        _off(row["again_ms"], step),
+        _ms(row.get("exposed_ms")),
+        _ms(row["again_exposed_ms"]),
+        _ms(told),
+        _off(told, step),
+    )
+
+
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     before_after = row.get("collectives")
+    predicted = row.get("again_ms", row.get("predicted_ms"))
     return (
         row["parallel"],
         str(row["ranks"]),
@@ -54,8 +98,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _ms(row["spread_ms"]),
         _ms(row.get("exposed_ms")),
         _ms(row.get("communication_ms")),
-        _ms(row.get("predicted_ms")),
-        _off(row.get("predicted_ms"), row["step_ms"]),
+        _ms(predicted),
+        _off(predicted, row["step_ms"]),
         _ms(row.get("predicted_measured_ms")),
         _off(row.get("predicted_measured_ms"), row["step_ms"]),
         f"{before_after[0]} to {before_after[1]}" if before_after else "",
@@ -89,8 +133,10 @@ def document(found: dict[str, Any]) -> str:
         if "error" in cluster:
             lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
             continue
-        rates = cluster.get("rates")
-        reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, " if rates else ""
+        # Older files state the measured rates as those of the device.
+        older = {"tflops": cluster["peak_tflops"]["bf16"], "memory_gbps": cluster["memory_gbps"]}
+        rates = cluster.get("rates", older)
+        reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, "
         lines.append(
             f"Measured cluster of {name}: each rank reaches {reached}compute is "
             f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "
@@ -99,13 +145,18 @@ def document(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def fill(results: Path, page: Path) -> None:
-    """Write the results of a run between the marks of a page."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest or END not in rest:
-        raise ValueError(f"{page} has no marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{document(json.loads(results.read_text()))}\n{END}{after}")
+def fill(results: Sequence[Path], page: Path) -> None:
+    """Write the results of the first run, and the predictions of all runs, between the marks of a page."""
+    runs = [(file.stem.removeprefix("train-h200-"), json.loads(file.read_text())) for file in results]
+    _replace(page, BEGIN, END, document(runs[0][1]))
+    _replace(page, LISTED_BEGIN, LISTED_END, listed(runs))
     (page.parent / "images").mkdir(exist_ok=True)
     (page.parent / "images" / "gpu.svg").write_text(draw(rows_of(page.read_text())))
+
+
+def _replace(page: Path, begin: str, end: str, text: str) -> None:
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{page} has no marks {begin} and {end}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

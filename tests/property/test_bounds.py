@@ -82,6 +82,7 @@ def merge(program: Program, bucket: list[int]) -> Program | None:
         uses=tuple(uses[op] for op in order),
         latency_ns=tuple(latencies[op] for op in order),
         kernel=tuple(program.kernel[op] for op in order) if program.kernel else (),
+        host_ns=tuple(0 if op in gone else program.host_ns[op] for op in order) if program.host_ns else (),
     )
 
 
@@ -186,9 +187,11 @@ def all_orders(program: Program) -> Iterator[list[int]]:
     return extend([], {*range(len(program.kinds))})
 
 
-@pytest.mark.parametrize(("collective_slowdown_ppm", "least"), [(150_000, 20), (0, 40)])
-def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and_tight_sometimes(
-    collective_slowdown_ppm: int, least: int
+@pytest.mark.parametrize(
+    ("collective_slowdown_ppm", "longest_issue_ns", "least"), [(150_000, 0, 20), (0, 0, 40), (0, 8, 1)]
+)
+def test_with_gap_slowdown_and_host_the_bound_is_below_the_shortest_of_all_orders_and_tight_sometimes(
+    collective_slowdown_ppm: int, longest_issue_ns: int, least: int
 ):
     """By brute force over all orders of small programs and of their mergings, every one with these costs."""
     num_tight = dict.fromkeys(MergingAssumption, 0)
@@ -198,6 +201,9 @@ def test_with_gap_and_slowdown_the_bound_is_below_the_shortest_of_all_orders_and
         slowdown_ppm, gap = rng.choice((189_000, 1_000_000)), rng.choice((1, 5))
         costs = {"slowdown_ppm": slowdown_ppm, "collective_slowdown_ppm": collective_slowdown_ppm}
         program = replace(program, launch_gap_ns=gap, **costs)
+        if longest_issue_ns:
+            host = Random(f"host {seed}")
+            program = replace(program, host_ns=tuple(host.randint(0, longest_issue_ns) for _ in program.kinds))
         merged = random_merge(rng, program)
         for merging, orders_of in (
             (MergingAssumption.EXCLUDED, program),

@@ -90,7 +90,7 @@ def simulate(
     emulated, run_notes = _run_as(modules, runtime, root, described) if runtime is not None else (modules, [])
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(emulated, described, bound=True)
-    bars = error_bars(step_kind((Dag(module.graph) for module in modules), described))
+    bars = error_bars(step_kind((Dag(module.graph) for module in modules), described, timeline))
     notes = [
         *run_notes,
         *dict.fromkeys(note for module in modules for note in notes_on_sizes(module)),

@@ -1,10 +1,16 @@
-"""Error bars from the residuals of the validation set (`benchmarks/validate.py --record` writes `residuals.toml`).
+"""Error bars from the residuals of validated steps, in `residuals.toml`.
+
+Three commands write that file, each its own set: `benchmarks/validate.py --record` for published steps,
+`benchmarks/gpu/steps_table.py --record` for steps on one GPU, `benchmarks/gpu/train.py --record` for several ranks.
 
 A residual is how far a predicted step time or peak was from the published or measured one, as a share. The bar of a new
-prediction is the smallest share that `QUANTILE` of the residuals of similar steps do not exceed: those with the same
-device, parallelism and execution, or the next wider set that has enough of them. With n residuals it is the
-ceil((n + 1) QUANTILE)-th smallest, so that a further step of that kind lies inside with that probability. Residuals of
-other devices count twice, because nothing is known of this one.
+prediction is the smallest share that `QUANTILE` of the residuals of steps of its kind do not exceed. With n residuals
+it is the ceil((n + 1) QUANTILE)-th smallest, so that a further step of that kind lies inside with that probability.
+
+If too few steps of its kind were validated, the bar is borrowed from the next wider set that has enough of them. A
+borrowed bar is always wider than the bars of the kinds that lend it, and covers the errors of its own kind. A step that
+is bound by the host takes its time from the host, not from the device or the network, so such steps lend only to each
+other.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +28,13 @@ RESIDUALS = Path(__file__).with_name("residuals.toml")
 QUANTILE = 0.8
 SINGLE = "single"
 """The parallelism of a step without collectives."""
+BORROWED_FACTOR = 1.5
+"""Widening of the bar if too few steps of the kind were validated, but others on this device. A choice, not a fit."""
 OTHER_DEVICE_FACTOR = 2.0
-"""Widening of the bar if no step was validated on this device."""
+"""The same if too few steps were validated on this device."""
+HOST_BOUND_SHARE = 0.5
+"""A step is bound by the host if the host issues work for more than this share of it. The time of one operator differs
+by a factor of two between hosts, so from there on the host may decide how long the step takes."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class StepKind:
     """The parallelism that the collectives serve: `fsdp`, `tp`, `fsdp-tp`, `ddp`, or `single` without collectives."""
     execution: str
     """`compiled`, `blocks`, `eager` or `cuda-graphs`."""
+    is_host_bound: bool = False
+    """The host takes so long to issue the step that it may decide how long the step takes."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +79,65 @@ class ErrorBar:
 def error_bars(kind: StepKind) -> tuple[ErrorBar, ErrorBar]:
     """The bars of the step time and of the peak of such a step."""
     known = residuals()
-    return _bar(kind, [(each.kind, each.step) for each in known]), _bar(
-        kind, [(each.kind, each.peak) for each in known]
-    )
+    step = _bar(kind, [(each.kind, each.step) for each in known])
+    peak = _bar(_whoever_bounds(kind), [(_whoever_bounds(each.kind), each.peak) for each in known])
+    return step, peak
+
+
+def _whoever_bounds(kind: StepKind) -> StepKind:
+    """The kind without its host, on which memory does not depend."""
+    return replace(kind, is_host_bound=False)
+
+
+def is_host_bound(host: float, step: float) -> bool:
+    """Whether the host may decide how long a step takes, by the times of host and step in one unit."""
+    return host > HOST_BOUND_SHARE * step
 
 
 def _bar(kind: StepKind, known: Sequence[tuple[StepKind, float | None]]) -> ErrorBar:
-    # Steps without collectives say nothing about a network, so they count only for one another.
-    comparable = [pair for pair in known if (pair[0].parallel == SINGLE) == (kind.parallel == SINGLE)]
-    found = [(other, abs(error)) for other, error in comparable if error is not None]
+    found = [(other, abs(error)) for other, error in known if error is not None and _is_comparable(other, kind)]
     here = [pair for pair in found if pair[0].device == kind.device]
     alike = [pair for pair in here if pair[0].parallel == kind.parallel]
     same = [pair for pair in alike if pair[0].execution == kind.execution]
+    bound = ", bound by the host" if kind.is_host_bound else ""
+    share = quantile([error for _, error in same])
+    if share is not None:
+        return ErrorBar(share, f"{len(same)} {kind.parallel} steps, {kind.execution}, on {kind.device}{bound}")
     sets = (
-        (same, 1.0, f"{kind.parallel} steps, {kind.execution}, on {kind.device}"),
-        (alike, 1.0, f"{kind.parallel} steps on {kind.device}; none or few were {kind.execution}"),
-        (here, 1.0, f"steps on {kind.device}; none or few were {kind.parallel}"),
-        (found, OTHER_DEVICE_FACTOR, "steps on other devices, doubled: not validated on this device"),
+        (alike, BORROWED_FACTOR, f"{kind.parallel} steps on {kind.device}{bound}; few or none were {kind.execution}"),
+        (here, BORROWED_FACTOR, f"steps on {kind.device}{bound}; few or none were {kind.parallel}"),
+        (found, OTHER_DEVICE_FACTOR, f"steps on other devices{bound}, doubled: not validated on this device"),
     )
+    nearest: list[float] = [error for _, error in same]
     for pairs, factor, told in sets:
-        share = quantile([error for _, error in pairs])
-        if share is not None:
-            return ErrorBar(share * factor, f"{len(pairs)} {told}")
+        lent = _widest(pairs)
+        if lent is not None:
+            return ErrorBar(max(lent * factor, *nearest, 0.0), f"{len(pairs)} {told}")
+        nearest = [error for _, error in pairs] or nearest
+    if found:
+        return ErrorBar(max(nearest) * OTHER_DEVICE_FACTOR, f"{len(found)} steps{bound}, too few to tell: doubled")
     return ErrorBar(None, "not validated on this device")
+
+
+def _is_comparable(one: StepKind, other: StepKind) -> bool:
+    """Whether the error of one step says something about the other.
+
+    The host bounds steps with and without collectives alike. Otherwise, steps without collectives say nothing about a
+    network, so they count only for one another.
+    """
+    if one.is_host_bound or other.is_host_bound:
+        return one.is_host_bound and other.is_host_bound
+    return (one.parallel == SINGLE) == (other.parallel == SINGLE)
+
+
+def _widest(pairs: Sequence[tuple[StepKind, float]]) -> float | None:
+    """The widest bar among those of all pairs together and of each kind; None if all pairs are too few to tell."""
+    kinds: dict[StepKind, list[float]] = {}
+    for kind, error in pairs:
+        kinds.setdefault(kind, []).append(error)
+    together = quantile([error for _, error in pairs])
+    bars = [bar for errors in kinds.values() if (bar := quantile(errors)) is not None]
+    return None if together is None else max([together, *bars])
 
 
 def quantile(errors: Sequence[float]) -> float | None:
@@ -106,7 +155,11 @@ def residuals() -> tuple[StepResidual, ...]:
 def read_residuals(data: dict[str, Any]) -> tuple[StepResidual, ...]:
     """The residuals in the content of such a file."""
     return tuple(
-        StepResidual(StepKind(row["device"], row["parallel"], row["execution"]), row.get("step"), row.get("peak"))
+        StepResidual(
+            StepKind(row["device"], row["parallel"], row["execution"], row.get("is_host_bound", False)),
+            row.get("step"),
+            row.get("peak"),
+        )
         for row in data.get("residuals", ())
     )
 

@@ -105,7 +105,7 @@ def predict_modules(
     num_ranks = _num_ranks(tables)
     waiting = waiting_share(num_ranks, straggler_sigma)
     step_us = timeline.step_us * (1 + waiting)
-    kind = step_kind(dags if runtime is None else [dag_of(module.graph) for module in modules], described)
+    kind = step_kind(dags if runtime is None else [dag_of(module.graph) for module in modules], described, timeline)
     step_error, peak_error = error_bars(kind)
     num_tokens = tokens if tokens is not None else _tokens(modules)
     flops = flops_of_step(modules)

@@ -1,4 +1,4 @@
-"""The kind of a step: its device, what its collectives carry, and what is compiled."""
+"""The kind of a step: its device, what its collectives carry, what is compiled, and whether the host bounds it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
-from weft.prediction.error_bars import StepKind
+from weft.prediction.error_bars import StepKind, is_host_bound
+from weft.simulation.timeline import Timeline
 
 
-def step_kind(dags: Iterable[Dag], cluster: Cluster) -> StepKind:
-    """The kind of captured graphs on a cluster."""
+def step_kind(dags: Iterable[Dag], cluster: Cluster, timeline: Timeline) -> StepKind:
+    """The kind of captured graphs on a cluster, by their simulation."""
     device = cluster.device
-    return StepKind(device.name, parallelism(dags), device.execution or ("compiled" if device.fuses else "eager"))
+    execution = device.execution or ("compiled" if device.fuses else "eager")
+    return StepKind(device.name, parallelism(dags), execution, is_host_bound(timeline.host_us, timeline.step_us))
 
 
 def parallelism(dags: Iterable[Dag]) -> str:

@@ -117,7 +117,8 @@ class SimulatedReport(Report):
 
     @cached_property
     def kind(self) -> StepKind:
-        return step_kind([self.graphs[0].graph.dag], self.simulated_cluster)
+        before = self.graphs[0]
+        return step_kind([before.graph.dag], self.simulated_cluster, before.timeline)
 
     @cached_property
     def errors(self) -> tuple[ErrorBar, ErrorBar]:

@@ -106,6 +106,11 @@ class Timeline:
         return (self.step_ns - busy - sum(span.exposed_ns for span in (*self.collectives, *self.copies))) / NS_PER_US
 
     @property
+    def host_us(self) -> float:
+        """Time that the host takes to issue the step; 0 if the host is never in the way."""
+        return sum(self.program.host_ns) / NS_PER_US if self.program is not None else 0.0
+
+    @property
     def lower_bound_us(self) -> float:
         return self._bound_ns / NS_PER_US
 

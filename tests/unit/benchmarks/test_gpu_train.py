@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from weft.cost.calibration.fit import Fit
 from weft.cost.cluster import Cluster
 from weft.cost.device import Device
 from weft.cost.kernels import AttentionShape, ProductShape
+from weft.prediction.error_bars import StepKind, read_residuals
 
 GPU = scenarios.HERE / "gpu"
 STEP = """
@@ -158,6 +160,7 @@ def test_rows_of_a_file_are_predicted_again(beside: Any, capsys: pytest.CaptureF
     beside("train_again").predict_again(found, ["*"])
     lines = capsys.readouterr().out.splitlines()
     assert ["not predicted" in line for line in lines] == [False] * 5 + [True]
+    assert [row.get("again_ms", 0) > 0 for row in rows] == [True] * 5 + [False]
 
 
 def test_jobs_that_tell_most_come_first_and_are_chosen_by_pattern(
@@ -196,8 +199,9 @@ def test_failures_stand_below_the_table_and_pages_are_filled_between_marks(besid
     results, page = tmp_path / "results.json", tmp_path / "gpu.md"
     results.write_text(json.dumps(found))
     module = beside("train_table")
-    page.write_text(f"before\n{module.BEGIN}\nold\n{module.END}\nafter\n")
-    module.fill(results, page)
+    listed = f"{module.LISTED_BEGIN}\n{module.LISTED_END}"
+    page.write_text(f"before\n{module.BEGIN}\nold\n{module.END}\n{listed}\nafter\n")
+    module.fill([results], page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
@@ -209,7 +213,39 @@ def test_failures_stand_below_the_table_and_pages_are_filled_between_marks(besid
     assert "The cluster of 2 ranks was not measured: no trace" in text
     page.write_text("no marks")
     with pytest.raises(ValueError, match="no marks"):
-        module.fill(results, page)
+        module.fill([results], page)
+
+
+def test_predictions_of_all_runs_are_listed_the_worst_first(beside: Any) -> None:
+    rows = [
+        {"parallel": "tp", "ranks": 2, "variant": name, "step_ms": 100.0, "again_ms": again, "again_exposed_ms": 1.0}
+        for name, again in (("weft", 98.0), ("eager", 60.0), ("inductor", 120.0))
+    ]
+    rows[0]["predicted_ms"] = 90.0
+    first = {"rows": [rows[0], rows[1], {"parallel": "tp", "ranks": 2, "variant": "weft", "error": "none"}]}
+    listed = beside("train_table").listed([("one", first), ("two", {"rows": rows[2:]})]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in listed[2:]]
+    assert [[cell[k] for k in (0, 3, 6, 10)] for cell in cells] == [
+        ["one", "eager", "-40 %", ""],
+        ["two", "inductor", "+20 %", ""],
+        ["one", "weft", "-2 %", "-10 %"],
+    ]
+
+
+def test_errors_of_ranks_on_one_gpu_are_recorded_for_error_bars(beside: Any, tmp_path: Path) -> None:
+    path = tmp_path / "residuals.toml"
+    path.write_text('# head\n\n[[residuals]]\nset = "other"\ndevice = "d"\nparallel = "tp"\nexecution = "eager"\n')
+    row = {"parallel": "tp", "ranks": 2, "step_ms": 100.0, "again_exposed_ms": 1.0}
+    rows = [
+        row | {"variant": "weft", "again_ms": 90.0, "again_host_ms": 10.0},
+        row | {"variant": "eager", "again_ms": 90.0, "again_host_ms": 80.0},
+        row | {"variant": "inductor overlap"},
+    ]
+    beside("train_again").record([("run", {"machine": "NVIDIA H200", "rows": rows})], path)
+    other, compiled, eager = read_residuals(tomllib.loads(path.read_text()))
+    assert other.kind.device == "d"
+    assert (compiled.kind, compiled.step) == (StepKind("H200 SXM", "tp", "compiled"), -0.1)
+    assert eager.kind == StepKind("H200 SXM", "tp", "eager", is_host_bound=True)
 
 
 def test_values_are_compared_with_eager_and_a_wrong_gradient_is_told(beside: Any, monkeypatch: Any) -> None:

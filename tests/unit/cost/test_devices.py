@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import weft
 from weft.cost.cluster import Cluster
-from weft.cost.cluster_file import PeakTable
+from weft.cost.cluster_file import PeakTable, presets
 from weft.cost.device import DTYPES, MATMUL_EFFICIENCY, UNDESCRIBED, Device
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError
@@ -191,3 +192,20 @@ def test_the_digest_tells_devices_and_tables_apart():
     ]
     assert len({cluster.digest for cluster in (box, *others)}) == 6
     assert hash(box) == hash(Cluster.read("other.toml", (LINKS + DEVICE + TABLES).encode()))
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if not name.startswith("gloo")])
+def test_an_eager_step_takes_at_least_the_time_to_issue_its_kernels(name: str):
+    """On a CPU, the host is the device."""
+    debug = weft.parse(
+        "def graph(x: f32[4, 4], y: f32[4, 4]):\n"
+        "    a: f32[4, 4] = mm(x, y)\n"
+        "    b: f32[4, 4] = relu(a)\n"
+        "    c: f32[4, 4] = mm(b, y)\n"
+        "    return [c]\n"
+    )
+    cluster = Cluster.load(name).running("eager")
+    host = cluster.device.host
+    assert host is not None
+    assert host.operator_us > 0
+    assert weft.simulate(debug, cluster).step_us >= 3 * host.operator_us

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import weft
@@ -33,3 +35,13 @@ def test_the_bound_of_a_step_lies_below_what_merging_and_moving_reach(
         after = weft.optimize(before, pipeline=pipeline).module
         step_ns = simulate(program_of(after, read_groups(after), described)).step_ns
         assert bound.bound_ns <= step_ns, pipeline
+
+
+@pytest.mark.slow
+def test_a_step_of_8b_is_simulated_within_three_seconds():
+    """Of processor time, without the capture."""
+    step = weft.zoo.load("llama-8b", "fsdp", 64, part="step")
+    start = time.process_time()
+    timeline = weft.simulate(step, "h100-8x8")
+    assert time.process_time() - start < 3
+    assert timeline.step_us > 0
