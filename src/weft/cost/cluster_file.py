@@ -319,15 +319,19 @@ class ClusterFields(NamedTuple):
 
 
 def load(name_or_path: str | Path) -> ClusterFields:
-    """A preset by its name, or the cluster of a file.
+    """A preset by its name, or the cluster of a file."""
+    path = file_of(name_or_path)
+    return _preset(str(name_or_path)) if path is None else read(str(name_or_path), _content(path))
+
+
+def file_of(name_or_path: str | Path) -> Path | None:
+    """The file that describes the cluster; None for a preset.
 
     A Path, a text with a slash, or a name that ends in `.toml` is a file; so is an existing file that is not a preset.
     """
     text = str(name_or_path)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml")
-    if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()):
-        return read(text, _content(Path(name_or_path)))
-    return _preset(text)
+    return Path(name_or_path) if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()) else None
 
 
 def larger(name: str, ranks_per_node: int, num_ranks: int) -> str:
