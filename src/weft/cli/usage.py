@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import re
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weft.errors import ClusterError, PipelineError, ReportError, WeftError, compose
+from weft.errors import ClusterError, ClusterWarning, PipelineError, ReportError, WeftError, compose
 from weft.files import write_whole
 from weft.quantities import bytes_in
 
@@ -194,6 +195,25 @@ def show(text: str, *, err: bool = False) -> None:
     from weft.report.plain_text import plain
 
     typer.echo(plain(text), nl=not text.endswith("\n"), err=err)
+
+
+@contextmanager
+def cluster_warnings_as_notes() -> Generator[None, None, None]:
+    """Print each warning about a cluster once, as a line on stderr, without a line of Weft's source."""
+    shown, usual = set[str](), warnings.showwarning
+
+    def show_once(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if not issubclass(category, ClusterWarning):
+            usual(message, category, *rest)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            show(f"note: {message}", err=True)
+
+    warnings.showwarning = show_once
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 @contextmanager
