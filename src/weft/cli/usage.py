@@ -72,7 +72,10 @@ PlanOption = Annotated[
 TokensOption = Annotated[
     int | None,
     typer.Option(
-        "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL."
+        "--tokens",
+        metavar="N",
+        min=1,
+        help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL and its listings.",
     ),
 ]
 AssumeOption = Annotated[
