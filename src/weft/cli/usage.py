@@ -43,7 +43,8 @@ class Effort(StrEnum):
 
 SOURCE_HELP = (
     "A listing, an archive, a TORCH_TRACE log (FILE:LINE for one of its graphs), an fx_graph_runnable text, "
-    "or zoo:llama-debug/fsdp-tp?layers=2&ranks=4."
+    "or a model: zoo:llama-debug/fsdp-tp?layers=2&ranks=4, or zoo:llama-8b/fsdp-tp?mesh=dp:32,tp:2 with the size of "
+    "each axis."
 )
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ClusterOption = Annotated[
