@@ -43,6 +43,7 @@ from weft.passes.pipeline import LogEntry, Pipeline, Run, replay
 from weft.plan.cache import PlanCache, is_switched_off
 from weft.plan.context import Context
 from weft.plan.plan import Plan
+from weft.prediction.between_nodes import notes_on_bytes_between_nodes
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
 from weft.process import left_as_it_was
 from weft.report.plain_text import WORD
@@ -475,7 +476,8 @@ def predict(
         groups=groups,
     )
     sized = dict.fromkeys(note for module in several for note in notes_on_sizes(module))
-    return replace(found, notes=(*found.notes, *sized, *notes_on(described)))
+    between = (note for module in several for note in notes_on_bytes_between_nodes(module, described, groups))
+    return replace(found, notes=(*found.notes, *sized, *notes_on(described), *between))
 
 
 def _assume(modules: GraphModule | Sequence[GraphModule], sizes: Sizes | None) -> list[GraphModule]:

@@ -35,6 +35,10 @@ class ClusterError(WeftError):
     """A cluster is unknown, its file is malformed, or it has too few ranks."""
 
 
+class ClusterWarning(UserWarning):
+    """The file of a cluster leaves something open, or states a value that is probably meant otherwise."""
+
+
 class PlanError(WeftError):
     """A plan file is malformed, or was made for another graph."""
 

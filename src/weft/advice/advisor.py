@@ -34,7 +34,8 @@ from weft.advice.ranking import Advice, LeftOut, Ranked
 from weft.advice.workers import answers, executor_for
 from weft.arguments import check_cluster, check_type
 from weft.cost.cluster import Cluster
-from weft.errors import MemoryLimitError, RefusedError, ReportError, compose
+from weft.cost.cluster_file import file_of
+from weft.errors import ClusterError, MemoryLimitError, RefusedError, ReportError, compose
 from weft.process import left_as_it_was
 from weft.quantities import count_text, duration_text, size_text
 
@@ -75,12 +76,24 @@ def advise(
     described = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     trained = model_of(model) if isinstance(model, str) else model
     limit = described.device.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
-    return _advise(trained, described, batch_tokens, limit, executor, workers, told)
+    return _advise(trained, described, option_of(cluster), batch_tokens, limit, executor, workers, told)
+
+
+def option_of(cluster: str | Path | Cluster) -> str | None:
+    """The value of the option `weft.cluster` that names the cluster from any folder; None if nothing does."""
+    if isinstance(cluster, str | Path):
+        path = file_of(cluster)
+        return str(cluster) if path is None else str(path.absolute())
+    try:
+        return cluster.name if cluster == Cluster.load(cluster.name) else None
+    except ClusterError:
+        return None
 
 
 def _advise(
     model: TrainedModel,
     cluster: Cluster,
+    cluster_option: str | None,
     num_tokens: int,
     limit: int | None,
     executor: Executor | None,
@@ -147,6 +160,7 @@ def _advise(
     return Advice(
         model.title,
         cluster.name,
+        cluster_option,
         cluster.num_ranks,
         num_tokens,
         model.tokens_per_sample,

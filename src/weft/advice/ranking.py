@@ -65,6 +65,8 @@ class Advice:
 
     model: str
     cluster: str
+    cluster_option: str | None
+    """The value of the option `weft.cluster` for this cluster; None if it was given as an object that no name loads."""
     num_ranks: int
     num_tokens: int
     """Of a step, of all ranks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from weft.advice.ranking import Advice, Ranked
 
 
@@ -39,11 +41,15 @@ def titan_lines(advice: Advice, chosen: Ranked) -> list[str]:
 
 def script_lines(advice: Advice, chosen: Ranked) -> list[str]:
     """A mesh and, where Weft has a function for it, the call that parallelises the model over it."""
-    layout, compiled = chosen.layout, f'backend="weft", options={{"weft.cluster": "{advice.cluster}"}}'
+    layout, compiled = chosen.layout, 'backend="weft"'
+    if advice.cluster_option is not None:
+        compiled += f', options={{"weft.cluster": {json.dumps(advice.cluster_option)}}}'
     accumulated = (
         f"# accumulate {chosen.num_microbatches} microbatches of {chosen.found.microbatch} sequences on each rank"
     )
     lines = [accumulated] if chosen.num_microbatches > 1 else []
+    if advice.cluster_option is None:
+        lines.append(f'# add options={{"weft.cluster": ...}} with a file that describes {advice.cluster}')
     if layout.checkpoint != "none":
         lines.append(f"# checkpoint each block: {layout.checkpoint}, as torchtitan does")
     if layout.parallel == "ddp":

@@ -74,14 +74,12 @@ def advise(
         from weft.advice.advisor import advise as find
         from weft.advice.page import page_of
         from weft.advice.recipe import recipe_lines
-        from weft.cost.cluster import Cluster
 
-    described = Cluster.load(cluster)
     trained = trained_model(model)
     with usage.activity("listing layouts") as told, _dask_executor(dask) as (executor, num_dask):
         found = find(
             trained,
-            described,
+            cluster,
             num_tokens,
             memory_limit_bytes=limit_bytes,
             executor=executor,

@@ -96,7 +96,7 @@ def described(found: Cluster) -> list[str]:
 def new(
     base: Annotated[str, typer.Option("--from", help="The preset that it resembles, such as h100-16x8.")],
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.", min=1)] = None,
-    nic: Annotated[str | None, typer.Option(help="Rate of one network adapter, such as 400Gbit/s or 50GB/s.")] = None,
+    nic: Annotated[str | None, typer.Option(help="Rate of one network adapter, such as 400Gbit or 50GB/s.")] = None,
     nics_per_node: Annotated[int | None, typer.Option(help="Network adapters of one node.", min=1)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write; default: stdout.")] = None,
 ) -> None:
@@ -128,10 +128,10 @@ def cluster_of(base: str, nodes: int | None, nic: str | None, nics_per_node: int
     if nic is None and nics_per_node is None:
         return "\n".join(lines) + "\n"
     if nic is None:
-        raise UsageError(compose("--nics-per-node", "the rate of an adapter is missing", do="add --nic 400Gbit/s"))
+        raise UsageError(compose("--nics-per-node", "the rate of an adapter is missing", do="add --nic 400Gbit"))
     gbps = quantity(nic, RATES)
     if gbps is None:
-        raise UsageError(compose("--nic", f"{nic!r} is not a rate", do="write 400Gbit/s or 50GB/s"))
+        raise UsageError(compose("--nic", f"{nic!r} is not a rate", do="write 400Gbit or 50GB/s"))
     if not outer:
         raise UsageError(compose("--nic", f"{base} has no level between nodes", do="start from h100-8x8, for example"))
     count = ranks if nics_per_node is None else nics_per_node

@@ -26,7 +26,7 @@ from weft.cli.passes import passes
 from weft.cli.predict_command import predict
 from weft.cli.simulate_command import simulate
 from weft.cli.sweep_command import sweep
-from weft.cli.usage import exit_status, show, with_units
+from weft.cli.usage import SOURCE_HELP, cluster_warnings_as_notes, exit_status, show, with_units
 from weft.cli.verify_command import verify
 from weft.errors import RefusedError, WeftError
 from weft.version import VERSION
@@ -38,7 +38,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run a command."""
         try:
-            return super().invoke(ctx)
+            with cluster_warnings_as_notes():
+                return super().invoke(ctx)
         except WeftError as error:
             show(with_units(str(error)) if isinstance(error, RefusedError) else str(error), err=True)
             raise typer.Exit(exit_status(error)) from None
@@ -53,7 +54,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Weave the communication of distributed PyTorch programs into their computation.",
+    help=f"Weave the communication of distributed PyTorch programs into their computation.\n\nSOURCE: {SOURCE_HELP}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -74,6 +74,7 @@ def simulate(
         from weft.graph.dag import Dag
         from weft.graph.groups import read_groups
         from weft.passes.runtimes import SYNCHRONOUS, find_runtime
+        from weft.prediction.between_nodes import notes_on_bytes_between_nodes
         from weft.prediction.error_bars import error_bars
         from weft.prediction.memory import does_not_fit
         from weft.prediction.step_kind import step_kind
@@ -95,6 +96,7 @@ def simulate(
         *run_notes,
         *dict.fromkeys(note for module in modules for note in notes_on_sizes(module)),
         *notes_on(described),
+        *dict.fromkeys(note for module in modules for note in notes_on_bytes_between_nodes(module, described)),
         *(f"error bar: {basis}" for basis in dict.fromkeys(b.basis for b in bars)),
     ]
     too_large = does_not_fit(timeline.peak_bytes, described.device.memory_bytes)

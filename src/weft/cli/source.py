@@ -27,7 +27,7 @@ MAX_SHOWN = 20
 ZIP = b"PK\x03\x04"
 RUNNABLE = (re.compile(r"^class Repro\(", re.MULTILINE), re.compile(r"^def load_args\(", re.MULTILINE))
 """The marks of a runnable, in this order. Each is searched for by itself: one expression would try every pair."""
-LISTING = re.compile(r"^(?:def graph|group|symbol|device|tensor)\(", re.MULTILINE)
+LISTING = re.compile(r"^(?:def graph|tokens_per_step|group|symbol|device|tensor)\(", re.MULTILINE)
 GRAPH_OF_LOG = re.compile(r"(.+):(\d{1,9})")
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import re
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weft.errors import ClusterError, PipelineError, ReportError, WeftError, compose
+from weft.errors import ClusterError, ClusterWarning, PipelineError, ReportError, WeftError, compose
 from weft.files import write_whole
 from weft.quantities import bytes_in
 
@@ -42,7 +43,8 @@ class Effort(StrEnum):
 
 SOURCE_HELP = (
     "A listing, an archive, a TORCH_TRACE log (FILE:LINE for one of its graphs), an fx_graph_runnable text, "
-    "or zoo:llama-debug/fsdp-tp?layers=2&ranks=4."
+    "or a model: zoo:llama-debug/fsdp-tp?layers=2&ranks=4, or zoo:llama-8b/fsdp-tp?mesh=dp:32,tp:2 with the size of "
+    "each axis."
 )
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ClusterOption = Annotated[
@@ -71,7 +73,10 @@ PlanOption = Annotated[
 TokensOption = Annotated[
     int | None,
     typer.Option(
-        "--tokens", metavar="N", min=1, help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL."
+        "--tokens",
+        metavar="N",
+        min=1,
+        help="Tokens per step on all ranks, for tokens/s; known for a zoo:MODEL and its listings.",
     ),
 ]
 AssumeOption = Annotated[
@@ -194,6 +199,25 @@ def show(text: str, *, err: bool = False) -> None:
     from weft.report.plain_text import plain
 
     typer.echo(plain(text), nl=not text.endswith("\n"), err=err)
+
+
+@contextmanager
+def cluster_warnings_as_notes() -> Generator[None, None, None]:
+    """Print each warning about a cluster once, as a line on stderr, without a line of Weft's source."""
+    shown, usual = set[str](), warnings.showwarning
+
+    def show_once(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if not issubclass(category, ClusterWarning):
+            usual(message, category, *rest)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            show(f"note: {message}", err=True)
+
+    warnings.showwarning = show_once
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 @contextmanager

@@ -206,6 +206,14 @@ class Cluster:
             return max(map(len, group.ranks), default=1)
         return group.size or self.num_ranks
 
+    def num_nodes_of(self, group: Group) -> int:
+        """The number of nodes that the widest of the groups touches."""
+        return self._num_blocks(group, Level("", self.ranks_per_node, self.levels[0].link))
+
+    def sent_bytes(self, kind: Kind, group: Group, num_bytes: int) -> float:
+        """The bytes that a rank sends in a ring; `num_bytes` is the size of the full tensor."""
+        return num_bytes * self._wire_share(kind, group)
+
     def _wire_share(self, kind: Kind, group: Group) -> float:
         """The share of the full tensor that a rank sends."""
         size = self.num_ranks_of(group)

@@ -99,7 +99,7 @@ from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Table
 from weft.cost.stated_quantities import converted
-from weft.errors import ClusterError, compose, nearest
+from weft.errors import ClusterError, ClusterWarning, compose, nearest
 from weft.graph.ops import Kind
 from weft.quantities import size_text
 
@@ -319,15 +319,19 @@ class ClusterFields(NamedTuple):
 
 
 def load(name_or_path: str | Path) -> ClusterFields:
-    """A preset by its name, or the cluster of a file.
+    """A preset by its name, or the cluster of a file."""
+    path = file_of(name_or_path)
+    return _preset(str(name_or_path)) if path is None else read(str(name_or_path), _content(path))
+
+
+def file_of(name_or_path: str | Path) -> Path | None:
+    """The file that describes the cluster; None for a preset.
 
     A Path, a text with a slash, or a name that ends in `.toml` is a file; so is an existing file that is not a preset.
     """
     text = str(name_or_path)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith(".toml")
-    if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()):
-        return read(text, _content(Path(name_or_path)))
-    return _preset(text)
+    return Path(name_or_path) if is_path or (PRESET.fullmatch(text) is None and Path(text).exists()) else None
 
 
 def larger(name: str, ranks_per_node: int, num_ranks: int) -> str:
@@ -351,7 +355,7 @@ def read(who: str, content: bytes) -> ClusterFields:
     made = _build(who, table, faults)
     _check_between_nodes(who, table, must_state=has_units)
     for note in implausible(made):
-        warnings.warn(f"cluster {who}: {note}", stacklevel=3)
+        warnings.warn(f"cluster {who}: {note}", ClusterWarning, stacklevel=3)
     return made
 
 
@@ -398,26 +402,37 @@ def _check_between_nodes(who: str, table: Mapping[str, Any], *, must_state: bool
         )
         if must_state:
             raise _refused(who, [what])
-        warnings.warn(f"cluster {who}: {what}; it counts as false", stacklevel=4)
+        warnings.warn(f"cluster {who}: {what}; it counts as false", ClusterWarning, stacklevel=4)
 
 
 NETWORK_GBPS = 100.0
 """More than one rank sends over any network that is sold: 800 Gbit/s are 100e9 bytes."""
 NODE_GBPS = 5.0
 """Less than GPUs of one node reach through any bus: four lanes of the third PCIe generation."""
+SHARED_GBPS = 25.0
+"""Nodes of many ranks with adapters of 200 Gbit/s have several of them: DGX A100 and H100 have one for each GPU."""
+MANY_RANKS = 4
+"""Fewer ranks of a node may well share an adapter."""
 
 
 def implausible(cluster: ClusterFields) -> list[str]:
     """Values that are probably meant in another unit, as sentences."""
     found: list[str] = []
+    size = cluster.ranks_per_node
     for level in cluster.levels:
         gbps = level.link.bandwidth_gbps
-        if level.num_ranks > cluster.ranks_per_node and gbps > NETWORK_GBPS:
+        if level.num_ranks > size >= MANY_RANKS and not level.rails and SHARED_GBPS <= gbps <= NETWORK_GBPS:
+            found.append(
+                f"the {size} ranks of a node share one adapter of {gbps:g} GB/s on {level.name} (rails = false), which "
+                f"leaves {gbps / size:g} GB/s for each if all send; if each rank has an adapter of its own, write "
+                "rails = true"
+            )
+        if level.num_ranks > size and gbps > NETWORK_GBPS:
             found.append(
                 f"{level.name} carries {gbps:g} GB/s for each rank between nodes, more than 800 Gbit/s; "
                 f'if {gbps:g} Gbit/s are meant, write bandwidth = "{gbps:g} Gbit/s"'
             )
-        if level.num_ranks <= cluster.ranks_per_node and gbps < NODE_GBPS and not cluster.tables:
+        if level.num_ranks <= size and gbps < NODE_GBPS and not cluster.tables:
             found.append(f"{level.name} carries only {gbps:g} GB/s for each rank within a node")
     return found
 

@@ -13,7 +13,8 @@ which would make some larger messages faster than smaller ones.
 
 Between nodes, rings reach less than NCCL's own estimate: `network_share` gives the measured share for small and for
 large messages. The time is the shorter of two lines, so it rises with the size and its slope never does. Switches that
-add and copy (NVLS) make all-reduces faster, alone inside of a node and with a tree between nodes.
+add and copy (NVLS) make all-reduces faster, alone inside of a node and with a tree between nodes; the tree is no faster
+than the network carries it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ NETWORK_OVERHEAD_US = (1.0, 1.0, 3.0)
 NETWORK = "network"
 NVLS_MIN_RANKS = 4
 """NCCL takes the switches of a node for more ranks than this."""
+NVLS_TREE_SHARE = 0.8
+"""Share of the network that all-reduces by switches and a tree reach: 160 GB/s of the full tensor over more than two
+nodes with 400 GB/s each (h100.toml), where every byte leaves a node twice, on its way up and on its way down."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Nccl:
     nvls_us: float = 0.0
     """Its latency."""
     nvls_tree_gbps: tuple[float, float] = (0.0, 0.0)
-    """Full tensor per second of an all-reduce by switches and a tree, over two nodes and over more; 0: not used."""
+    """Full tensor per second of an all-reduce by switches and a tree, over two nodes and over more, if the network is
+    fast enough; 0: not used."""
     nvls_tree_hop_us: float = 0.0
     """Its latency for each doubling of the number of nodes."""
 
@@ -85,13 +90,16 @@ def nccl_us(nccl: Nccl, kind: Kind, num_ranks: int, crossings: tuple[Crossing, .
     )
 
 
-def _nvls(nccl: Nccl, num_ranks: int, num_nodes: int) -> Iterator[tuple[float, float]]:
+def _nvls(nccl: Nccl, num_ranks: int, num_nodes: int, crossings: tuple[Crossing, ...]) -> Iterator[tuple[float, float]]:
     """Latency and bandwidth of all-reduces by switches, for groups of several ranks in each node."""
     if num_nodes == 1 and nccl.nvls_gbps and num_ranks > NVLS_MIN_RANKS:
         yield nccl.nvls_us, nccl.nvls_gbps * num_ranks / (2 * (num_ranks - 1))
     rate = nccl.nvls_tree_gbps[num_nodes > 2] if num_nodes > 1 and num_ranks > num_nodes else 0.0
     if rate:
-        yield nccl.nvls_us + nccl.nvls_tree_hop_us * (num_nodes - 1).bit_length(), rate
+        network = min(each.bandwidth_gbps for each in crossings if each.wire == NETWORK)
+        num_sends = 2 if num_nodes > 2 else 1  # two nodes exchange their sums, each byte once
+        latency = nccl.nvls_us + nccl.nvls_tree_hop_us * (num_nodes - 1).bit_length()
+        yield latency, min(rate, network * NVLS_TREE_SHARE / num_sends)
 
 
 def _lines(nccl: Nccl, latency: float, bandwidth: float, num_ranks: int) -> Iterator[tuple[float, float]]:
@@ -128,7 +136,7 @@ def _choices(nccl: Nccl, both: bool, num_ranks: int, crossings: tuple[Crossing, 
         if both:
             yield _tree_us(protocol, crossings), tree_bus[protocol] / 2
     if both:
-        yield from _nvls(nccl, num_ranks, num_nodes)
+        yield from _nvls(nccl, num_ranks, num_nodes, crossings)
 
 
 def _num_nodes(crossings: tuple[Crossing, ...]) -> int:

@@ -18,9 +18,9 @@ TIMES = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 SIZES = {f"{prefix}B": factor for prefix, factor in (_PREFIXES | _BINARY).items()}
 """Bytes, by unit."""
 RATES = {f"{unit}/s": factor / 1e9 for unit, factor in SIZES.items()} | {
-    f"{prefix}bit/s": factor / 8e9 for prefix, factor in _PREFIXES.items()
+    unit: factor / 8e9 for prefix, factor in _PREFIXES.items() for unit in (f"{prefix}bit/s", f"{prefix}bit")
 }
-"""1e9 bytes per second, by unit."""
+"""1e9 bytes per second, by unit. Adapters are named by their bits alone: 400Gbit is 400 Gbit/s."""
 
 
 class StatedKey(NamedTuple):

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 ABOUT_KEY = "weft.about"
 """In `GraphModule.meta`: a dict that can be written as JSON, such as `{'source': 'trace log', 'rank': 0}`."""
 TOKENS_KEY = "tokens_per_step"
-"""In that dict: number of tokens that one run of the graph processes, summed over all ranks."""
+"""In that dict: number of tokens that one run of the graph processes, summed over all ranks. Listings have it."""
 UNREAD_KEY = "saved_unread_bytes"
 """In that dict: bytes that checkpointing keeps in eager execution although backward never reads them."""
 

@@ -28,6 +28,7 @@ from weft.graph.groups import GroupTable, read_groups
 from weft.graph.origins import originals_of
 from weft.graph.versions import dag_of
 from weft.plan.plan import Evidence, Plan
+from weft.prediction.between_nodes import notes_on_bytes_between_nodes
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import does_not_fit
 from weft.prediction.memory_by_owner import OwnedMemory, memory_by_owner
@@ -165,6 +166,12 @@ class SimulatedReport(Report):
         """The plan with its evidence."""
         return replace(self.bare_plan, evidence=self.evidence)
 
+    @cached_property
+    def between_nodes(self) -> tuple[str, ...]:
+        """Bytes that the graph after sends between nodes without need, as sentences."""
+        after = self.graphs[1]
+        return notes_on_bytes_between_nodes(after.graph.module, self.simulated_cluster, after.given)
+
     @property
     def notes(self) -> tuple[str, ...]:
         step, peak = self.errors
@@ -172,7 +179,7 @@ class SimulatedReport(Report):
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
             for what, bar in (("times", step), ("memory", peak))
         )
-        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *bars)
+        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *self.between_nodes, *bars)
 
     def summary_lines(self) -> list[str]:
         return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
@@ -194,7 +201,8 @@ class SimulatedReport(Report):
         """Every collective of the original graph with the decisions about it, and the exposed time by layer."""
         before, run = self.graphs[0], self.runs[1]
         told = explain(before.graph.module, self, self.evidence, before.stated)
-        return replace(told, exposed=run.exposed_layers, why=run.why_slow)
+        why = [*filter(None, [run.why_slow]), *(f"{note[0].upper()}{note[1:]}." for note in self.between_nodes)]
+        return replace(told, exposed=run.exposed_layers, why=" ".join(why))
 
     def save_html(self, path: str | Path, *, title: str = "Weft") -> None:
         page = ReportPage(

@@ -166,7 +166,7 @@ def tasks_of(
 ) -> list[Task]:
     """The tasks of all cells, in order. Raises for unknown clusters and passes."""
     check_tokens(num_tokens)
-    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)  # a listing does not record it
+    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)
     described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in axes.clusters]
     names = [each.name if isinstance(each, Cluster) else str(each) for each in axes.clusters]
     specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in axes.pipelines]

@@ -25,4 +25,4 @@ FOUND = PlannedLayout(
 def advice_of(*layouts: TrainingLayout) -> Advice:
     """128 sequences of 1,024 tokens in a step; each rank takes two sequences at once."""
     ranked = tuple(Ranked(layout, 64 // layout.num_data_ranks, 1e3, 1e2, FOUND) for layout in layouts)
-    return Advice("zoo:llama-debug", "h100-2x8", 16, 128 * 1024, 1024, None, ranked, (), ())
+    return Advice("zoo:llama-debug", "h100-2x8", "h100-2x8", 16, 128 * 1024, 1024, None, ranked, (), ())

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from weft.advice import advisor
-from weft.advice.advisor import advise
+from weft.advice.advisor import advise, option_of
 from weft.advice.evaluation import PlannedLayout, Probe, Question, Refused, plan_layout, probe
 from weft.advice.layout import TrainingLayout
 from weft.advice.layouts import layouts_of
@@ -39,6 +39,11 @@ def all_of(model: TrainedModel, name: str, num_samples: int) -> list[Question]:
         for layout in layouts_of(model, cluster)
         if num_samples % layout.num_data_ranks == 0
     ]
+
+
+@pytest.mark.parametrize(("changes", "option"), [({}, "h100-4x8"), ({"num_nodes": 3}, None), ({"name": "ours"}, None)])
+def test_an_object_is_named_only_if_its_name_loads_it(changes: dict[str, Any], option: str | None):
+    assert option_of(replace(Cluster.load("h100-4x8"), **changes)) == option
 
 
 def test_layouts_cover_every_mesh_of_a_cluster():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.advice.made_advice import advice_of
@@ -40,3 +42,10 @@ def test_a_script_has_the_mesh_the_accumulation_and_the_resharding():
     assert mesh == 'mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))'
     assert "accumulate 4 microbatches of 2 sequences" in accumulate
     assert "reshard_after_forward=False" in divide
+
+
+def test_a_cluster_that_only_the_program_knows_is_left_for_the_user_to_name():
+    advice = replace(advice_of(TrainingLayout("ddp", (("dp", 16),))), cluster="ours", cluster_option=None)
+    lines = script_lines(advice, advice.best)
+    assert "options=" not in lines[-1]
+    assert any("a file that describes ours" in line for line in lines)

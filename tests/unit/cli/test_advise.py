@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,8 @@ from typer.testing import Result
 from tests.unit.advice.made_advice import FOUND
 from weft.advice import advisor
 from weft.advice.evaluation import PlannedLayout, Probe, Question
+from weft.cost.cluster import Cluster
+from weft.frontends.options import split_options
 
 ARGUMENTS = ("advise", "zoo:llama-debug?layers=1", "--cluster", "h100-2x8", "--batch-tokens", "1K", "--workers", "1")
 STEPS = {"DDP 16": 120.0, "FSDP 16": 110.0, "HSDP 2 x 8": 100.0}
@@ -59,6 +63,23 @@ def test_the_table_names_the_best_the_second_the_baseline_and_the_lines_to_paste
     assert "--parallelism.data_parallel_replicate_degree=2\n" in text
     assert "--parallelism.data_parallel_shard_degree=8\n" in text
     assert 'mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))' in text
+
+
+@pytest.mark.usefixtures("made")
+def test_the_lines_to_paste_name_the_file_of_a_cluster(
+    weft: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    weft("cluster", "new", "--from", "h100-2x8", "--nic", "200Gbit/s", "-o", "ours.toml")
+    arguments = ["ours.toml" if each == "h100-2x8" else each for each in ARGUMENTS]
+    text = weft(*arguments, "-o", "advice.html").stdout
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    pasted = re.search(r"options=(\{.*\})", text)
+    assert pasted is not None
+    assert split_options(ast.literal_eval(pasted[1]))[0].description == Cluster.load(tmp_path / "ours.toml")
+    assert str(tmp_path / "ours.toml") in (tmp_path / "advice.html").read_text()
 
 
 @pytest.mark.usefixtures("made")

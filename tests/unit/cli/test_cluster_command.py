@@ -29,7 +29,13 @@ def test_a_cluster_is_shown_with_units():
 
 @pytest.mark.parametrize(
     ("adapters", "gbps"),
-    [(["--nic", "400Gbit/s"], 50.0), (["--nic", "50GB/s", "--nics-per-node", "4"], 25.0), ([], 50.0)],
+    [
+        (["--nic", "400Gbit/s"], 50.0),
+        (["--nic", "400Gbit"], 50.0),
+        (["--nic", "400 Gbit"], 50.0),
+        (["--nic", "50GB/s", "--nics-per-node", "4"], 25.0),
+        ([], 50.0),
+    ],
 )
 def test_a_new_cluster_can_be_read(tmp_path: Path, adapters: list[str], gbps: float):
     path = tmp_path / "ours.toml"
@@ -52,3 +58,14 @@ def test_wrong_options_are_refused(arguments: list[str], message: str):
     result = run(app, ["cluster", "new", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_warning_about_a_file_is_one_note(tmp_path: Path):
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "h100-16x8"\nname = "ours"\n\n[[levels]]\nname = "infiniband"\nrails = false\n')
+    result = run(app, ["cluster", "show", str(path)])
+    assert result.exit_code == 0
+    [note] = result.stderr.splitlines()
+    assert note.startswith(f"note: cluster {path}: the 8 ranks of a node share one adapter of 50 GB/s on infiniband")
+    assert "6.25 GB/s for each" in note
+    assert note.endswith("write rails = true")

@@ -19,7 +19,7 @@ ranks_per_node = 2
 name = "wire"
 spans = "node"
 latency_us = 10.0
-bandwidth_gbps = 0.1
+bandwidth_gbps = 10.0
 """
 NOTE = "cluster pair has no peak_tflops and no memory_gbps in [device]: compute takes no time"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -168,3 +169,18 @@ def test_ranks_that_are_named_twice_or_do_not_exist_are_refused(ranks: Any):
 def test_a_listing_that_names_a_rank_twice_is_refused():
     with pytest.raises(package.WeftError, match="holds a rank twice"):
         package.parse(LISTING.replace("size=2", "ranks=[[0, 0], [1, 2]]"))
+
+
+def test_a_listing_of_a_model_keeps_its_tokens(weft: Weft, tmp_path: Path):
+    source, listing, after = "zoo:llama-debug/fsdp?layers=1&ranks=2&part=step", tmp_path / "a.txt", tmp_path / "b.txt"
+    assert weft("optimize", source, "--pipeline", "none", "-o", listing).exit_code == 0
+    assert weft("optimize", listing, "--pipeline", "clean", "-o", after).exit_code == 0
+    cluster = ("--cluster", "h100-8", "--json")
+    captured = json.loads(weft("predict", source, *cluster).stdout)
+    for path in (listing, after):
+        found = json.loads(weft("predict", path, *cluster).stdout)
+        assert found["tokens_per_step"] == captured["tokens_per_step"] == 64
+        assert found["tokens_per_second_per_gpu"] > 0
+    assert json.loads(weft("predict", listing, *cluster).stdout)["mfu"] == pytest.approx(captured["mfu"])
+    (cell,) = weft("sweep", listing, *cluster, "--pipeline", "none").stdout.splitlines()
+    assert json.loads(cell)["after"]["tokens_per_second"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import inspect
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +16,17 @@ from typer.testing import Result
 from tests.unit.cli.conftest import LISTING
 from weft import zoo
 from weft.cli.source import load_source
-from weft.cli.usage import UsageError
+from weft.cli.usage import SOURCE_HELP, UsageError
 from weft.cli.zoo_source import EXAMPLE, OPTIONS, load_zoo, parse_zoo
 from weft.errors import ReadError, WeftError
 from weft.frontends import archive
 from weft.frontends.trace_log import read_log
 from weft.graph.about import ABOUT_KEY
 from weft.graph.listings.text import parse, render
+from weft.zoo.parallel.strategies import STRATEGIES, mesh_of
 
 DATA = Path(__file__).parents[2] / "data"
+DOCS = DATA.parents[1] / "docs" / "capture.md"
 LOG = DATA / "train_inductor.log"
 
 
@@ -188,3 +191,19 @@ def test_what_the_zoo_refuses_is_a_usage_error(source: str, message: str):
 def test_a_model_of_the_zoo_is_loaded():
     module = load_zoo("zoo:llama-debug/fsdp-tp?layers=1&ranks=4&part=forward")
     assert render(module) == render(zoo.load("llama-debug", "fsdp-tp", ranks=4, layers=1, part="forward"))
+
+
+def test_documented_sources_parse_and_name_the_axes_of_every_parallelism():
+    page = DOCS.read_text()
+    sources = re.findall(r"zoo:[^'`\s]+", f"{page} {SOURCE_HELP}")
+    parsed = [parse_zoo(source.rstrip(".,"))[1] for source in sources]
+    meshes = [options for options in parsed if "mesh" in options]
+    assert len(meshes) >= 2
+    for options in meshes:
+        assert mesh_of(options["parallel"], None, options["mesh"]) == options["mesh"]
+    _, _, table = page.partition("| parallelism | axes of `mesh` |\n|---|---|\n")
+    told: dict[str, tuple[str, ...]] = {}
+    for row in table.partition("\n\n")[0].splitlines():
+        names, axes = (tuple(re.findall(r"`([\w-]+)`", cell)) for cell in row.strip("|").split("|"))
+        told |= dict.fromkeys(names, axes)
+    assert told == {name: each.axes for name, each in STRATEGIES.items() if each.axes}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import presets
+from weft.cost.communication import NVLS_TREE_SHARE
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 
@@ -15,6 +17,12 @@ NODE, NODES = Cluster.load("h100-8"), Cluster.load("h100-8x8")
 ALL = Group("all", 64)
 ACROSS = Group("dp", 8, 8)
 """One rank of each node."""
+
+
+def _with_network(cluster: Cluster, gbps: float, *, rails: bool = True) -> Cluster:
+    *inner, outer = cluster.levels
+    link = replace(outer.link, bandwidth_gbps=gbps)
+    return replace(cluster, levels=(*inner, replace(outer, link=link, rails=rails)))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +60,11 @@ ACROSS = Group("dp", 8, 8)
         ),
         # Switches and a tree over eight nodes: 31 us and 28 for each doubling, 160 GB/s of the full tensor.
         (NODES, Kind.ALL_REDUCE, ALL, 16 * 10**6, 31 + 3 * 28 + 16 * 10**3 / 160),
+        # Two nodes: the switches limit the rate; at a quarter of the network, 0.8 of its 100 GB/s does.
+        (Cluster.load("h100-2x8"), Kind.ALL_REDUCE, Group("all", 16), 10**9, 31 + 28 + 10**6 / 267),
+        (_with_network(Cluster.load("h100-2x8"), 12.5), Kind.ALL_REDUCE, Group("all", 16), 10**8, 31 + 28 + 10**5 / 80),
+        # At a quarter of the network, the tree over eight nodes has a quarter of its rate.
+        (_with_network(NODES, 12.5), Kind.ALL_REDUCE, ALL, 10**7, 31 + 3 * 28 + 10**4 / 40),
     ],
 )
 def test_a_collective_takes_the_fastest_algorithm_and_protocol(
@@ -59,6 +72,40 @@ def test_a_collective_takes_the_fastest_algorithm_and_protocol(
 ):
     assert cluster.estimate(kind, group, num_bytes).source == "nccl"
     assert cluster.collective_us(kind, group, num_bytes) == pytest.approx(microseconds)
+
+
+@pytest.mark.parametrize("rails", [True, False])
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("name", ["h100-16x8", "h100-2x8", "b200-4x8", "mi300x-4x8"])
+def test_a_faster_network_never_makes_a_collective_slower_and_a_slow_one_costs(name: str, kind: Kind, rails: bool):
+    cluster = Cluster.load(name)
+    group = Group("all", cluster.num_ranks)
+    for num_bytes in (0, 1 << 16, 1 << 24, 1 << 30, 1 << 34):
+        times = [
+            _with_network(cluster, gbps, rails=rails).collective_us(kind, group, num_bytes)
+            for gbps in (1.0, 6.25, 12.5, 25.0, 37.5, 50.0, 100.0, 400.0)
+        ]
+        assert times == sorted(times, reverse=True)
+        if num_bytes >= 1 << 30 and kind is not Kind.BARRIER:
+            assert all(slow > fast for slow, fast in itertools.pairwise(times[:4]))
+
+
+def test_the_network_limits_an_all_reduce_over_part_of_the_ranks_of_each_node():
+    half, num_bytes = Group("half", 32, 2), 1 << 30
+    carried_us = 2 * num_bytes / (4 * 50e3)  # four adapters; every byte leaves the node twice
+    assert NODES.collective_us(Kind.ALL_REDUCE, half, num_bytes) > carried_us
+    assert NODES.collective_us(Kind.ALL_REDUCE, ALL, num_bytes) < carried_us
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if "x" in name])
+def test_the_network_of_a_preset_carries_its_tree(name: str):
+    cluster = Cluster.load(name)
+    if cluster.num_nodes == 1 or cluster.nccl is None:
+        return
+    network = cluster.ranks_per_node * cluster.levels[-1].link.bandwidth_gbps
+    assert cluster.levels[-1].rails
+    for rate, num_sends in zip(cluster.nccl.nvls_tree_gbps, (1, 2), strict=True):
+        assert rate <= network * NVLS_TREE_SHARE / num_sends
 
 
 def test_the_latency_is_the_time_of_no_bytes():

@@ -496,10 +496,11 @@ def test_hosts_say_how_many_ranks_a_node_has(tmp_path: Path):
     assert [line.level for line in fit(found.samples, found.ranks_per_node).lines] == ["intra-node", "inter-node"]
 
 
-def test_prefixes_logs_missing_columns_and_times_in_place_are_read(tmp_path: Path):
+@pytest.mark.parametrize("prefix", ["(head, rank=0, pid=3) [1,0]<stdout>:", "0: ", " 12: ", "127: [1,0]<stdout>:"])
+def test_prefixes_logs_missing_columns_and_times_in_place_are_read(tmp_path: Path, prefix: str):
     text = nccl_table("all_gather", 2, [(1024, 10.0)]).replace(" sum", "").replace(" 10.00", " N/A", 1)
     text = text.replace("NCCL version", "host:1:1 [0] NCCL INFO Bootstrap: Using lo\nNCCL version")
-    (tmp_path / "t").write_text("".join(f"(head, rank=0, pid=3) [1,0]<stdout>:{line}\n" for line in text.splitlines()))
+    (tmp_path / "t").write_text("".join(f"{prefix}{line}".rstrip() + "\n" for line in text.splitlines()))
     assert read_measurements([tmp_path / "t"]).samples == (Sample(Kind.ALL_GATHER, 2, 1024, 10.0, PAIR),)
 
 
@@ -591,10 +592,17 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str, what: str
 
 
 def test_a_trace_without_arguments_says_so(tmp_path: Path):
-    assert trace_faults(tmp_path, {"cat": "kernel", "name": "ncclKernel"}, event("send", 8, PAIR, 9.0)) == [
+    (fault,) = trace_faults(tmp_path, {"cat": "kernel", "name": "ncclKernel"}, event("send", 8, PAIR, 9.0))
+    assert fault.startswith(
         "    t.json:1: none of its 2 events is a kernel of a collective with its arguments "
         "(1 NCCL kernels that do not say what they do, 1 kernels that are point-to-point)"
-    ]
+    )
+    assert "torch 2.4 or later" in fault
+
+
+def test_a_trace_without_kernels_of_nccl_does_not_blame_torch(tmp_path: Path):
+    (fault,) = trace_faults(tmp_path, event("send", 8, PAIR, 9.0))
+    assert "torch 2.4" not in fault
 
 
 @pytest.mark.parametrize("us", [-1, "9", None, True, float("nan"), float("inf"), 1e300])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cost.cluster import Cluster
-from weft.errors import ClusterError
+from weft.errors import ClusterError, ClusterWarning
 from weft.graph.groups import Group
 from weft.graph.ops import Kind
 
@@ -30,7 +30,13 @@ def time_of(lines: str) -> float:
 
 @pytest.mark.parametrize(
     "lines",
-    ["rails = true", 'bandwidth = "50 GB/s"', 'bandwidth = "400 Gbit/s"', 'bandwidth = "0.05 TB/s"\nhop = "17 us"'],
+    [
+        "rails = true",
+        'bandwidth = "50 GB/s"',
+        'bandwidth = "400 Gbit/s"',
+        'bandwidth = "400 Gbit"',
+        'bandwidth = "0.05 TB/s"\nhop = "17 us"',
+    ],
 )
 def test_one_machine_has_one_price(lines: str):
     expected = Cluster.load("h100-16x8").collective_us(Kind.ALL_TO_ALL, Group("all", 128), 1 << 30)
@@ -41,7 +47,7 @@ def test_one_machine_has_one_price(lines: str):
     ("lines", "fault"),
     [
         ("bandwidth = 50", 'levels[0].bandwidth: expected a number with its unit, such as "50 GB/s"'),
-        ('bandwidth = "50"', "levels[0].bandwidth: expected a number with its unit"),
+        ('bandwidth = "400"', "levels[0].bandwidth: expected a number with its unit"),
         ('bandwidth = "50 gb/s"', "levels[0].bandwidth: expected a number with its unit"),
         ('bandwidth = "50 GB/s"\nbandwidth_gbps = 50.0', "bandwidth_gbps states it too"),
     ],
@@ -55,6 +61,17 @@ def test_a_number_without_its_unit_is_refused(lines: str, fault: str):
 def test_gigabits_that_are_taken_for_gigabytes_are_warned_of():
     with pytest.warns(UserWarning, match='write bandwidth = "400 Gbit/s"'):
         Cluster.read("ours.toml", OURS.format(lines="bandwidth_gbps = 400.0").encode())
+
+
+@pytest.mark.parametrize("lines", ['bandwidth = "12.5 GB/s"\nrails = false', 'bandwidth = "50 GB/s"\nrails = true'])
+def test_a_plausible_network_is_not_warned_of(lines: str):
+    assert time_of(lines) > 0  # warnings are errors here
+
+
+@pytest.mark.parametrize("bandwidth", ["200 Gbit/s", "50 GB/s"])
+def test_one_fast_adapter_for_a_whole_node_is_warned_of(bandwidth: str):
+    with pytest.warns(ClusterWarning, match="the 8 ranks of a node share one adapter"):
+        Cluster.read("ours.toml", OURS.format(lines=f'bandwidth = "{bandwidth}"\nrails = false').encode())
 
 
 NODES = """name = "ours"

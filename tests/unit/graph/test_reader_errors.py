@@ -149,6 +149,11 @@ MESSAGES = {
         "group(2)\ndef graph(x: f32[2]):\n    return [x]\n",
         "listing line 1: group takes a name first\n    group(2)\n    ^^^^^",
     ),
+    "tokens that are no number": (
+        "tokens_per_step('many')\ndef graph(x: f32[2]):\n    return [x]\n",
+        "listing line 1: tokens_per_step takes a whole number of at least 1\n    tokens_per_step('many')\n"
+        "    ^^^^^^^^^^^^^^^\nwrite tokens_per_step(65536)",
+    ),
     "a declaration behind the graph": (
         "def graph(x: f32[2]):\n    return [x]\ngroup('dp', size=2)\n",
         "listing line 3: expected a declaration or `def graph(...)`\n"

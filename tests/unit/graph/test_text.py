@@ -19,6 +19,7 @@ from tests.unit.conftest import fake_mesh
 from weft.compat import new_fake_mode
 from weft.errors import GraphError, ListingError
 from weft.graph import ops
+from weft.graph.about import ABOUT_KEY, TOKENS_KEY, tokens_per_step
 from weft.graph.edit import Edit
 from weft.graph.listings.text import KnownLines, digest, excerpt, line_of, parse, render, source_of
 from weft.graph.metadata import same
@@ -49,6 +50,19 @@ def body(text: str) -> str:
 
 
 X = torch.zeros(4, 4)
+
+
+@pytest.mark.parametrize("header", ["", "group('dp', size=2)\n\n"])
+def test_tokens_survive_a_listing_and_leave_its_digest_alone(header: str):
+    plain = f"{header}def graph(x: f32[4]):\n    r: f32[4] = relu(x)\n    return [r]\n"
+    module = parse(plain)
+    assert tokens_per_step(module) is None
+    assert render(module) == plain
+    module.meta[ABOUT_KEY] = {TOKENS_KEY: 640}
+    text = assert_round_trip(module)
+    assert text != plain
+    assert tokens_per_step(parse(text)) == 640
+    assert digest(text) == digest(plain)
 
 
 # Inputs.

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import weft
 from weft.cli.main import app
+from weft.graph.about import ABOUT_KEY, TOKENS_KEY
 from weft.graph.dag import Dag
 from weft.prediction.prediction import NO_OPTIMIZER, NO_TOKENS, waiting_share
 from weft.prediction.step_kind import parallelism
@@ -79,7 +80,8 @@ def test_the_collectives_tell_the_parallelism(parallel: str):
 
 
 def test_a_graph_without_optimizer_or_tokens_says_so():
-    joint = weft.parse(weft.listing(weft.zoo.load("llama-debug", "fsdp", ranks=8)))
+    joint = weft.zoo.load("llama-debug", "fsdp", ranks=8)
+    del joint.meta[ABOUT_KEY][TOKENS_KEY]
     found = weft.predict(joint, "h100-1x8")
     assert found.notes == (NO_OPTIMIZER, NO_TOKENS)
     assert found.tokens_per_second_per_gpu is None

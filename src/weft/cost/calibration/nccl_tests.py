@@ -40,8 +40,8 @@ from weft.quantities import size_text
 
 MAX_LINE = 1 << 16
 MAX_BYTES = 1 << 26
-PREFIX = re.compile(r"^\s*(?:\([^()]{0,200}\)\s*)?(?:\[\d+,\d+\]<std(?:out|err)>:)?\s*")
-"""Prefix that mpirun and launchers add to a line."""
+PREFIX = re.compile(r"^\s*(?:\d{1,7}:(?=\s|$)\s*)?(?:\([^()]{0,200}\)\s*)?(?:\[\d+,\d+\]<std(?:out|err)>:)?\s*")
+"""Prefix that `srun -l`, mpirun and launchers add to a line."""
 HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 TEST = re.compile(r"\b([a-z_]{4,40})_perf\b")
 DEVICE = re.compile(r"#\s+Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s")

@@ -193,7 +193,7 @@ class _StepReader:
         if unsized := sum(each.num_bytes is None for each in collectives):
             notes.append(
                 f"{unsized} NCCL kernels do not state their size and group: CUDA graphs and coalesced calls leave them "
-                "out, and so do old versions of torch; they are matched by kind and order (torch 2.11 writes them)"
+                "out, and so does torch before 2.4; they are matched by kind and order"
             )
         if (beside := sum(streams.values()) - streams[main]) > 0:
             notes.append(f"kernels on other streams than the compute stream run for {beside / NS_PER_US:.0f} us")

@@ -30,6 +30,7 @@ from weft.compat import (
 )
 from weft.errors import GraphError, ListingError, compose, nearest, point_at
 from weft.graph import metadata, ops
+from weft.graph.about import ABOUT_KEY, TOKENS_KEY
 from weft.graph.aliasing import APART_KEY, place_of, places, span_bytes
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Edit, finish
@@ -80,6 +81,8 @@ class _Reader(LiteralReader):
         """Nested graphs whose body is unknown, by path."""
         self.declared: dict[str, tuple[ast.Call, Tensor | None]] = {}
         """The declarations of constants by path, with their values if the listing has them."""
+        self.num_tokens: int | None = None
+        """Tokens of a step, of all ranks, if the listing says so."""
         self.may_share = False
         """Whether inputs may share memory although their types do not say so."""
         self.reshaped: dict[Node, Node] = {}
@@ -101,6 +104,8 @@ class _Reader(LiteralReader):
         self._make_constants(_named_by_inputs(function))
         module = self.function(function)
         module.meta[TABLE_KEY] = GroupTable(self.groups)
+        if self.num_tokens is not None:
+            module.meta[ABOUT_KEY] = {TOKENS_KEY: self.num_tokens}
         return module
 
     def _tree(self) -> ast.Module:
@@ -117,10 +122,13 @@ class _Reader(LiteralReader):
         except (ValueError, RecursionError, MemoryError) as error:
             raise ListingError(compose("listing", f"it does not parse: {type(error).__name__}: {error}")) from None
 
-    # Declarations: group(...), symbol(...), device(...), tensor(...), inputs(...), nested(...).
+    # Declarations: tokens_per_step(...), group(...), symbol(...), device(...), tensor(...), inputs(...), nested(...).
 
     def _declare(self, call: ast.Call) -> None:
         kind = str(dotted(call.func))
+        if kind == TOKENS_KEY:
+            self._tokens(call)
+            return
         declare = {
             "group": self._group,
             "symbol": self._symbol,
@@ -130,7 +138,7 @@ class _Reader(LiteralReader):
             "nested": self._nested,
         }
         if kind not in declare:
-            self.fail(call, f"no declaration is called {kind!r}", nearest(kind, declare), kind)
+            self.fail(call, f"no declaration is called {kind!r}", nearest(kind, [TOKENS_KEY, *declare]), kind)
         arguments = (
             [a for a in call.args if kind != "tensor" or a is not call.args[1]] if len(call.args) > 1 else call.args
         )
@@ -142,6 +150,14 @@ class _Reader(LiteralReader):
         if len(values) > most or (call.keywords and not words):
             self.fail(call, f"{kind} takes fewer values", f"write {EXAMPLES[kind]}", kind)
         declare[kind](call, values[0], values[1:], keywords)
+
+    def _tokens(self, call: ast.Call) -> None:
+        values = [self.literal(argument) for argument in call.args]
+        if len(values) != 1 or call.keywords or type(values[0]) is not int or values[0] < 1:
+            self.fail(
+                call, f"{TOKENS_KEY} takes a whole number of at least 1", f"write {TOKENS_KEY}(65536)", TOKENS_KEY
+            )
+        self.num_tokens = values[0]
 
     def _group(self, call: ast.Call, name: str, _rest: list[Any], keywords: dict[str, Any]) -> None:
         ranks, known = keywords.get("ranks"), keywords.get("id")

@@ -7,6 +7,8 @@
         w0: f32[4, 4] = wait(ag0)
         return [w0]
 
+If the graph says how many tokens a step takes, the first line is `tokens_per_step(65536)`; digests leave it out.
+
 Contract: `render(parse(text))` gives the text of a rendered graph back; the text is a function of the graph alone, the
 same on every rank. `parse` builds the graph by look-up and never runs any part of the text.
 """

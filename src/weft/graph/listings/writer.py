@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from weft.compat import FakeTensor, is_process_group, symbol_hint, with_bits
 from weft.errors import GraphError, compose, point_at
 from weft.graph import ops
+from weft.graph.about import TOKENS_KEY, tokens_per_step
 from weft.graph.aliasing import Place, constants_of_inputs, may_share_inputs, placed, span_bytes
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups
 from weft.graph.listings.types import MAX_SHARED_BYTES, MAY_SHARE, TypeText, listed_name, torch_literal
@@ -26,6 +27,8 @@ INLINE_NUMEL = 64
 VALUES = re.compile(
     r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\))?), .*\)$", re.MULTILINE
 )
+TOKENS = re.compile(rf"\A{TOKENS_KEY}\(\d+\)\n\n?")
+"""The line of the tokens, with the empty line after it if there are no other declarations."""
 INDENT = "    "
 
 
@@ -41,7 +44,10 @@ def render(module: GraphModule, groups: GroupTable | None = None, known: KnownLi
     writer = _Writer(module, groups if groups is not None else read_groups(module), known)
     writer.collect(module)
     body = writer.function("graph", module, "")
-    return "\n".join([*writer.header(), *body]) + "\n"
+    header, num_tokens = writer.header(), tokens_per_step(module)
+    if num_tokens is not None:
+        header = [f"{TOKENS_KEY}({num_tokens})", *(header or [""])]
+    return "\n".join([*header, *body]) + "\n"
 
 
 def canonical_digest(module: GraphModule, groups: GroupTable) -> str | None:
@@ -64,7 +70,11 @@ def symbol_names(module: GraphModule) -> dict[sympy.Symbol, str]:
 
 
 def digest(text: str) -> str:
-    """The digest of a listing in plans and reports. It leaves out values of constants, which differ between ranks."""
+    """The digest of a listing in plans and reports.
+
+    It leaves out values of constants, which differ between ranks, and the number of tokens, which changes no plan.
+    """
+    text = TOKENS.sub("", text)
     if "tensor(" in text:
         text = VALUES.sub(r"\1)", text)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
