@@ -44,6 +44,7 @@ from weft.graph.collective import collectives
 from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
+from weft.graph.origins import PHASE_KEY
 from weft.passes.pipeline import listing_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
@@ -225,10 +226,13 @@ class Session:
         """
         if apart:
             module.meta[APART_KEY] = True
+        module.meta.pop(PHASE_KEY, None)
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity, module)
             self._handed_over = (entry.compile_id, entry.phase)
+            if entry.role in ("forward", "backward", "optimizer"):
+                module.meta[PHASE_KEY] = entry.role
         election = _Election(None, "", 0, ())
         if is_disabled():
             self.say(f"{DISABLE} is set, so no graph is changed")
