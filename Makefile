@@ -1,9 +1,11 @@
 # Needs Python >= 3.11 (with venv and pip) and make; every target does its own set-up.
 #   PYTHON      the interpreter that .venv is made from
 #   ARGS        more arguments for pytest or the benchmarks, e.g. make test ARGS="-k golden"
+#   TORCH       the version of torch for test-torch, e.g. make test-torch TORCH=2.14.1
 
 PYTHON ?= python3
 ARGS ?=
+TORCH ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +18,7 @@ export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-full test-integrations lint format core docs package bench bench-full validate check-torch clean
+.PHONY: help setup demo test test-all test-full test-integrations test-torch lint format core docs package bench bench-full validate check-torch clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -53,6 +55,16 @@ $(FRAMEWORKS)/.stamp: $(STAMP) requirements-integrations.txt
 	rm -rf $(FRAMEWORKS)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) -r requirements-integrations.txt
 	@touch $@
+
+# To 2.12, torch needs an older setuptools than the pinned one.
+test-torch: VENV := .venv-torch-$(TORCH)
+test-torch: ## Run the quick tests with another torch in a venv of its own: make test-torch TORCH=2.14.1
+	@test -n "$(TORCH)" || { echo "Name a version: make test-torch TORCH=2.14.1"; exit 1; }
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	sed -e "s/^torch==.*/torch==$(TORCH)/" -e "/^setuptools==/d" requirements-dev.txt > $(VENV)/requirements.txt
+	$(VENV)/bin/python -m pip install --quiet -r $(VENV)/requirements.txt
+	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup tests -m "not long and not slow" $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .

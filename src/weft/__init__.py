@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weft.frontends.capture import TrainingStep, capture
     from weft.frontends.ddp import compiled_backward, ddp
     from weft.frontends.inductor import inductor_pass
+    from weft.frontends.options import configure
     from weft.frontends.session import check_agreement, run_report
     from weft.passes.base import Numerics, Pass
     from weft.passes.pipeline import Pipeline
@@ -60,6 +61,7 @@ __all__ = [
     "capture",
     "check_agreement",
     "compiled_backward",
+    "configure",
     "ddp",
     "inductor_pass",
     "listing",
@@ -82,6 +84,7 @@ _HOMES = {
     "weft.frontends.capture": ("TrainingStep", "capture"),
     "weft.frontends.ddp": ("compiled_backward", "ddp"),
     "weft.frontends.inductor": ("inductor_pass",),
+    "weft.frontends.options": ("configure",),
     "weft.frontends.session": ("check_agreement", "run_report"),
     "weft.passes.base": ("Context", "Numerics", "Pass"),
     "weft.passes.pipeline": ("Pipeline",),

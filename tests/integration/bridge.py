@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -66,23 +68,41 @@ def _batch(step: int) -> Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
 
-def losses_of(model: nn.Module, backend: str, steps: int = 10) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def losses_of(
+    model: nn.Module,
+    backend: str,
+    steps: int = 10,
+    optimizer: torch.optim.Optimizer | None = None,
+    num_microbatches: int = 1,
+) -> list[float]:
+    """The losses of the last microbatch of each step. Gradients are reduced after the last one."""
+    optimizer = optimizer or _optimizer(model)
     run: Any = model if backend == "eager" else torch.compile(model, backend=backend)
+    switch: Any = model.set_requires_gradient_sync
     found: list[float] = []
     for step in range(steps):
-        loss = run(_batch(step))
-        loss.backward()
+        for number in range(num_microbatches):
+            if num_microbatches > 1:
+                switch(number == num_microbatches - 1, recurse=True)
+            loss = run(_batch(num_microbatches * step + number))
+            loss.backward()
+            if number == num_microbatches - 1:
+                found.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
     return found
 
 
-def train(way: str, shape: dict[str, int], backend: str, dtype: torch.dtype | None = None) -> Outcome:
+def train(
+    way: str, shape: dict[str, int], backend: str, dtype: torch.dtype | None = None, num_microbatches: int = 1
+) -> Outcome:
     torch._dynamo.reset()
     SESSION.reset()
-    losses = losses_of(made(way, _mesh(shape), dtype), backend)
+    losses = losses_of(made(way, _mesh(shape), dtype), backend, num_microbatches=num_microbatches)
     reports = [entry.report for entry in weft.run_report().entries if entry.report]
     return Outcome(losses, sum(report["before"]["num_collectives"] for report in reports))
 
@@ -98,6 +118,20 @@ def exchange(shape: dict[str, int]) -> list[str]:
         pairs = zip(source.state_dict().items(), target.state_dict().items(), strict=True)
         wrong += [name for (name, a), (other, b) in pairs if name != other or not torch.equal(_whole(a), _whole(b))]
     return wrong
+
+
+def exchange_optimizers(shape: dict[str, int]) -> list[tuple[list[float], list[float]]]:
+    """Train each model, load its parameters and its optimizer's state into the other, and train both on."""
+    mesh, whole = _mesh(shape), StateDictOptions(full_state_dict=True)
+    found: list[tuple[list[float], list[float]]] = []
+    for ways in (("fully_shard", "simple_fsdp"), ("simple_fsdp", "fully_shard")):
+        source, target = (made(way, mesh) for way in ways)
+        theirs, ours = _optimizer(source), _optimizer(target)
+        losses_of(source, "eager", 3, theirs)
+        state, moments = deepcopy(get_state_dict(source, theirs, options=whole))  # it shares memory with the source
+        set_state_dict(target, ours, model_state_dict=state, optim_state_dict=moments, options=whole)
+        found.append((losses_of(source, "eager", 3, theirs), losses_of(target, "eager", 3, ours)))
+    return found
 
 
 def _whole(value: Any) -> Tensor:

@@ -15,6 +15,7 @@ from weft import zoo
 from weft.errors import CaptureError
 from weft.graph.collective import collectives
 from weft.graph.groups import read_groups
+from weft.graph.ops import Kind
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.virtual.cluster import VirtualCluster
 
@@ -25,6 +26,10 @@ def load(parallel: str = "fsdp", **options: Any) -> GraphModule:
     mesh = {"none": None, "ddp": {"dp": 2}, "fsdp": {"dp": 2}, "tp": {"tp": 2}}[parallel]
     options = {"layers": 1, "compute_dtype": torch.float32, **options}
     return zoo.load("llama-debug", parallel, mesh=mesh, **options)
+
+
+def gathered_bytes(module: GraphModule) -> list[int]:
+    return [each.output_bytes or 0 for each in collectives(module.graph) if each.kind is Kind.ALL_GATHER]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,19 @@ def test_microbatches_give_the_gradients_of_the_whole_batch(parallel: str, optio
     ranks = 1 if parallel == "none" else 2
     inputs = example_inputs(whole, ranks)
     results = [VirtualCluster(ranks).run(graph, inputs, read_groups(graph)) for graph in (whole, parts)]
+    assert compare(*results, num_terms=16).equal
+
+
+@pytest.mark.slow
+def test_a_memory_limit_with_room_gathers_each_parameter_once_and_reduces_once():
+    module = load(accumulate=4)
+    total = sum(gathered_bytes(load(reshard=False)))  # one microbatch gathers each parameter once
+    assert sum(gathered_bytes(module)) > 4 * total
+    woven = weft.optimize(module, "h100-8", memory_limit_bytes=1 << 24).module
+    assert sum(gathered_bytes(woven)) == total
+    assert Counter(collective.kind.value for collective in collectives(woven.graph))["reduce_scatter"] == 1
+    inputs = example_inputs(module, 2)
+    results = [VirtualCluster(2).run(graph, inputs, read_groups(graph)) for graph in (module, woven)]
     assert compare(*results, num_terms=16).equal
 
 

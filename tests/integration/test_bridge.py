@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import weft
-from tests.integration.bridge import exchange, train
+from tests.integration.bridge import exchange, exchange_optimizers, train
 from tests.integration.worlds import World
 from weft.errors import CaptureError
 from weft.frontends.fake_world import fake_world
@@ -39,6 +39,30 @@ def test_weft_sees_the_collectives_and_changes_no_loss(two_ranks: World):
 
 def test_parameters_load_both_ways(two_ranks: World):
     assert two_ranks.run(exchange, shape={"dp": 2}) == [[], []]
+
+
+def test_states_of_optimizers_load_both_ways(two_ranks: World):
+    for results in two_ranks.run(exchange_optimizers, shape={"dp": 2}):
+        for source, target in results:
+            assert target == pytest.approx(source, rel=1e-6)
+
+
+def test_gradients_that_wait_for_the_last_microbatch_are_those_of_fully_shard(two_ranks: World):
+    given = {"shape": {"dp": 2}, "backend": "eager", "num_microbatches": 3}
+    theirs, ours = (two_ranks.run(train, way=way, **given) for way in ("fully_shard", "simple_fsdp"))
+    for a, b in zip(theirs, ours, strict=True):
+        assert b.losses == pytest.approx(a.losses, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_cpp
+def test_inductor_with_weft_changes_no_loss(two_ranks: World):
+    plain, woven = (
+        two_ranks.run(train, way="simple_fsdp", shape={"dp": 2}, backend=name) for name in ("aot_eager", "weft")
+    )
+    for a, b in zip(plain, woven, strict=True):
+        assert b.losses == pytest.approx(a.losses, rel=1e-5)
+        assert b.collectives > 10
 
 
 @pytest.mark.long

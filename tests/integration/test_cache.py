@@ -29,7 +29,6 @@ def run(mesh: DeviceMesh, how: str, **options: Any) -> tuple[RunReport, dict[str
         named = {f"weft.{name}": value for name, value in options.items()}
         function = torch.compile(gather_and_multiply, backend="weft", options=named)
     else:
-        options["report_dir"] = options.pop("report")
         hook = weft.inductor_pass(**options)
         function = torch.compile(gather_and_multiply, options={"post_grad_custom_post_pass": hook})
     function(*gather_and_multiply_arguments(mesh.get_group().group_name))

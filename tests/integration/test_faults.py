@@ -212,7 +212,7 @@ def test_the_module_is_what_it_was_after_a_fault(
     module = weft.parse(LISTING)
     before = everything(module)
     inject(monkeypatch, path, KeyError("injected"))
-    inductor_pass(report_dir=tmp_path, verify="equivalence")(module.graph)
+    inductor_pass(report=tmp_path, verify="equivalence")(module.graph)
     assert SESSION.report().entries[0].skipped.startswith("KeyError: 'injected'")
     assert everything(module) == before
 
@@ -224,7 +224,7 @@ def test_no_kind_of_error_ends_a_compilation(
     module = weft.parse(LISTING)
     inject(monkeypatch, DECIDING["planning"], error)
     inject(monkeypatch, REPORTING["side file"], error)
-    inductor_pass(report_dir=tmp_path)(module.graph)
+    inductor_pass(report=tmp_path)(module.graph)
     assert SESSION.report().entries[0].skipped
     assert weft.listing(module) == weft.listing(weft.parse(LISTING))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
 import weft
-from tests.integration.functions import attend, attend_arguments
+from tests.integration.functions import DIM, attend, attend_arguments
 from tests.integration.worlds import World
 from weft.frontends.session import ALL_RANKS, SESSION
 from weft.passes.base import all_passes, parse_pass
 from weft.plan.cache import VARIABLE, forget_all
+from weft.zoo.parallel.collectives import ALL_GATHER, ALL_REDUCE, WAIT
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
 
@@ -138,8 +141,17 @@ def test_ranks_with_different_plans_leave_the_graph_as_it_was(two_ranks: World, 
     eager = two_ranks.run(train, case="", on=(), folder=str(tmp_path), compiled=False)
     for rank, result in enumerate(results):
         assert result["ran"] == ["left", "left"]
-        assert f"rank {1 - rank} made another plan for the same graph" in "\n".join(result["messages"])
+        assert "rank 1 made another plan than rank 0 for the same graph" in "\n".join(result["messages"])
         assert result["losses"] == pytest.approx(eager[rank]["losses"], rel=1e-5)
+
+
+def count_alike_again() -> None:
+    """The ranks of this world go on to other tests, after some did not take part in a vote."""
+    counts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, (SESSION._num_compilations, SESSION._num_votes))
+    for compilations, votes in counts:
+        SESSION._num_compilations |= compilations
+        SESSION._num_votes |= votes
 
 
 def train_where_rank_1_is_silent(folder: str) -> dict[str, Any]:
@@ -150,11 +162,7 @@ def train_where_rank_1_is_silent(folder: str) -> dict[str, Any]:
         mock.patch("weft.verification.agreement.consensus.WAIT_S", 0.5),
     ):
         result = train("none", (), folder, compiled=dist.get_rank() == 0, pipeline="sink-waits")
-    counts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, (SESSION._num_compilations, SESSION._num_votes))
-    for compilations, votes in counts:  # the ranks of this world go on to other tests: let them count alike again
-        SESSION._num_compilations |= compilations
-        SESSION._num_votes |= votes
+    count_alike_again()
     return result
 
 
@@ -186,3 +194,88 @@ def test_a_rank_with_graphs_from_a_cache_says_so(two_ranks: World, tmp_path: Pat
     assert second["from_cache"] == [True, True]
     assert first["from_cache"] == [False, False]
     assert first["messages"] == second["messages"] == ()
+
+
+def reduce_and_gather(x: Tensor, shards: list[Tensor], dp: str, tp: str) -> Tensor:
+    """Weights gathered over one axis of a mesh, activations summed over the other."""
+    for shard in shards:
+        x = torch.relu(x @ WAIT(ALL_GATHER(shard, 2, dp)))
+        x = WAIT(ALL_REDUCE(x, "sum", tp))
+    return x
+
+
+def run_on_a_mesh(on: Sequence[int]) -> dict[str, Any]:
+    """A graph on a mesh of 2 x 2, with a fault on some ranks; what became of it."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    groups = [mesh.get_group(axis).group_name for axis in ("dp", "tp")]
+    torch.manual_seed(0)
+    shards = [torch.randn(DIM // 2, DIM) for _ in range(3)]
+    x = torch.randn(4, DIM)
+    step = torch.compile(reduce_and_gather, backend="weft_eager", options={"weft.pipeline": "bucket-all-gathers"})
+    fault = mock.patch(PARTS["checking"], fail) if dist.get_rank() in on else contextlib.nullcontext()
+    with fault:
+        found = step(x, shards, *groups)
+    (entry,) = SESSION.report().entries
+    torch.testing.assert_close(found, reduce_and_gather(x, shards, *groups))
+    return {"skipped": entry.skipped, "messages": SESSION.report().messages}
+
+
+@pytest.mark.slow
+def test_a_fault_on_a_mesh_reaches_the_rank_that_shares_no_group_with_the_faulty_one(four_ranks: World):
+    assert [result["skipped"] for result in four_ranks.run(run_on_a_mesh, on=())] == [""] * 4
+    results = four_ranks.run(run_on_a_mesh, on=(3,))
+    assert "KeyError: 'injected'" in results[3]["skipped"]
+    for result in results[:3]:
+        assert result["skipped"].startswith("agreement: rank 3 leaves it as it was: KeyError: 'injected'")
+        assert ALL_RANKS in "\n".join(result["messages"])
+
+
+def error_beside_a_rewritten_graph(folder: str, backend: str, late_s: float = 0.0, on: Sequence[int] = ()) -> str:
+    """The error of a rank that meets a fault, after `late_s`, while the other rank runs the rewritten graph."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    x, shards, group = attend_arguments(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    with torch.no_grad():
+
+        def fail_late(*_: Any, **__: Any) -> Any:
+            time.sleep(late_s)
+            raise KeyError("injected")
+
+        faulty = dist.get_rank() in on
+        wait_s = 0.5 if late_s else 60.0
+        with (
+            mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/{dist.get_rank()}"}),
+            mock.patch("weft.verification.agreement.consensus.WAIT_S", wait_s),
+            mock.patch(PARTS["checking"], fail_late) if faulty else contextlib.nullcontext(),
+        ):
+            try:
+                torch.compile(attend, backend=backend, options={"weft.pipeline": "sink-waits"})(x, shards, group)
+                error = ""
+            except Exception as found:
+                error = str(found)
+        if error:  # the other rank is in the same collectives
+            attend(x, shards, group)
+    count_alike_again()
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.needs_cpp
+def test_a_fault_beside_a_rank_with_the_rewritten_graph_from_a_cache_is_an_error(two_ranks: World, tmp_path: Path):
+    given = {"folder": str(tmp_path), "backend": "weft"}
+    assert two_ranks.run(error_beside_a_rewritten_graph, **given) == ["", ""]
+    shutil.rmtree(tmp_path / "0")
+    first, second = two_ranks.run(error_beside_a_rewritten_graph, **given, on=(0,))
+    told = first + second  # whichever rank is later learns of it
+    assert "runs the rewritten graph 'inference" in told
+    assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in told
+
+
+def test_a_fault_long_after_the_others_have_rewritten_the_graph_is_an_error(two_ranks: World, tmp_path: Path):
+    first, second = two_ranks.run(
+        error_beside_a_rewritten_graph, folder=str(tmp_path), backend="weft_eager", late_s=2.0, on=(1,)
+    )
+    assert first == ""
+    assert "later than others, which have rewritten it" in second

@@ -61,7 +61,7 @@ def graph(x: f32[4, 4], p: f32[2, 4]):
 def test_the_graph_is_edited_in_place(fresh: None, tmp_path: Path):
     module = weft.parse(LISTING)
     nodes = {node.name: node for node in module.graph.nodes}
-    inductor_pass(report_dir=tmp_path)(module.graph)
+    inductor_pass(report=tmp_path)(module.graph)
     assert weft.listing(module) == weft.listing(weft.optimize(weft.parse(LISTING)).module)
     assert all(nodes[node.name] is node for node in module.graph.nodes)
 
@@ -207,7 +207,7 @@ def test_a_graph_without_a_module_is_refused():
         ({"cluster": 8}, "options: weft.cluster is 8, expected a name"),
         ({"memory_limit_bytes": "1G"}, "options: weft.memory_limit_bytes is '1G', expected an int"),
         ({"groups": ["tp"]}, "options: weft.groups is ['tp'], expected a dict such as {'tp': 8}"),
-        ({"report_dir": 1}, "options: weft.report is 1, expected a folder"),
+        ({"report": 1}, "options: weft.report is 1, expected a folder"),
         ({"pipeline": None}, "options: weft.pipeline is None, expected a preset, a spec string or a Pipeline"),
     ],
 )

@@ -117,6 +117,8 @@ def test_a_run_tells_the_times_of_each_graph_and_of_the_whole_step(mesh: DeviceM
     head, *rows = str(report).splitlines()
     assert head.split()[-5:] == ["step", "exposed", "bound", "peak", "memory"]
     assert [row.split()[0] for row in rows] == ["forward", "backward", "optimizer", "whole", "simulated"]
+    phases = [{row[1] for row in entry.figures["layers"]} for entry in report.entries]
+    assert phases == [{"forward"}, {"backward"}, set()]
     steps = [entry.figures["after"]["step_us"] for entry in report.entries]
     bounds = [entry.figures["after"]["lower_bound_us"] for entry in report.entries]
     assert all(0 < bound <= step for bound, step in zip(bounds, steps, strict=True))

@@ -16,13 +16,11 @@ from typing import Any, Self
 
 from torch.fx import Graph, GraphModule
 
-from weft.api import Groups, Witness
 from weft.compat import compilers as compat
 from weft.errors import PipelineError, compose
-from weft.frontends.options import Effort, Options
+from weft.frontends.options import Options, make_options
 from weft.frontends.session import NOT_CALLED, SESSION
 from weft.graph.collective import collectives
-from weft.passes.pipeline import Pipeline
 
 Hook = Callable[..., Any]
 
@@ -96,25 +94,16 @@ class InductorPass:
 
 
 def inductor_pass(
-    cluster: str | None = None,
-    *,
-    pipeline: str | Pipeline = "auto",
-    memory_limit_bytes: int | None = None,
-    effort: Effort = "default",
-    strict: bool = False,
-    verify: Witness = "structure",
-    groups: Groups | None = None,
-    chain: Hook | Sequence[Hook] | None = None,
-    report_dir: str | Path | None = None,
-    agreement_dir: str | Path | None = None,
+    cluster: str | None = None, *, chain: Hook | Sequence[Hook] | None = None, **options: Any
 ) -> InductorPass:
-    """A hook for Inductor's `post_grad_custom_post_pass` that optimizes every graph; options as in `weft.optimize`.
+    """A hook for Inductor's `post_grad_custom_post_pass` that optimizes every graph.
 
-    `chain` is called first; by default it is the hook that is set now. `report_dir` is the folder of the reports.
-    In `agreement_dir` each rank publishes its decisions, so that ranks can compare them.
+    `options` are Weft's options of `torch.compile` without their prefix. `chain` is called first; by default it is the
+    hook that is set now.
     """
-    options = Options(cluster, pipeline, memory_limit_bytes, effort, strict, verify, groups, report_dir, agreement_dir)
-    return InductorPass(options, hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass))
+    given = options if cluster is None else {"cluster": cluster, **options}
+    hooks = hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass)
+    return InductorPass(make_options(given), hooks)
 
 
 def hooks_in(setting: Any) -> tuple[Hook, ...]:

@@ -1,8 +1,10 @@
 """The options of the frontends, their checks, and their identity for caches.
 
     torch.compile(model, backend="weft", options={"weft.cluster": "h100-8", "weft.strict": True})
+    weft.configure(cluster="h100-8", strict=True)      # the same for every graph that is compiled from now on
 
-Contract: an option of torch.compile is `weft.` and the name of a field of `Options`. `identity` differs wherever the
+Contract: an option of torch.compile is `weft.` and the name of a field of `Options`. Options that are given there win
+over those of `configure`, which win over those of the environment. `identity` differs wherever the
 same graph could be rewritten otherwise: by another Weft, torch, pass, pipeline or cluster, or by another option.
 """
 
@@ -16,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -36,7 +38,11 @@ DISABLE = "WEFT_DISABLE"
 """Environment variable: `1` leaves all graphs of `torch.compile` unchanged."""
 DISABLE_PASSES = "WEFT_DISABLE_PASSES"
 """Environment variable: names of passes that are not run, separated by commas."""
+OPTIONS = "WEFT_OPTIONS"
+"""Environment variable: defaults of the options as JSON, such as `{"cluster": "h100-8"}`."""
 Effort = Literal["fast", "default", "best"]
+_configured: dict[str, Any] = {}
+"""The options that `configure` was given last, checked."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +125,50 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str,
     """The options of torch.compile: those of Weft checked, and the rest."""
     given = dict(options or {})
     mine = {name.removeprefix(PREFIX): given.pop(name) for name in list(given) if name.startswith(PREFIX)}
-    known = option_names()
-    for name in mine:
+    return make_options(mine), given
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """The options of these names, which have no prefix; the others have the defaults of this process."""
+    return Options(**_from_environment() | _configured | _fields_of(given))
+
+
+def configure(**options: Any) -> None:
+    """Set defaults for Weft's options of `torch.compile`, without their prefix, as in `configure(cluster="h100-8")`.
+
+    They hold for the backends, `inductor_pass` and `compiled_backward`, for graphs that are compiled afterwards;
+    options that are given to `torch.compile` win. Each call replaces the defaults of earlier calls.
+    """
+    checked = _fields_of(options)
+    Options(**checked)
+    _configured.clear()
+    _configured.update(checked)
+
+
+def _from_environment() -> dict[str, Any]:
+    """The defaults that the environment holds."""
+    text = os.environ.get(OPTIONS, "")
+    try:
+        found = json.loads(text) if text else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"it is a {type(found).__name__}")
+    except ValueError as error:
+        what = f"the environment variable {OPTIONS} is {text!r}: {error}"
+        do = f"""write a JSON object, such as {OPTIONS}='{{"cluster": "h100-8x8"}}'"""
+        raise PipelineError(compose("options", what, do=do)) from None
+    return _fields_of(cast(dict[str, Any], found))
+
+
+def _fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the fields of `Options`."""
+    known, found = option_names(), dict(given)
+    for name in found:
         if PREFIX + name not in known:
             do = nearest(PREFIX + name, known) or f"the options are {', '.join(known)}"
             raise PipelineError(compose("options", f"no option is called {PREFIX + name!r}", do=do))
-    if LIMIT in mine:
-        mine["memory_limit_bytes"] = _limit_of(mine.pop(LIMIT), mine.get("memory_limit_bytes"))
-    return Options(**mine), given
+    if LIMIT in found:
+        found["memory_limit_bytes"] = _limit_of(found.pop(LIMIT), found.get("memory_limit_bytes"))
+    return found
 
 
 def _limit_of(size: Any, num_bytes: Any) -> int:

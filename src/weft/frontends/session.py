@@ -6,9 +6,10 @@ written to the side file when the result was made. Listings, decisions and times
 (TORCH_TRACE, tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
 
 A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying and verifying decide which graph
-runs: if they fail on one rank, the graph stays unchanged on all ranks that share its groups (`consensus.py`), since
-ranks with different graphs would hang. Reporting depends on the machine (a full disk, a log handler), so a fault in it
-changes nothing but the report.
+runs: if they fail on one rank, the graph stays unchanged on all ranks that are connected through its groups
+(`consensus.py`), since ranks with different graphs would hang. If that is impossible, because one of them runs the
+rewritten graph already, the compilation ends with an error. Reporting depends on the machine (a full disk, a log
+handler), so a fault in it changes nothing but the report.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence, Set
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,13 +44,14 @@ from weft.graph.collective import collectives
 from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
+from weft.graph.origins import PHASE_KEY
 from weft.passes.pipeline import listing_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
 from weft.verification.agreement.agreement import Agreement
-from weft.verification.agreement.consensus import FROM_CACHE, WAIT_S, Vote, cast, collect, objection
+from weft.verification.agreement.consensus import WAIT_S, BallotBox, Resolution, Vote, as_ranges, decide, tell
 from weft.verification.agreement.issue_order import read_order
-from weft.verification.agreement.rank_record import Board, FolderBoard, Statement, StoreBoard, check_published, publish
+from weft.verification.agreement.rank_record import FolderBoard, Statement, StoreBoard, check_published, publish
 
 log = logging.getLogger("weft")
 
@@ -63,7 +65,7 @@ REPORT_IT = (
     "this is a bug in Weft, please report it; the traceback is in weft.run_report() and under TORCH_LOGS=weft, and "
     "the option weft.strict raises the error"
 )
-ALL_RANKS = "the ranks that share its process groups leave it as it was, too, so training goes on"
+ALL_RANKS = "the ranks that are connected through its process groups leave it as it was, too, so training goes on"
 OTHER_RANKS = (
     "all ranks with this graph should leave it unchanged; if only some of them print this, they run different "
     "collectives and will hang; the option weft.agreement detects that"
@@ -173,12 +175,23 @@ class Session:
             self._publish_cached()
 
     def _vote_as_cached(self, *phases: str) -> None:
+        """Tell the other ranks that a cache supplied a graph; an error if they do not run the same graph."""
+        divergence: tuple[str, str] | None = None
         with self.contained("the vote of this rank", strict=False):
             if (store := shared_store()) is None:
                 return
+            compile_id = compat.compilation()[0]
+            entries = self.report().entries
             for phase in phases:
-                name = f"{self._compilation(phase, compat.compilation()[0])} 1"
-                cast(StoreBoard(store), name, _rank(), FROM_CACHE)
+                known = [e for e in entries if e.from_cache and (e.compile_id, e.phase) == (compile_id, phase)]
+                ranks = as_ranges(rank for entry in known for rank in _ranks_in(entry.statement))
+                vote = Vote("", "from a cache", "", ranks, is_final=True)
+                if known and all(entry.skipped for entry in known):
+                    vote = Vote("", "", "its compiler's cache has the graph as it was", ranks)
+                name = f"{self._compilation(phase, compile_id)} 1"
+                divergence = tell(StoreBoard(store), name, _rank(), vote) or divergence
+        if divergence is not None:
+            raise _error_of(divergence)
 
     def note_look_up(self, identity: str, folder: Path, options: Options | None = None) -> None:
         """Remember that a cache was asked for the result of a pass: if the pass is not called now, the cache had it."""
@@ -213,19 +226,23 @@ class Session:
         """
         if apart:
             module.meta[APART_KEY] = True
+        module.meta.pop(PHASE_KEY, None)
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity, module)
             self._handed_over = (entry.compile_id, entry.phase)
+            if entry.role in ("forward", "backward", "optimizer"):
+                module.meta[PHASE_KEY] = entry.role
+        election = _Election(None, "", 0, ())
         if is_disabled():
             self.say(f"{DISABLE} is set, so no graph is changed")
             with self.contained("a report of a graph", strict=False):
                 num_left = sum(1 for _ in collectives(module.graph))
                 self._add(replace(entry, skipped=f"{DISABLE} is set", num_left=num_left), None)
             with self.contained("the vote of this rank", strict=False):
-                self._election(module, entry).leave(f"{DISABLE} is set")
+                election = self._election(module, entry)
+            self._leave_together(election, f"{DISABLE} is set")
             return False
-        election = _Election(None, "", 0, ())
         with self.contained("the vote of this rank", options.strict):
             election = self._election(module, entry)
         kept: Snapshot | None = None
@@ -239,14 +256,13 @@ class Session:
                 _emit(entry, module, result)
             with self.contained("the figures of a graph", options.strict):
                 simulated = _with_simulations(result, module, options, fuses) if _rank() == 0 else None
-            kept = Snapshot(module) if election.peers else None
+            kept = Snapshot(module) if election.ranks else None
             replay_in_place(module, result.report.bare_plan, groups=options.groups)
         except Exception as error:  # the graph is unchanged, and the compiler can go on without Weft
-            with self.contained("the vote of this rank", strict=False):
-                election.leave(_told(error).splitlines()[0])
+            self._leave_together(election, _told(error).splitlines()[0], wait=not options.strict)
             if options.strict:
                 raise
-            self._leave(module, entry, options, folder, error, ALL_RANKS if election.peers else OTHER_RANKS)
+            self._leave(module, entry, options, folder, error, ALL_RANKS if election.ranks else OTHER_RANKS)
             return False
         if kept is not None and (found := self._objection(election, result)) is not None:
             kept.restore()
@@ -324,14 +340,14 @@ class Session:
         return {"after": {key: getattr(timeline, key) for key in keys}}
 
     def _election(self, module: GraphModule, entry: GraphEntry) -> _Election:
-        """The election on a graph; without peers if no other process runs its collectives."""
-        store, peers = shared_store(), _peers(module)
-        if store is None or not peers:
+        """The election on a graph; without ranks if no other process runs its collectives."""
+        store, ranks = shared_store(), _ranks_of_groups(module)
+        if store is None or not ranks - {_rank()}:
             return _Election(None, "", _rank(), ())
         # Graphs without collectives do not count: a rank may find in a cache what another one has just compiled.
         name = self._compilation(entry.phase, entry.compile_id)
         self._num_votes[name] += 1
-        return _Election(StoreBoard(store), f"{name} {self._num_votes[name]}", _rank(), peers)
+        return _Election(StoreBoard(store), f"{name} {self._num_votes[name]}", _rank(), as_ranges(ranks))
 
     def _compilation(self, phase: str, compile_id: str) -> str:
         """A name for one compilation of a graph that all ranks give it, whatever they find in caches."""
@@ -339,18 +355,33 @@ class Session:
 
     def _objection(self, election: _Election, result: Result) -> str | None:
         """Why a graph that this rank has rewritten must stay as it was on all ranks; None: it need not."""
+        mine = Vote(result.report.before.digest, result.report.plan_digest, "", election.ranks)
+        return self._resolve(election, mine).objection
+
+    def _leave_together(self, election: _Election, why: str, *, wait: bool = True) -> None:
+        """Vote to leave a graph as it was; an error if another rank runs the rewritten graph all the same."""
+        mine = Vote("", "", why, election.ranks)
+        if wait:
+            self._resolve(election, mine)
+        elif election.board is not None:
+            with self.contained("the vote of this rank", strict=False):
+                tell(election.board, election.name, election.rank, mine)
+
+    def _resolve(self, election: _Election, mine: Vote) -> Resolution:
+        """What the ranks decide; an error if this rank cannot go on with the others."""
+        found = Resolution()
         with self.contained("the vote of the other ranks", strict=False):
-            mine = Vote(result.report.before.digest, result.report.plan_digest)
-            votes = election.vote(mine, self._silent)
-            if (found := objection(mine, votes)) is not None:
-                return found
-            if silent := [rank for rank in election.peers if rank not in votes and rank not in self._silent]:
+            if election.board is not None:
+                found = decide(election.board, election.name, election.rank, mine, self._silent)
+            if silent := [rank for rank in found.silent if rank not in self._silent]:
                 self._silent.update(silent)
                 ranks, them = f"rank {silent[0]}", "it"
                 if len(silent) > 1:
                     ranks, them = f"ranks {', '.join(map(str, silent))}", "them"
                 self.say(SILENT_RANKS.format(ranks=ranks, name=election.name, seconds=WAIT_S, them=them))
-        return None
+        if found.divergence is not None:
+            raise _error_of(found.divergence)
+        return found
 
     def _result(self, module: GraphModule, options: Options, fuses: bool, is_part: bool) -> Result:
         """The result of the plan that was recorded for a graph, or of a new one."""
@@ -495,31 +526,35 @@ class Session:
 class _Election:
     """The vote on one graph."""
 
-    board: Board | None
+    board: BallotBox | None
     name: str
     rank: int
-    peers: tuple[int, ...]
-    """The other ranks of the graph's groups."""
-
-    def leave(self, why: str) -> None:
-        """Vote to leave the graph as it was."""
-        if self.board is not None and self.peers:
-            cast(self.board, self.name, self.rank, Vote("", why=why))
-
-    def vote(self, mine: Vote, silent: Set[int]) -> dict[int, Vote]:
-        """Vote, and wait for the votes of the others, except for those that were silent before."""
-        if self.board is None or not self.peers:
-            return {}
-        cast(self.board, self.name, self.rank, mine)
-        return collect(self.board, self.name, self.peers, silent)
+    ranks: tuple[tuple[int, int, int], ...]
+    """The ranks of the graph's groups, as ranges."""
 
 
-def _peers(module: GraphModule) -> tuple[int, ...]:
-    """The other ranks of the live groups whose collectives are in a graph."""
+def _ranks_of_groups(module: GraphModule) -> set[int]:
+    """The ranks of the live groups whose collectives are in a graph."""
     names = dict.fromkeys(each.group for each in collectives(module.graph))
     groups = (group for name in names if (group := resolve_group(name)) is not None)
-    ranks = {rank for group in groups for rank in dist.get_process_group_ranks(group)}
-    return tuple(sorted(ranks - {_rank()}))
+    return {rank for group in groups for rank in dist.get_process_group_ranks(group)}
+
+
+def _ranks_in(statement: str) -> set[int]:
+    """The ranks of this rank's groups in a statement; those that it cannot tell are missing."""
+    if not statement:
+        return set()
+    found: set[int] = set()
+    for group in Statement.from_json(statement).order.groups.values():
+        is_tiled = group.ranks is not None or (group.span > 0 and _num_ranks() % group.span == 0)
+        parts = group.partition(_num_ranks()) if is_tiled else ()
+        found.update(*(part for part in parts if _rank() in part))
+    return found
+
+
+def _error_of(divergence: tuple[str, str]) -> VerificationError:
+    what, do = divergence
+    return VerificationError(compose("agreement", what, do=do))
 
 
 SESSION = Session()

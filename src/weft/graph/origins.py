@@ -30,6 +30,8 @@ from weft.quantities import size_text
 
 PHASES = {"is_forward": "forward", "is_backward": "backward", "is_optimizer": "optimizer"}
 """The names of the phases, by `partitioner_tag`."""
+PHASE_KEY = "weft.phase"
+"""In `GraphModule.meta`: the phase of all nodes that have none of their own."""
 MAX_PARTS = 3
 """Maximum number of layers, or ranges of layers, that a label names."""
 _GENERIC = re.compile(r"(primals|arg|tangents|args)_?\d*(_\d+)*$")
@@ -105,6 +107,7 @@ def origins_of(
     `originals` are the origins in the graph that this one was made from, by the name of the launch.
     """
     known = originals or {}
+    phase = str(graph.owning_module.meta.get(PHASE_KEY, "")) if graph.owning_module is not None else ""
     modules = dict.fromkeys(path_of(node.meta) for node in graph.nodes)
     paths = {path.replace(".", "_"): path for module in modules for path in _prefixes(module)}
     found: dict[str, tuple[CollectiveOrigin, ...]] = {}
@@ -113,8 +116,8 @@ def origins_of(
         members: tuple[str, ...] = launch.meta.get(MEMBERS_KEY, (launch.name,))
         named = tuple(known[name] for name in members if name in known)
         kept: Iterable[Mapping[str, Any]] = launch.meta.get(ORIGINS_KEY, ())
-        from_members = [_origin(path_of(meta), meta, "", None) for meta in kept]
-        found[launch.name] = named or tuple(o for o in from_members if o.subject) or (_own(each, paths),)
+        from_members = [_origin(path_of(meta), meta, phase, "", None) for meta in kept]
+        found[launch.name] = named or tuple(o for o in from_members if o.subject) or (_own(each, paths, phase),)
     return found
 
 
@@ -173,7 +176,7 @@ def name_nodes(graph: Graph) -> dict[str, str]:
     return {name: path for name, path in found.items() if path}
 
 
-def _own(collective: Collective, paths: Mapping[str, str]) -> CollectiveOrigin:
+def _own(collective: Collective, paths: Mapping[str, str], phase: str) -> CollectiveOrigin:
     """The origin of a collective that stands in the graph as it was traced."""
     launch = collective.launch
     path = path_of(launch.meta)
@@ -186,11 +189,18 @@ def _own(collective: Collective, paths: Mapping[str, str]) -> CollectiveOrigin:
         subject = _parameter(str(first.target), paths) or path
     sizes = collective.input_bytes, collective.output_bytes
     num_bytes = None if sizes[0] is None or sizes[1] is None else max(sizes[0], sizes[1])
-    return _origin(subject, launch.meta, source_of(launch), num_bytes)
+    return _origin(subject, launch.meta, phase, _source(collective), num_bytes)
 
 
-def _origin(subject: str, meta: Mapping[str, Any], source: str, num_bytes: int | None) -> CollectiveOrigin:
-    return CollectiveOrigin(subject, layer_of(subject), phase_of(meta), source, num_bytes)
+def _origin(subject: str, meta: Mapping[str, Any], phase: str, source: str, num_bytes: int | None) -> CollectiveOrigin:
+    return CollectiveOrigin(subject, layer_of(subject), phase_of(meta) or phase, source, num_bytes)
+
+
+def _source(collective: Collective) -> str:
+    """The line of a collective; if only torch's own is known, as in logs, that of a user or of its input."""
+    users = [user for wait in collective.waits for user in wait.users]
+    near = (collective.launch, *users, *collective.inputs)
+    return next(filter(None, map(source_of, near)), "")
 
 
 def _way_back(node: Node) -> list[Node]:

@@ -19,7 +19,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from weft.errors import PipelineError, compose
-from weft.frontends.options import PREFIX, split_options
+from weft.frontends.options import make_options
 from weft.frontends.session import SESSION
 
 HOME = "torchtitan.experiments.graph_trainer"
@@ -31,7 +31,7 @@ RIVALS = ("enable_fsdp_ag_rs_overlap", "enable_fsdp_dense_region_overlap")
 
 def add_pipeline(**options: Any) -> None:
     """Register the pipeline `weft` with torchtitan, with Weft's options of `torch.compile`, without their prefix."""
-    mine, _ = split_options({PREFIX + name: value for name, value in options.items()})
+    mine = make_options(options)
     folder = Path(mine.report) if mine.report is not None else None
 
     def make_passes(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Callable[..., GraphModule]]:

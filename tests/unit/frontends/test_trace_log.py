@@ -21,6 +21,7 @@ from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
 from weft.graph.groups import TABLE_KEY
 from weft.graph.listings.text import source_of
+from weft.graph.origins import originals_of
 
 DATA = Path(__file__).parents[2] / "data"
 PREFIX = "V0115 10:00:00.000000 77 torch/_inductor/compile_fx.py:1404] "
@@ -83,6 +84,12 @@ def test_the_graphs_of_a_log_are_listed_with_kind_compilation_part_rank_and_line
     assert {g.rank for g in graphs} == {0}
     assert {g.torch_version for g in graphs} == {"2.13.0+cpu"}
     assert {g.compile_id for g in graphs} == {"0/0_1", "1/0"}
+
+
+def test_the_line_of_a_collective_is_one_of_the_model():
+    module = find("train_inductor.log", "aot_forward_graph", "0/0_1").load()
+    sources = [origin.source for origin in originals_of(module.graph).values()]
+    assert sources == ["model.py:26 in forward: h = torch.relu(x @ w + self.b)"]
 
 
 def test_a_graph_is_read_with_its_types_groups_and_outputs():

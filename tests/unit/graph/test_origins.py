@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.fx import GraphModule
 
 import weft
-from weft.graph.origins import fold_layers, layer_of, originals_of, origins_of, path_of, plain_path, tell_origins
+from weft.graph.origins import (
+    PHASE_KEY,
+    fold_layers,
+    layer_of,
+    originals_of,
+    origins_of,
+    path_of,
+    plain_path,
+    tell_origins,
+)
 from weft.passes.pipeline import Pipeline
 
 LISTING = """group('dp', size=2)
@@ -64,6 +75,38 @@ def test_a_merged_launch_has_the_origins_of_all_its_members():
         found = origins_of(after.graph, originals)[name]
         assert [origin.subject for origin in found] == ["layers.0.up", "layers.1.up", "norm"]
     assert tell_origins("all_gather", 1 << 20, found) == "all-gather of layers.0-1, norm (3 tensors, 1.00 MiB)"
+
+
+def test_a_collective_without_a_phase_of_its_own_has_that_of_its_graph():
+    module = traced()
+    assert {origin.phase for origin in originals_of(module.graph).values()} == {""}
+    module.meta[PHASE_KEY] = "backward"
+    next(node for node in module.graph.nodes if node.name == "a0").meta["partitioner_tag"] = "is_optimizer"
+    phases = {name: origin.phase for name, origin in originals_of(module.graph).items()}
+    assert phases == {"a0": "optimizer", "a1": "backward", "a2": "backward", "r": "backward"}
+    after = Pipeline.parse("bucket-all-gathers").run(module).module
+    assert {origin.phase for found in origins_of(after.graph).values() for origin in found} == {"optimizer", "backward"}
+
+
+def test_the_line_of_a_collective_is_the_first_outside_of_torch_around_it():
+    def line(file: str, number: int) -> str:
+        return f'  File "{file}", line {number}, in forward\n    code\n'
+
+    module = traced()
+    nodes = {node.name: node for node in module.graph.nodes}
+    in_torch = line("site-packages/torch/distributed/_functional_collectives.py", 209)
+    nodes["a0"].meta["stack_trace"] = line("model.py", 1) + in_torch
+    nodes["a1"].meta["stack_trace"] = in_torch
+    nodes["s"].meta["stack_trace"] = line("model.py", 2)  # uses what a1 gathers
+    nodes["r"].meta["stack_trace"] = line(f"{Path(torch.__file__).parent}/functional.py", 5)
+    nodes["m"].meta["stack_trace"] = line("torch/model.py", 3)  # a folder of the user's
+    sources = {name: origin.source for name, origin in originals_of(module.graph).items()}
+    assert sources == {
+        "a0": "model.py:1 in forward: code",
+        "a1": "model.py:2 in forward: code",
+        "a2": "model.py:2 in forward: code",
+        "r": "model.py:3 in forward: code",
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -93,15 +94,19 @@ def excerpt(node: Node, groups: GroupTable | None = None) -> list[str]:
 
 
 def source_of(node: Node) -> str:
-    """`model.py:41 in forward: q = self.wq(x)`, from the innermost frame of the node's stack trace."""
+    """`model.py:41 in forward: q = self.wq(x)`, from the innermost frame of the stack trace outside of torch."""
     frames = [line.strip() for line in (node.meta.get("stack_trace") or node.stack_trace or "").splitlines() if line]
-    places = [i for i, line in enumerate(frames) if line.startswith('File "')]
+    places = [i for i, line in enumerate(frames) if line.startswith('File "') and not _OF_TORCH.match(line)]
     if not places:
         return ""
     file, number, function = (part.strip() for part in [*frames[places[-1]].split(","), "", ""][:3])
     name = file.removeprefix('File "').rstrip('"').rpartition("/")[2]
     code = frames[places[-1] + 1] if places[-1] + 1 < len(frames) else ""
     return f"{name}:{number.removeprefix('line ')} {function}: {code}".rstrip(": ")
+
+
+_OF_TORCH = re.compile(rf'File "({re.escape(str(Path(torch.__file__).parent))}|([^"]*/)?(site|dist)-packages/torch)/')
+"""A line of a stack trace in torch's own files, here or on the machine that wrote a log."""
 
 
 class _Writer:

@@ -1,14 +1,19 @@
-"""Consensus: the ranks that run a graph's collectives together rewrite it together, or not at all.
+"""Consensus: ranks that are connected through the groups of a graph rewrite it together, or not at all.
 
-    vote = Vote(graph, plan)                         # Vote(graph, why="KeyError: ...") to leave the graph as it was
-    cast(board, "forward 0/0 1", rank, vote)
-    votes = collect(board, "forward 0/0 1", ranks)   # waits for the others, but not for ever
-    print(objection(vote, votes))                    # None: rewrite it
+    vote = Vote(graph, plan, ranks=as_ranges(ranks))          # Vote(graph, why=error) to leave the graph as it was
+    resolution = decide(board, "forward 0/0 1", rank, vote)   # waits for the others, at most WAIT_S
+    print(resolution.objection)                               # None: rewrite it
+    print(resolution.divergence)                              # None: all ranks end alike
 
-Contract: no collective. A rank that leaves a graph as it was says so and does not wait. A rank that would rewrite it
-waits for the votes of the others, and leaves the graph as it was, too, if one of them does, or if one has made another
-plan for the same graph. All ranks see the same votes, so they decide alike. A rank whose compiler has the graph from a
-cache says so where it can. A rank that stays silent does not count: it may have the graph from a cache, too.
+Contract: no collective. Each rank has one vote, which is written once. A vote names the ranks of the voter's groups, so
+a rank that reads votes finds all ranks that it is connected with: those of its own groups, of their groups, and so on.
+They all read the same votes, so they decide alike: a graph stays as it was if one of them leaves it as it was, or if
+two of them made different plans for the same graph.
+
+A rank that does not vote in time is closed: another rank writes `CLOSED` in its place before it rewrites the graph. A
+closed rank can still rewrite the graph, but no longer stop the others. A rank whose compiler has the rewritten graph in
+a cache says so where it can, and cannot stop, either. If such a rank and a rank that leaves the graph as it was are
+connected, they would run different collectives, and hang. At least one of them then learns of it: its divergence.
 """
 
 from __future__ import annotations
@@ -17,13 +22,34 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass
-
-from weft.verification.agreement.rank_record import Board
+from typing import Any, Protocol
 
 WAIT_S = 60.0
 """How long a rank waits for the votes of the others, in seconds: longer than ranks usually differ in compile time."""
 PAUSE_S = 0.01
-"""Time between two looks at the board, in seconds."""
+"""Time between two looks at the board for each missing vote, in seconds."""
+MAX_PAUSE_S = 0.5
+"""Longest time between two looks at the board, in seconds."""
+FRESH_CACHES = (
+    "start all ranks with empty compiler caches (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1), or with WEFT_DISABLE=1, which "
+    "leaves all graphs as they are"
+)
+START_AGAIN = (
+    "start the run again: compiler caches may make this rank faster; WEFT_DISABLE=1 on all ranks leaves all graphs as "
+    "they are"
+)
+
+
+class BallotBox(Protocol):
+    """A store of texts by key that all ranks can access."""
+
+    def write_once(self, key: str, text: str) -> str:
+        """Store a text unless the key exists; the text that the key has now."""
+        ...
+
+    def read(self, key: str) -> str | None:
+        """The text, or None if the key does not exist now."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,48 +62,141 @@ class Vote:
     """The digest of the plan; empty: the rank leaves the graph as it was."""
     why: str = ""
     """Why the rank leaves the graph as it was."""
+    ranks: tuple[tuple[int, int, int], ...] = ()
+    """The ranks of the groups whose collectives are in the graph, as ranges."""
+    is_final: bool = False
+    """The compiler found the rewritten graph in its cache: the rank runs it, whatever the others decide."""
 
 
-FROM_CACHE = Vote("", "from a cache")
-"""The vote of a rank that does not plan a graph, because the compiler found the rewritten graph in its cache."""
+CLOSED = Vote("", "no vote in time")
+"""Written in place of the vote of a rank that is late."""
 
 
-def cast(board: Board, name: str, rank: int, vote: Vote) -> None:
-    """Publish the vote of a rank on a graph."""
-    board.write(_key(name, rank), json.dumps(asdict(vote)))
+@dataclass(frozen=True)
+class Resolution:
+    """The decision of the ranks about a graph."""
+
+    objection: str | None = None
+    """Why this rank leaves the graph as it was; None: it rewrites it."""
+    silent: tuple[int, ...] = ()
+    """Ranks that did not vote in time."""
+    divergence: tuple[str, str] | None = None
+    """Why this rank cannot go on with the others, and what to do; None: it can."""
 
 
-def collect(board: Board, name: str, ranks: Iterable[int], silent: Set[int] = frozenset()) -> dict[int, Vote]:
-    """The votes of these ranks; a rank that does not vote in time is missing. One vote to leave ends the wait.
+def as_ranges(ranks: Iterable[int]) -> tuple[tuple[int, int, int], ...]:
+    """Ranks as few ranges: first, last and step."""
+    found: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        last = found[-1] if found else []
+        if last and (last[0] == last[1] or rank - last[1] == last[2]):
+            last[1:] = rank, rank - last[1]
+        else:
+            found.append([rank, rank, 1])
+    return tuple((first, last, step) for first, last, step in found)
 
-    Votes of `silent` ranks count if they are there, but are not waited for.
+
+def decide(board: BallotBox, name: str, rank: int, mine: Vote, silent: Set[int] = frozenset()) -> Resolution:
+    """Vote on a graph, and wait for the ranks that this rank is connected with.
+
+    One vote to leave the graph as it was ends the wait, except for the rank that casts it: it waits to learn if another
+    rank runs the rewritten graph all the same. Ranks that were `silent` before are not waited for.
     """
-    missing, votes = list(ranks), dict[int, Vote]()
-    end = time.monotonic() + WAIT_S
-    while True:
-        votes |= {rank: vote for rank in missing if (vote := _read(board, name, rank)) is not None}
-        missing = [rank for rank in missing if rank not in votes]
-        is_left = any(not vote.plan for vote in votes.values())
-        if is_left or not set(missing) - silent or time.monotonic() >= end:
-            return votes
-        time.sleep(PAUSE_S)
+    cast = _cast(board, name, rank, mine)
+    if cast == CLOSED and not mine.plan:
+        return Resolution(mine.why, (), (_late(name, mine.why), START_AGAIN))
+    votes = _collect(board, name, {rank: mine}, WAIT_S, silent, is_patient=not mine.plan)
+    found = objection(votes)
+    late = tuple(sorted(_missing(votes)))
+    while found is None and (missing := _missing(votes)):
+        votes |= {other: _cast(board, name, other, CLOSED) for other in sorted(missing)}
+        found = objection(votes)
+    late = tuple(sorted({*late, *(other for other, vote in votes.items() if vote == CLOSED)}))
+    if found is not None and cast == CLOSED:
+        return Resolution(found, (), (_late(name, found), START_AGAIN))
+    return Resolution(found, () if found is not None and mine.plan else late, _clash(name, rank, found, votes))
 
 
-def objection(mine: Vote, votes: Mapping[int, Vote]) -> str | None:
-    """Why a graph must stay as it was although this rank could rewrite it; None if nobody objects."""
+def tell(board: BallotBox, name: str, rank: int, mine: Vote) -> tuple[str, str] | None:
+    """Vote on a graph that is decided on this rank; the divergence, as far as others have voted. It does not wait."""
+    _cast(board, name, rank, mine)
+    votes = _collect(board, name, {rank: mine}, 0.0, frozenset(), is_patient=True)
+    return _clash(name, rank, objection(votes), votes)
+
+
+def objection(votes: Mapping[int, Vote]) -> str | None:
+    """Why a graph must stay as it was on ranks with these votes; None if nobody objects."""
     for rank, vote in sorted(votes.items()):
         if not vote.plan:
             return f"rank {rank} leaves it as it was: {vote.why}"
+    plans: dict[str, tuple[int, str]] = {}
     for rank, vote in sorted(votes.items()):
-        if vote.graph == mine.graph and vote.plan != mine.plan:
-            return f"rank {rank} made another plan for the same graph: {vote.plan[:12]} instead of {mine.plan[:12]}"
+        first, plan = plans.setdefault(vote.graph, (rank, vote.plan)) if vote.graph else (rank, vote.plan)
+        if plan != vote.plan:
+            return (
+                f"rank {rank} made another plan than rank {first} for the same graph: {vote.plan[:12]} instead of "
+                f"{plan[:12]}"
+            )
     return None
+
+
+def _collect(
+    board: BallotBox, name: str, votes: dict[int, Vote], wait_s: float, silent: Set[int], *, is_patient: bool
+) -> dict[int, Vote]:
+    """These votes and those of all ranks that the voters are connected with, as far as they are there in time."""
+    votes = dict(votes)
+    end = time.monotonic() + wait_s
+    while True:
+        missing = _missing(votes)
+        read = {rank: vote for rank in sorted(missing) if (vote := _read(board, name, rank)) is not None}
+        votes |= read
+        if not is_patient and any(not vote.plan for vote in votes.values()):
+            return votes
+        if read:  # they may name more ranks
+            continue
+        if not missing - silent or time.monotonic() >= end:
+            return votes
+        time.sleep(min(PAUSE_S * len(missing), MAX_PAUSE_S))
+
+
+def _missing(votes: Mapping[int, Vote]) -> set[int]:
+    """The ranks that voters name, without a vote."""
+    ranges = {each for vote in votes.values() for each in vote.ranks}
+    return {rank for first, last, step in ranges for rank in range(first, last + 1, step)} - votes.keys()
+
+
+def _clash(name: str, rank: int, found: str | None, votes: Mapping[int, Vote]) -> tuple[str, str] | None:
+    """The divergence of ranks that leave a graph as it was from those that cannot."""
+    final = next((other for other, vote in sorted(votes.items()) if vote.is_final), None)
+    if found is None or final is None:
+        return None
+    who = "this rank runs" if final == rank else f"rank {final} runs"
+    what = f"{who} the rewritten graph {name!r} from its compiler's cache, but others leave it as it was"
+    return f"{what} ({found}), so they would run different collectives", FRESH_CACHES
+
+
+def _late(name: str, why: str) -> str:
+    return (
+        f"this rank compiled graph {name!r} more than {WAIT_S:.0f} s later than others, which have rewritten it, and "
+        f"cannot do the same ({why}), so they would run different collectives"
+    )
+
+
+def _cast(board: BallotBox, name: str, rank: int, vote: Vote) -> Vote:
+    """Write the vote of a rank unless it has one; the vote that it has."""
+    return _vote(board.write_once(_key(name, rank), json.dumps(asdict(vote))))
+
+
+def _read(board: BallotBox, name: str, rank: int) -> Vote | None:
+    text = board.read(_key(name, rank))
+    return None if text is None else _vote(text)
+
+
+def _vote(text: str) -> Vote:
+    data: dict[str, Any] = json.loads(text)
+    data["ranks"] = tuple(tuple(each) for each in data["ranks"])
+    return Vote(**data)
 
 
 def _key(name: str, rank: int) -> str:
     return f"vote/{name}/{rank}"
-
-
-def _read(board: Board, name: str, rank: int) -> Vote | None:
-    text = board.read(_key(name, rank))
-    return None if text is None else Vote(**json.loads(text))

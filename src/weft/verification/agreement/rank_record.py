@@ -90,6 +90,10 @@ class StoreBoard:
         name = f"{self.prefix}/{key}"
         return self.store.get(name).decode() if self.store.check([name]) else None  # `get` alone would block
 
+    def write_once(self, key: str, text: str) -> str:
+        """Store a text unless the key exists; the text that the key has now."""
+        return self.store.compare_set(f"{self.prefix}/{key}", "", text).decode()
+
 
 @dataclass(frozen=True)
 class Statement:

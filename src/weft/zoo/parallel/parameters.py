@@ -235,14 +235,14 @@ def let_gradients_wait(model: nn.Module) -> None:
     """Give the model FSDP2's method that switches the reduction of gradients off and on between microbatches."""
     pending: dict[nn.Module, dict[str, PendingGradient]] = {}
 
-    def set_requires_gradient_sync(reduces: bool) -> None:
-        for module in model.modules():
+    def set_requires_gradient_sync(requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        for module in model.modules() if recurse else (model,):
             routes: dict[str, Route] = getattr(module, "routes", {})
             if routes and module not in pending:
                 pending[module] = {name: PendingGradient() for name in routes}
                 module.pending = pending[module]  # type: ignore[assignment]
             for gradient in pending.get(module, {}).values():
-                gradient.reduces = reduces
+                gradient.reduces = requires_gradient_sync
 
     model.set_requires_gradient_sync = set_requires_gradient_sync  # type: ignore[assignment]
 
