@@ -95,8 +95,10 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         where = f"{row['step']}, {row['layers']} layers"
         peak = f"{row['hand_bytes'] / 2**30:.2f} GiB"
         lines.append(f"| {where} | {row['policy']} | {peak} | {row['hand_ms']:.1f} ms | {result} |")
-    longer = sum(not row["is_shorter"] for row in rows)
-    return "\n".join([*lines, "", f"Weft is longer in {longer} of {len(rows)} rows."])
+    fit = [row for row in rows if row["weft_ms"] is not None]
+    longer = sum(not row["is_shorter"] for row in fit)
+    said = f"Weft is longer in {longer} of {len(fit)} rows; in {len(rows) - len(fit)} more it found nothing that fits."
+    return "\n".join([*lines, "", said])
 
 
 def main() -> None:

@@ -160,6 +160,15 @@ def test_torch_decides_if_nothing_fits_and_a_warning_names_the_least():
     assert any("the smallest peak found is" in message for message in SESSION.report().messages)
 
 
+@pytest.mark.parametrize(("memory_bytes", "fits"), [(1_000_000, False), (1_000_000_000, True)])
+def test_without_a_limit_a_warning_says_that_a_graph_does_not_fit(tmp_path: Path, memory_bytes: int, fits: bool):
+    file = tmp_path / "small.toml"
+    file.write_text(f'base = "h100-1x8"\nname = "small"\n\n[device]\nmemory_bytes = {memory_bytes}\n')
+    gradients("weft_eager", {"weft.cluster": str(file)})
+    said = any("does not fit" in message for message in SESSION.report().messages)
+    assert said is not fits
+
+
 def test_a_cut_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("injected")

@@ -254,6 +254,8 @@ class Session:
             with self.contained("a report of a graph", options.strict):
                 entry = replace(entry, report=json.loads(result.report.to_json(simulate=False)))
                 _emit(entry, module, result)
+            with self.contained("the check of the device's memory", options.strict):
+                self._warn_of_memory(result, entry, options)
             with self.contained("the figures of a graph", options.strict):
                 simulated = _with_simulations(result, module, options, fuses) if _rank() == 0 else None
             kept = Snapshot(module) if election.ranks else None
@@ -395,6 +397,13 @@ class Session:
                 lines = [f"a graph is planned anew: {error}", *([SAME_PLANS] if _num_ranks() > 1 else [])]
                 self.say("\n".join(lines))
         return _optimize(module, options, fuses, is_part)
+
+    def _warn_of_memory(self, result: Result, entry: GraphEntry, options: Options) -> None:
+        """Without a memory limit, say if a graph needs more memory than the device of the stated cluster has."""
+        if _rank() or options.memory_limit_bytes is not None or not isinstance(result.report, SimulatedReport):
+            return
+        if found := result.report.does_not_fit:
+            self.say(f"the {entry.role} graph {found}; with the option weft.memory_limit, Weft decides what to keep")
 
     @contextmanager
     def contained(self, what: str, strict: bool) -> Generator[None]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from weft.cost.cluster import Cluster, assumed_cluster
 from weft.graph.groups import GroupTable
+from weft.simulation.program import Program
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Context:
     """Raise if the graph prevents a rewrite that a pass wanted to make."""
     withheld: Mapping[str, str] = field(default_factory=dict[str, str])
     """Groups whose launches must not be merged, each with a sentence saying why: their ranks hold different graphs."""
+
+    known_orders: list[tuple[Program, Any]] = field(default_factory=list[tuple[Program, Any]], compare=False)
+    """Programs that a pass of this run leaves, each with the outcome of its search; `schedule-overlap` uses them."""
 
     @cached_property
     def target_cluster(self) -> Cluster:

@@ -11,7 +11,7 @@ on `effort` alone. If no choice fits, the error names the smallest peak found an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch.fx import Graph, Node
@@ -35,14 +35,14 @@ from weft.scheduling.scheduler import Knobs
 from weft.scheduling.search import probe, search
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
-from weft.simulation.program import Program
+from weft.simulation.program import OpKind, Program
 
 TRIALS = {"fast": 9, "default": 9, "best": 60}
 """Maximum number of choices that are judged."""
 PATIENCE = 2
 """Number of choices along the chain that may be worse than the best before the search turns elsewhere."""
-NUM_CONFIRMED = 3
-"""Maximum number of choices that are tried with their exact programs."""
+LESS = 32
+"""A rival of the best choice holds less by at least this part of the limit: 1/32."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ class Decider:
         """Choices, the same for every limit, to confirm if no other one fits."""
 
     @property
+    def all_kept(self) -> Choice:
+        """The choice that makes nothing again."""
+        return (0,) * len(self.sites.groups)
+
+    @property
     def best(self) -> Trial:
         """The shortest step within the limit; without one, the smallest peak."""
         return min(self.trials.values(), key=self._rank)
@@ -122,38 +127,51 @@ class Decider:
             self._refine()
 
     def _confirmed(self) -> Trial:
-        """The best trial that fits with its exact program; if none does, the one with the smallest peak.
-
-        Rivals that fit, too, are planned in full: the given graph, and the best choice that offloads nothing.
-        """
-        if self.context.effort == "best":
-            return self.best
-        best, given = self._exact_best(lambda _: True), self.trials[None]
-        rivals = [given] if best.choice is not None and given.peak_bytes <= self.limit else []
-        if best.choice is not None and min(best.choice, default=0) < 0:
-            rival = self._exact_best(lambda choice: choice is None or min(choice, default=0) >= 0)
-            rivals += [rival] if rival.peak_bytes <= self.limit else []
-        return min(map(self._planned, (best, *rivals)), key=self._rank) if rivals else best
-
-    def _exact_best(self, may: Callable[[Choice | None], bool]) -> Trial:
-        """The best of some choices that fits with its exact program; if none does, the one with the smallest peak."""
-        fit = sorted((t for t in self.trials.values() if t.peak_bytes <= self.limit and may(t.choice)), key=self._rank)
-        exact: list[Trial] = []
-        for choice in dict.fromkeys((*(trial.choice for trial in fit[:NUM_CONFIRMED]), *filter(may, self.leanest))):
-            exact.append(self._exact(choice))
-            if exact[-1].peak_bytes <= self.limit:
+        """The shortest of a few choices, each planned in full; if none fits, the one with the smallest peak."""
+        fit = sorted((t for t in self.trials.values() if t.peak_bytes <= self.limit), key=self._rank)
+        planned: list[Trial] = []
+        for choice in self._finalists([trial.choice for trial in fit]):
+            self._plan_in_full(choice, planned)
+        for choice in (*(trial.choice for trial in fit), *self.leanest):
+            if any(trial.peak_bytes <= self.limit for trial in planned):
                 break
-        return min(exact, key=self._rank)
+            self._plan_in_full(choice, planned)
+        return min(planned, key=self._rank)
 
-    def _planned(self, trial: Trial) -> Trial:
-        """A trial with the step and the peak of a full search."""
-        dag, program = self._edited(trial.action)
-        found = search(program, self.context.effort, self.limit, self._merging(dag, dag.nodes))
-        return replace(trial, step_ns=found.step_ns, peak_bytes=found.peak_bytes)
+    def _finalists(self, fit: list[Choice | None]) -> Iterator[Choice | None]:
+        """Choices to plan in full, of those that fit: the best, one that holds clearly less, and the extremes.
+
+        A probe knows only few orders. With more room, a choice that looks slightly worse may have the shorter plan.
+        """
+        if not fit:
+            return
+        yield fit[0]
+        if fit[0] is not None:
+            held = self._held_bytes(fit[0])
+            yield from [c for c in fit if c is not None and held - self._held_bytes(c) >= self.limit // LESS][:1]
+        if fit[0] is not None and min(fit[0], default=0) < 0:
+            yield from [choice for choice in fit if choice is None or min(choice, default=0) >= 0][:1]
+        yield from (choice for choice in (None, self.all_kept) if choice in fit)
+
+    def _held_bytes(self, choice: Choice) -> int:
+        return self.estimator.work(choice).num_bytes
+
+    def _plan_in_full(self, choice: Choice | None, planned: list[Trial]) -> None:
+        """Add a choice with the step and the peak of a full search, unless it cannot be the best."""
+        if any(trial.choice == choice for trial in planned):
+            return
+        action = self.action(choice)
+        dag, program = self._edited(action)
+        best = min(planned, key=self._rank, default=None)
+        if best is not None and best.peak_bytes <= self.limit and _least_ns(program) >= best.step_ns:
+            return
+        found = search(program, self.context.effort, self.limit, self._merging(dag, dag.nodes), self.settings)
+        self.context.known_orders.append((program, found))
+        planned.append(Trial(choice, action, found.step_ns, found.peak_bytes))
 
     def _plan_all_kept(self) -> int:
         """The step without the limit if all is kept; the settings that it takes are for all other choices."""
-        choice = (0,) * len(self.sites.groups)
+        choice = self.all_kept
         action = self.action(choice)
         made = repeated_program(self.sites, action)
         effort = "default" if self.context.effort == "best" else self.context.effort
@@ -297,12 +315,6 @@ class Decider:
         made = repeated_program(self.sites, action)
         return probe(made.program, self.settings, limit_bytes, self._merging(self.dag, made.nodes))
 
-    def _exact(self, choice: Choice | None) -> Trial:
-        """A choice with its exact program. Where this probe finds an order that fits, a search finds one too."""
-        action = self.action(choice)
-        dag, program = self._edited(action)
-        return Trial(choice, action, *probe(program, (), self.limit, self._merging(dag, dag.nodes)))
-
     def _edited(self, action: Repeat | None) -> tuple[Dag, Program]:
         """The graph with an action carried out."""
         if action is None:
@@ -348,6 +360,12 @@ class Decider:
         links = sum(with_it.link_ns) - sum(without.link_ns)
         copies = 2 * (with_it.copy_ns - without.copy_ns)
         return (with_it.compute_ns - without.compute_ns + links + copies) / 1000
+
+
+def _least_ns(program: Program) -> int:
+    """A time that no order of a program undercuts: that of all compute."""
+    kinds, durations = program.kinds, program.duration_ns
+    return sum(ns for ns, kind in zip(durations, kinds, strict=True) if kind is OpKind.COMPUTE)
 
 
 def _given(group: SiteGroup, sites: list[int]) -> Literal["kept", "made again", "not needed", "both"]:

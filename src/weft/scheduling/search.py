@@ -53,6 +53,11 @@ MEMORY_MOVES = 300
 """Number of moves that are tried to get below a memory limit."""
 NUM_SETTINGS = 3
 """Number of settings that a search passes on to probes of similar programs."""
+EARLY = tuple(
+    Knobs(window, hold=20, lookahead=1000, filler=300, bucket=500, patience=10, keep=keep)
+    for window, keep in ((200, True), (80, False))
+)
+"""Settings that launch gathers as early as memory allows. With a memory limit, most of the shortest orders use them."""
 FEW_JOBS = 200
 """Programs with at most this many jobs are also searched by moving single jobs."""
 
@@ -95,11 +100,18 @@ class Outcome:
 
 
 def search(
-    program: Program, effort: Effort = "default", limit_bytes: int | None = None, merging: MergingOf | None = None
+    program: Program,
+    effort: Effort = "default",
+    limit_bytes: int | None = None,
+    merging: MergingOf | None = None,
+    settings: Sequence[Knobs] = (),
 ) -> Outcome:
-    """The best order of a program within a memory limit; by default slightly more than the given order uses."""
+    """The best order of a program within a memory limit; by default slightly more than the given order uses.
+
+    `settings`, such as those of a similar program, are tried first.
+    """
     with collector_paused():
-        return _Search(program, effort, limit_bytes, merging).outcome()
+        return _Search(program, effort, limit_bytes, merging).outcome(settings)
 
 
 def probe(
@@ -180,10 +192,13 @@ class _Search:
         _, jobs, tables = min(found, key=lambda each: each[0])
         return jobs, tables
 
-    def outcome(self) -> Outcome:
+    def outcome(self, settings: Sequence[Knobs]) -> Outcome:
         if self.best.peak_bytes > self.limit:
             self.save_memory()
         if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
+            for knobs in settings:  # as they are: where the limit does not bind, they give the orders known without it
+                self.try_knobs(knobs)
+            self.try_settings(settings)
             for knobs in self.portfolio():
                 if self.left <= 0 and not self.has_room_for_none():
                     break
@@ -214,11 +229,15 @@ class _Search:
         if self.best.peak_bytes > self.limit:
             self.save_memory()
         if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
-            for knobs in settings:
-                self.try_knobs(replace(knobs, sends=self.sends, budget_bytes=self.budget))
-            for knobs in self.squeezed():
-                self.try_knobs(knobs)
+            self.try_settings((*settings, *EARLY))
         return self.best.step_ns, self.best.peak_bytes
+
+    def try_settings(self, settings: Sequence[Knobs]) -> None:
+        """Try settings with budgets for the limit of this search."""
+        for knobs in dict.fromkeys(settings):
+            self.try_knobs(replace(knobs, sends=self.sends, budget_bytes=self.budget))
+        for knobs in self.squeezed() if settings else ():
+            self.try_knobs(knobs)
 
     def best_settings(self) -> tuple[Knobs, ...]:
         """The settings of the shortest schedules that differ from each other."""
@@ -246,6 +265,8 @@ class _Search:
         """Settings to try; later ones vary the best so far."""
         for hold, (window, lookahead) in product((0, 30, 100), ((40, 30), (200, 100))):
             yield Knobs(window, hold, lookahead, sends=self.sends)
+        if self.sends and self.merging is not None:
+            yield from (replace(knobs, sends=True, budget_bytes=self.budget) for knobs in EARLY)
         yield from self.squeezed()
         if self.best.knobs is None:
             yield from (replace(LEAN, lookahead=lookahead, sends=self.sends) for lookahead in (0, 30))

@@ -20,6 +20,7 @@ from weft.graph.operator_effects import profile_of
 from weft.passes.pipeline import Pipeline
 from weft.retention.sites import Sites
 from weft.simulation.build import program_of
+from weft.simulation.timeline import Timeline
 
 CLUSTER = "h100-8"
 
@@ -86,6 +87,30 @@ def test_the_error_names_a_limit_that_works_and_its_step():
     with pytest.raises(MemoryLimitError, match="with a step of") as error:
         optimized(captured(), 1)
     assert peak_of(optimized(captured(), error.value.least_bytes).module) <= error.value.least_bytes
+
+
+def planned(module: GraphModule, limit_bytes: int | None = None) -> Timeline:
+    result = weft.optimize(module, CLUSTER, memory_limit_bytes=limit_bytes, effort="fast")
+    return weft.simulate(result.module, CLUSTER)
+
+
+@pytest.mark.slow
+def test_a_larger_limit_gives_no_longer_step():
+    peak = peak_of(captured())
+    steps = [planned(captured(), int(peak * share)).step_ns for share in (0.9, 0.95, 1.0, 1.1, 1.3)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < steps[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", [{}, {"reshard": "default"}, {"reshard": "never"}, {"checkpoint": "full", "reshard": "never"}], ids=str
+)
+def test_within_the_peak_of_a_policy_the_step_is_no_longer(policy: dict[str, Any]):
+    by_hand = planned(captured(**policy))
+    found = planned(captured(), by_hand.peak_bytes)
+    assert found.peak_bytes <= by_hand.peak_bytes
+    assert found.step_ns <= by_hand.step_ns
 
 
 @pytest.mark.slow

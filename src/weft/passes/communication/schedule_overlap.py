@@ -200,6 +200,9 @@ class Planner:
 
     def _search(self, dag: Dag, program: Program, limit: int | None) -> Outcome:
         context, kinds = self.context, self.kinds - OTHERS
+        for known, outcome in context.known_orders:
+            if known == program and outcome.limit_bytes == limit:
+                return outcome
 
         def merging(jobs: Jobs) -> BucketPrices:
             most = self.rewrite.max_bucket_bytes
