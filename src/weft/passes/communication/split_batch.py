@@ -110,10 +110,13 @@ class SplitBatch(Pass):
     def _inputs(self, graph: Graph) -> list[Node] | Refusal:
         nodes = [node for node in graph.nodes if node.op == "placeholder"]
         found = [node for node in nodes if (node.name in self.inputs if self.inputs else _is_integers(node))]
-        extents = {ops.value_of(node).shape[0] for node in found if isinstance(ops.value_of(node), Tensor)}
-        if len(extents) == 1 and len(found) >= len(self.inputs):
+        extents = [ops.value_of(node).shape[0] for node in found if isinstance(ops.value_of(node), Tensor)]
+        is_known = all(isinstance(extent, int) for extent in extents)
+        if is_known and len(set(extents)) == 1 and len(found) >= len(self.inputs):
             return found
         what = "no input is known to be the batch" if not found else "the inputs have different sizes in dim 0"
+        if not is_known:
+            what = "the size of the inputs in dim 0 is not known"
         return Refusal(Reason.UNSUPPORTED_FORM, f"the batch is not split: {what}; name them: inputs=tokens/targets")
 
     def _best(self, graph: Graph, given: Sequence[Node], context: Context) -> Step:
