@@ -14,6 +14,7 @@ from tests.tiers import quick_first
 from weft import zoo
 from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.groups import read_groups
+from weft.plan.plan import Arrange
 from weft.verification.comparison import example_inputs
 from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
@@ -258,6 +259,35 @@ def test_the_number_of_chunks_is_chosen_by_simulation():
     passes = "clean,split-batch,schedule-overlap"
     (chosen,) = (d for d in weft.optimize(module, "h100-1x8", pipeline=passes).report.applied if "chunks" in d.sentence)
     assert "2 chunks" in chosen.sentence
+
+
+@pytest.mark.slow
+def test_each_chunk_trails_the_one_before_so_that_exchanges_are_hidden():
+    """In the order without a cluster all chunks exchange rows at once: nothing computes meanwhile."""
+    shape = {"layers": 1, "batch": 6, "sequence": 1024, "vocabulary": 2048, "num_experts": 32}
+    module = zoo.load("dropless-16b", "ep-fsdp", mesh={"dp": 1, "ep": 32}, **shape)
+    given = {"cluster": "h100-4x8", "sizes": "balanced"}
+    whole = weft.simulate(module, **given).step_us
+    lockstep = weft.simulate(split(module, 3).module, **given).step_us
+    result = weft.optimize(module, pipeline="split-batch{chunks=3}", **given)
+    staggered = weft.simulate(result.module, **given).step_us
+    assert lockstep > whole
+    assert staggered < 0.9 * whole
+    order = [node.name for node in result.module.graph.nodes]
+    products, exchanges = (
+        [order.index(f"{name}_chunk{chunk}") for chunk in range(3)] for name in ("_grouped_mm", "all_to_all_single_1")
+    )
+    assert products[0] < exchanges[2]  # the first chunk computes before the last one sends its rows
+
+
+@pytest.mark.slow
+def test_chunks_that_trail_each_other_compute_the_same():
+    wide = {"compute_dtype": torch.float64, "reduce_dtype": torch.float64}
+    module = zoo.load("dropless-debug", "ep-fsdp", mesh={"dp": 2, "ep": 2}, layers=1, batch=6, **wide)
+    result = weft.optimize(module, "h100-8x8", pipeline="split-batch{chunks=3}", sizes="balanced")
+    assert any(isinstance(action, Arrange) for step in result.plan.steps for action in step.actions)
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    assert_alike(module, result.module, example_inputs(module, 4), ["loss", *names])
 
 
 def test_a_step_without_exposed_communication_stays_whole():
