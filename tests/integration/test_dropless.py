@@ -10,7 +10,10 @@ from torch.fx import GraphModule
 
 import weft
 from weft import zoo
+from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
+from weft.simulation.build import program_of
+from weft.simulation.host_stalls import host_stalls
 from weft.verification.comparison import example_inputs
 from weft.verification.virtual.cluster import VirtualCluster
 
@@ -57,7 +60,11 @@ def test_a_router_that_knows_nothing_leaves_the_experts_of_a_rank_empty():
     assert all(0 < number < 128 for rank in even for number in rank)
 
 
-def test_the_planner_moves_work_into_the_stalls_of_the_host():
+def test_a_step_whose_sizes_the_host_reads_is_planned_shorter_though_the_reads_stay():
     module = load(layers=2)
-    before, after = weft.simulate(module, CLUSTER), weft.simulate(weft.optimize(module, CLUSTER).module, CLUSTER)
+    planned = weft.optimize(module, CLUSTER, sizes="balanced").module
+    before, after = weft.simulate(module, CLUSTER, sizes="balanced"), weft.simulate(planned, CLUSTER, sizes="balanced")
     assert after.step_us < 0.8 * before.step_us
+    eager = Cluster.load(CLUSTER).running("eager")
+    stalls = [[stall.name for stall in host_stalls(program_of(m, read_groups(m), eager))] for m in (module, planned)]
+    assert sorted(stalls[0]) == sorted(stalls[1]) != []

@@ -118,7 +118,9 @@ class BatchRows:
             return
         found, rule = profile_of(node), _rule_of(node.target, name)
         is_routed = any(isinstance(form, Routed) for form in forms)
-        if (found.random and rule is not _attended) or found.writes or found.ordered or found.opaque:
+        is_check = is_routed and name in routed_rows.CHECKS
+        acts = found.writes or (found.ordered and not is_check) or found.opaque
+        if acts or (found.random and rule is not _attended):
             does = "draws random numbers" if found.random else "writes its input" if found.writes else "has effects"
             raise MixesRows(f"the batch is not split: {node.name} {does}", Reason.HAS_EFFECT)
         if any(isinstance(form, OfChunk) for form in forms) and rule is not _attended:
@@ -138,9 +140,12 @@ class BatchRows:
         made = routed_rows.follow(self.form, node, name, self._num_rows)
         if made is None:
             raise _mixed(node, f"leaves the known ways of rows to experts and back ({name})")
-        if made.role == "rows":
-            return _zeros(self, node, ops.bind(node)) if name == "new_zeros" else Followed(BatchDim(0))
-        return Followed(Sum() if made.role == "sum" else made)
+        if made.role == "rows" and name == "new_zeros":
+            return _zeros(self, node, ops.bind(node))
+        zeros = routed_rows.shared_zeros(node)
+        slices = {zeros: 0} if zeros is not None and self.form(zeros) is None else {}
+        forms: dict[str, Form] = {"rows": BatchDim(0), "sum": Sum()}
+        return Followed(forms.get(made.role, made), {}, slices)
 
     def _num_rows(self, node: Any) -> int | None:
         """The extent of dim 0 if it has the batch's rows once."""
@@ -232,12 +237,15 @@ def _viewed(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     """Views: the rows stay one contiguous part of each block, in a dim that begins where they begin."""
     source = bound["self"]
     rows, old, new = batch.rows(source), _shape(source), _shape(node)
+    if -1 in old[: rows.dim]:
+        raise _mixed(node, "has an unknown number of rows before those of the batch")
     blocks = prod(old[: rows.dim]) * rows.outer
     for dim, extent in enumerate(new):
         before = prod(new[:dim])
+        if before < 0:
+            break
         if before and blocks % before == 0 and extent % (blocks // before * batch.chunks) == 0 and extent:
-            size = [n if d != dim else batch.part(n) for d, n in enumerate(new)]
-            return Followed(BatchDim(dim, blocks // before), {"size": size})
+            return Followed(BatchDim(dim, blocks // before), {"size": _resized(batch, bound["size"], new, dim)})
         if blocks % before:
             break
     raise _mixed(node, "views rows of several chunks as one")
@@ -248,7 +256,12 @@ def _expanded(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     dim = rows.dim + len(new) - len(old)
     if new[dim] != old[rows.dim]:
         raise _mixed(node, "repeats rows")
-    return Followed(BatchDim(dim, rows.outer), {"size": [n if d != dim else batch.part(n) for d, n in enumerate(new)]})
+    return Followed(BatchDim(dim, rows.outer), {"size": _resized(batch, bound["size"], new, dim)})
+
+
+def _resized(batch: BatchRows, given: Sequence[Any], known: Sequence[int], dim: int) -> list[Any]:
+    """The size of a chunk. Sizes that are not known stay as they were given."""
+    return [batch.part(n) if d == dim else given[d] if n < 0 else n for d, n in enumerate(known)]
 
 
 def _unsqueezed(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
@@ -281,6 +294,14 @@ def _reduced(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
         return Followed(Sum(1.0 if name.startswith("sum") else 1 / batch.chunks))
     lost = 0 if bound.get("keepdim") else sum(d < rows.dim for d in dims)
     return Followed(BatchDim(rows.dim - lost, rows.outer))
+
+
+def _counted(batch: BatchRows, node: Node, _bound: dict[str, Any]) -> Followed:
+    """A histogram, if it counts the ids of experts."""
+    counts = routed_rows.counted_ids(node)
+    if counts is None or batch.form(counts.ids) != BatchDim(0):
+        raise _mixed(node, "is a statistic over the batch (histc)")
+    return Followed(counts)
 
 
 def _beside(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
@@ -458,6 +479,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(LIKE, _elementwise),
     **dict.fromkeys(("sort", "sort.stable"), _sorted),
     **dict.fromkeys(("squeeze.dim", "squeeze.dims"), _squeezed),
+    "histc": _counted,
     "new_zeros": _zeros,
     "expand": _expanded,
     "unsqueeze": _unsqueezed,

@@ -18,15 +18,17 @@ with the ids. A call that does not continue this route, node for node, has no ru
     bag-ends, bag-columns        the same for rows that stay on their rank
     zeros                        zeros with as many rows as a bag or as remote rows
     size, bag-size               the number of remote rows, and of rows in a bag
+    check                        whether such a number is not negative, and the assertion of it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import getitem
+from operator import ge, getitem
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
@@ -67,23 +69,51 @@ EXCHANGED: Mapping[tuple[str, str, str], str] = {
 """The role of exchanged rows, by their role and those of the sizes received and sent."""
 
 
+CHECKS = frozenset({"_assert_scalar", "sym_constrain_range_for_size"})
+"""Operators that assert something about a number."""
+UNIQUE = frozenset({"order", "back", "remote-order", "remote-back"})
+"""Roles of indices that name every row once."""
+COUNTING = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that hold ids and their counts exactly (f32 below 2**24)."""
+
+
 def sorted_ids(node: Node) -> Routed | None:
     """The form of the results of a sort of ids: only the order is used."""
     bound = ops.bind(node)
     value = ops.value_of(bound["self"])
     ascending = not bound.get("descending") and value.dim() == 1
-    return Routed("sort", bound["self"]) if ascending else None
+    return Routed("sort", _first_alike(bound["self"])) if ascending else None
 
 
 def counted_ids(node: Node) -> Routed | None:
-    """The form of a sum over rows if it counts the ids: `(ids[:, None] == arange(n)).sum(0)`."""
+    """The form of a call if it counts the ids: `(ids[:, None] == arange(n)).sum(0)` or `histc(ids, n, 0, n)`."""
     bound = ops.bind(node)
-    hits = bound["self"]
+    if ops.name_of(node.target) == "histc":
+        has_unit_bins = (bound["min"], bound["max"]) == (0, bound["bins"])
+        ids = _uncast(bound["self"])
+        return Routed("counts", _first_alike(ids)) if has_unit_bins and ops.value_of(ids).dim() == 1 else None
+    hits = _uncast(bound["self"])
     if list(bound.get("dim") or ()) != [0] or bound.get("keepdim") or ops.name_of(hits.target) != "eq":
         return None
-    ids, numbers = hits.args[0], hits.args[1]
-    is_column = isinstance(ids, Node) and ops.name_of(ids.target) == "unsqueeze" and ids.args[1] in (1, -1)
-    return Routed("counts", ids.args[0]) if is_column and _is_range(numbers) else None  # type: ignore[arg-type]
+    column, numbers = hits.args[0], hits.args[1]
+    is_column = isinstance(column, Node) and ops.name_of(column.target) == "unsqueeze" and column.args[1] in (1, -1)
+    ids = column.args[0] if is_column else None  # type: ignore[union-attr]
+    is_count = isinstance(ids, Node) and ops.value_of(ids).dim() == 1 and _is_range(numbers)
+    return Routed("counts", _first_alike(ids)) if is_count else None  # type: ignore[arg-type]
+
+
+def _uncast(node: Node) -> Node:
+    """A value before a cast that keeps ids, counts and truth values."""
+    is_cast = ops.name_of(node.target) == "_to_copy" and ops.value_of(node).dtype in COUNTING
+    return node.args[0] if is_cast else node  # type: ignore[return-value]
+
+
+def _first_alike(node: Node) -> Node:
+    """The first of several equal calls, such as views of the same ids. Ids are never written: a write declines."""
+    sources = input_nodes(node)
+    users = next(iter(sources)).users if sources else ()
+    alike = (user for user in users if (user.target, user.args, user.kwargs) == (node.target, node.args, node.kwargs))
+    return next(alike, node)
 
 
 def follow(forms: Forms, node: Node, name: str, row_count: Callable[[Any], int | None]) -> Routed | None:
@@ -93,14 +123,20 @@ def follow(forms: Forms, node: Node, name: str, row_count: Callable[[Any], int |
     result has the batch's rows in dim 0.
     """
     found = [form for source in input_nodes(node) if isinstance(form := forms(source), Routed)]
-    if len({form.ids for form in found}) != 1 or not isinstance(node.target, OpOverload | type(getitem)):
+    if len({form.ids for form in found}) != 1:
         return None
     ids = found[0].ids
-    bound = ops.bind(node) if node.target is not getitem else {}
     first = forms(node.args[0]) if node.args else None
     role = first.role if isinstance(first, Routed) else ""
     if node.target is getitem:
         return _item(first, node)
+    if not isinstance(node.target, OpOverload):
+        return _number(forms, node, first)
+    bound = ops.bind(node)
+    if name in CHECKS:
+        return _checked(name, bound, first)
+    if role == "counts" and name == "_to_copy":
+        return first if ops.value_of(node).dtype in COUNTING else None  # type: ignore[return-value]
     if name == "sort" or name == "sort.stable":
         return _sorted(first, bound)
     if name in ("all_to_all", "wait"):
@@ -111,15 +147,15 @@ def follow(forms: Forms, node: Node, name: str, row_count: Callable[[Any], int |
         return Routed("tokens", ids, node.args[1])
     if name == "repeat_interleave" and role == "received" and forms(bound["output_size"]) == Routed("size", ids):
         return Routed("places", ids)
-    if name == "sym_size.int" and role in ("bag", "remote") and bound["dim"] == 0:
-        return Routed("size", ids) if role == "remote" else Routed("bag-size", ids)
+    if name == "sym_size.int" and role in ("bag", "remote", "grouped") and bound["dim"] == 0:
+        return Routed("bag-size" if role == "bag" else "size", ids)
     if name == "sym_numel" and role in ("remote-order", "remote-back"):
         return Routed("size", ids)
-    if name == "index_select":
-        return _picked(forms, bound, ids, row_count)
-    if name == "new_zeros":
+    if name in ("index_select", "index"):
+        return _picked(forms, bound["self"], _row_index(bound), ids, row_count)
+    if name in ("new_zeros", "zeros", "full"):
         return _zeros(forms, bound, ids)
-    if name == "index_add":
+    if name in ("index_add", "index_put"):
         return _added(forms, bound, ids, row_count)
     if name == "transpose.int":
         turned = {"grouped": "columns", "columns": "grouped", "bag": "bag-columns", "bag-columns": "bag"}.get(role)
@@ -143,6 +179,44 @@ def _item(source: Any, node: Node) -> Routed | None:
     if source.role in ("back-sort", "remote-back-sort"):
         return Routed(source.role.removesuffix("-sort"), source.ids) if index == 1 else None
     return Routed(source.role, source.ids, index) if source.role in ("sent-list", "taken-list") else None
+
+
+def _number(forms: Forms, node: Node, first: Any) -> Routed | None:
+    """Arithmetic of the host: the sum of the numbers of all ranks, and checks that a number is not negative."""
+    if node.target is ge:
+        is_number = isinstance(first, Routed) and first.role in ("sent", "taken", "size", "bag-size")
+        return Routed("check", first.ids) if is_number and node.args[1] == 0 else None
+    if node.target is not torch.sym_sum or not isinstance(node.args[0], list | tuple):
+        return None
+    numbers = list(node.args[0])
+    head = forms(numbers[0])
+    if not isinstance(head, Routed) or head.role not in ("sent", "taken"):
+        return None
+    all_ranks = [Routed(head.role, head.ids, i) for i in range(_num_ranks(numbers[0]))]
+    made = Routed("size" if head.role == "taken" else "bag-size", head.ids)
+    return made if [forms(number) for number in numbers] == all_ranks else None
+
+
+def _num_ranks(number: Any) -> int:
+    """The number of ranks, from a number that the host has read: an item of the sums by rank."""
+    sums = ops.value_of(number.args[0].args[0])
+    return len(sums) if isinstance(sums, list | tuple) else sums.shape[0]
+
+
+def _checked(name: str, bound: dict[str, Any], source: Any) -> Routed | None:
+    """An assertion that a number is not negative. It holds for all chunks exactly if it holds for the whole batch."""
+    if not isinstance(source, Routed):
+        return None
+    is_lower_bound = source.role in ("sent", "taken") and bound.get("min") in (None, 0) and bound.get("max") is None
+    is_check = source.role == "check" if name == "_assert_scalar" else is_lower_bound
+    return Routed("check", source.ids) if is_check else None
+
+
+def _row_index(bound: dict[str, Any]) -> Any:
+    """The index along dim 0; None if a call indexes another dim, or several."""
+    if "indices" in bound:
+        return bound["indices"][0] if len(bound["indices"]) == 1 else None
+    return bound["index"] if bound["dim"] == 0 else None
 
 
 def _sorted(source: Any, bound: dict[str, Any]) -> Routed | None:
@@ -176,9 +250,8 @@ def _same_group(node: Node, source: Routed) -> bool:
 
 
 def _counts_of(launch: Node) -> Node | None:
-    sent = launch.args[0]
-    is_sum = isinstance(sent, Node) and ops.name_of(sent.target) == "sum.dim_IntList"
-    found = counted_ids(sent) if is_sum else None  # type: ignore[arg-type]
+    sent = _uncast(launch.args[0])  # type: ignore[arg-type]
+    found = counted_ids(sent) if ops.name_of(sent.target) in ("sum.dim_IntList", "histc") else None
     return None if found is None else found.ids
 
 
@@ -206,9 +279,11 @@ def _counted(node: Node, name: str, bound: dict[str, Any], source: Any) -> Route
     return None
 
 
-def _picked(forms: Forms, bound: dict[str, Any], ids: Node, row_count: Callable[[Any], int | None]) -> Routed | None:
-    rows, index = bound["self"], forms(bound["index"])
-    if not isinstance(index, Routed) or bound["dim"] != 0:
+def _picked(
+    forms: Forms, rows: Any, index_node: Any, ids: Node, row_count: Callable[[Any], int | None]
+) -> Routed | None:
+    index = forms(index_node)
+    if not isinstance(index, Routed):
         return None
     form, num_slots = forms(rows), row_count(ids)
     if isinstance(form, Routed):
@@ -225,21 +300,36 @@ def _picked(forms: Forms, bound: dict[str, Any], ids: Node, row_count: Callable[
 
 
 def _zeros(forms: Forms, bound: dict[str, Any], ids: Node) -> Routed | None:
-    first = bound["size"][0]
+    first, *others = bound["size"]
+    if bound.get("fill_value", 0) != 0 or any(isinstance(forms(extent), Routed) for extent in others):
+        return None
     if isinstance(first, int):
         return Routed("rows", ids)
     form = forms(first)
     return Routed("zeros", ids) if isinstance(form, Routed) and form.role in ("size", "bag-size") else None
 
 
-def _added(forms: Forms, bound: dict[str, Any], ids: Node, row_count: Callable[[Any], int | None]) -> Routed | None:
-    zeros, index, rows = forms(bound["self"]), forms(bound["index"]), forms(bound["source"])
-    is_plain = ops.name_of(bound["self"].target) == "new_zeros" and bound["dim"] == 0 and bound.get("alpha", 1) == 1
-    if not is_plain or not isinstance(index, Routed):
+def shared_zeros(node: Node) -> Node | None:
+    """Zeros for all rows of the batch to which a call adds rows, if they do not depend on the batch themselves."""
+    if ops.name_of(node.target) not in ("index_add", "index_put"):
         return None
-    num_slots, extent = row_count(ids), row_count(bound["self"])
+    zeros = node.args[0]
+    return zeros if isinstance(zeros, Node) and ops.name_of(zeros.target) in ("zeros", "full") else None
+
+
+def _added(forms: Forms, bound: dict[str, Any], ids: Node, row_count: Callable[[Any], int | None]) -> Routed | None:
+    base, added = bound["self"], bound["values"] if "values" in bound else bound["source"]
+    zeros, index, rows = forms(base), forms(_row_index(bound)), forms(added)
+    if not isinstance(index, Routed) or not _is_zeros(base) or bound.get("alpha", 1) != 1:
+        return None
+    if "values" in bound and not bound["accumulate"] and index.role not in UNIQUE:  # one of several rows would win
+        return None
+    if ops.value_of(added).dim() != ops.value_of(base).dim():  # one row is repeated
+        return None
+    num_slots = row_count(ids)
+    extent = ops.value_of(base).shape[0] if zeros is None else row_count(base)
     is_of_route = zeros == Routed("zeros", ids)
-    role = rows.role if isinstance(rows, Routed) else "rows" if row_count(bound["source"]) == num_slots else ""
+    role = rows.role if isinstance(rows, Routed) else "rows" if row_count(added) == num_slots else ""
     made = ADDED.get((role, index.role))
     if made != "rows":
         is_fit = is_of_route or (made == "bag" and extent == num_slots)
@@ -264,6 +354,11 @@ def _multiplied(forms: Forms, bound: dict[str, Any], ids: Node) -> Routed | None
 def _has_dims(node: Node) -> bool:
     value = ops.value_of(node)
     return bool(getattr(value, "shape", ()))
+
+
+def _is_zeros(node: Node) -> bool:
+    name = ops.name_of(node.target)
+    return name in ("new_zeros", "zeros") or (name == "full" and bool(node.args[1] == 0))
 
 
 def _is_range(node: Any) -> bool:

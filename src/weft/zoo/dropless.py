@@ -32,6 +32,8 @@ PRESETS = {
     "debug": DroplessConfig(64, 2, 8, 4, 96, 256, 32),
     # About the size of DeepSeek-V3 16B: width, layers, experts, heads and vocabulary are the same.
     "16b": DroplessConfig(2048, 27, 16, 16, 1408, 102400, 4096, num_experts=64, num_chosen=6, num_shared=2),
+    # Mixtral 8x7B, without its sliding window: every token sees the whole sequence.
+    "8x7b": DroplessConfig(4096, 32, 32, 8, 14336, 32000, 4096, num_experts=8, num_chosen=2, num_shared=0),
 }
 
 

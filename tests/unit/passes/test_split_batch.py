@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.tiers import quick_first
 from weft import zoo
 from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.groups import read_groups
+from weft.plan.plan import Arrange
 from weft.verification.comparison import example_inputs
 from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
@@ -52,6 +54,17 @@ def test_a_training_step_in_chunks_computes_the_same(parallel: str, chunks: int)
     assert weft.verify(module, planned.module).equal
 
 
+def assert_alike(before: GraphModule, after: GraphModule, inputs: list[list[Any]], names: list[str]) -> None:
+    """Both graphs compute the same on virtual ranks; gradients of experts are sums of bf16 products."""
+    runs = (VirtualCluster(len(inputs)).run(module, inputs, read_groups(module)) for module in (before, after))
+    for old, new in zip(*runs, strict=True):
+        for name, first, second in zip(names, old.outputs, new.outputs, strict=False):
+            if first is None:
+                continue
+            error = (first - second).abs().max() / first.abs().max().clamp_min(1e-30)
+            assert error < (2**-6 if ".experts_" in name.replace("forward_", ".") else 1e-6), name
+
+
 @pytest.mark.parametrize("routing", ["random", "one rank"])
 @pytest.mark.parametrize(("parallel", "chunks"), quick_first([("ep-fsdp", 2), ("ep-fsdp", 4), ("none", 2)]))
 def test_rows_that_reach_experts_in_chunks_come_back_the_same(parallel: str, chunks: int, routing: str):
@@ -67,11 +80,128 @@ def test_rows_that_reach_experts_in_chunks_come_back_the_same(parallel: str, chu
     result = split(module, chunks)
     assert why(result) == [f"split the batch of tokens, targets into {chunks} chunks"]
     planned = weft.optimize(result.module, "h100-8x8", verify="equivalence", sizes="balanced").module
-    before, after = (VirtualCluster(num_ranks).run(m, inputs, read_groups(m)) for m in (module, planned))
-    for old, new in zip(before, after, strict=True):
-        for name, first, second in zip(["loss", *names], old.outputs, new.outputs, strict=False):
-            error = (first - second).abs().max() / first.abs().max().clamp_min(1e-30)
-            assert error < (2**-6 if ".experts_" in name.replace("forward_", ".") else 1e-6), name
+    assert_alike(module, planned, inputs, ["loss", *names])
+
+
+JOINT = (Path(__file__).parents[2] / "data" / "experts_joint.txt").read_text()
+"""Written by torch.compile: primals_18 is the router's weight, the outputs are the loss and the gradients."""
+COUNTED = """    unsqueeze: i64[64, 1] = unsqueeze(view_17, 1)
+    arange: i64[4] = arange(4, device=device('cpu'), pin_memory=False)
+    eq: b8[64, 4] = eq(unsqueeze, arange)
+    sum_2: i64[4] = sum.dim_IntList(eq, [0])
+"""
+SPELLINGS: dict[str, list[tuple[str, str]]] = {
+    "as compiled": [],
+    "histogram": [
+        (
+            COUNTED,
+            "    wide: f32[64] = _to_copy(view_17, dtype=f32)\n    bins = histc(wide, 4, 0, 4)\n"
+            "    sum_2: i64[4] = _to_copy(bins, dtype=i64)\n",
+        )
+    ],
+    "one-hot sum": [
+        (
+            "sum_2: i64[4] = sum.dim_IntList(eq, [0])",
+            "hot = _to_copy(eq, dtype=i64)\n    sum_2 = sum.dim_IntList(hot, [0])",
+        )
+    ],
+    "views of the ids": [
+        (COUNTED, "    view_17_again: i64[64] = view(getitem_3, [64])\n" + COUNTED.replace("view_17", "view_17_again"))
+    ],
+    "index": [
+        ("index_select(view_15, 0, floor_divide)", "index.Tensor(view_15, [floor_divide])"),
+        ("index_select(_to_copy_22, 0, getitem_9)", "index.Tensor(_to_copy_22, [getitem_9])"),
+    ],
+    "index_put": [
+        ("index_add(new_zeros, 0, getitem_11, ", "index_put(new_zeros, [getitem_11], "),
+        (
+            "index_add(new_zeros_1, 0, getitem_9, wait_tensor_24)",
+            "index_put(new_zeros_1, [getitem_9], wait_tensor_24, True)",
+        ),
+        (
+            "index_add(new_zeros_3, 0, floor_divide, wait_tensor_28)",
+            "index_put(new_zeros_3, [floor_divide], wait_tensor_28, True)",
+        ),
+    ],
+    "constant zeros": [
+        ("new_zeros(wait_tensor_24, [", "zeros(["),
+        ("new_zeros(wait_tensor_28, [32, 64]", "full([32, 64], 0"),
+    ],
+    "ranges": [
+        (
+            "    ge: bool = operator.ge(_local_scalar_dense, 0)\n",
+            "    small = sym_constrain_range_for_size(_local_scalar_dense)\n"
+            "    ge: bool = operator.ge(_local_scalar_dense, 0)\n",
+        )
+    ],
+}
+
+
+def spelled(spelling: str) -> str:
+    text = JOINT
+    for old, new in SPELLINGS[spelling]:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+@pytest.mark.parametrize("routing", ["random", "one expert"])
+@pytest.mark.parametrize(("spelling", "chunks"), quick_first([*((s, 2) for s in SPELLINGS), ("as compiled", 4)]))
+def test_a_graph_of_torch_compile_in_chunks_computes_the_same(spelling: str, chunks: int, routing: str):
+    module = weft.parse(spelled(spelling))
+    inputs = example_inputs(module, 4)
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    for given in inputs if routing == "one expert" else ():  # equal scores choose the same experts for every token
+        given[names.index("primals_18")].zero_()
+    result = split(module, chunks, "primals_3/primals_36")
+    assert why(result) == [f"split the batch of primals_3, primals_36 into {chunks} chunks"]
+    planned = weft.optimize(result.module, "h100-8x8", verify="equivalence", sizes="balanced").module
+    assert weft.listing(weft.parse(weft.listing(result.module))) == weft.listing(result.module)
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    experts = {result for result in results if result is not None and result.name in ("view_54", "view_52", "view_50")}
+    assert len(experts) == 3
+    assert_alike(module, planned, inputs, [".experts_" if result in experts else str(result) for result in results])
+
+
+def test_checks_of_sizes_are_made_for_each_chunk():
+    text = weft.listing(split(weft.parse(JOINT), 2, "primals_3/primals_36").module)
+    assert JOINT.count("= _assert_scalar(") == 4
+    assert text.count("= _assert_scalar(") == 8
+
+
+WRONG_SPELLINGS = {
+    "other bins": ("histogram", "histc(wide, 4, 0, 4)", "histc(wide, 4, 0, 8)"),
+    "rounded ids": (
+        "histogram",
+        "wide: f32[64] = _to_copy(view_17, dtype=f32)",
+        "wide = _to_copy(view_17, dtype=bf16)",
+    ),
+    "last of several rows": ("index_put", "[floor_divide], wait_tensor_28, True", "[floor_divide], wait_tensor_28"),
+    "another check": ("as compiled", "operator.ge(_local_scalar_dense, 0)", "operator.ge(_local_scalar_dense, 8)"),
+    "a check of another kind": (
+        "as compiled",
+        "operator.ge(_local_scalar_dense, 0)",
+        "operator.le(_local_scalar_dense, 64)",
+    ),
+    "ones": ("constant zeros", "full([32, 64], 0", "full([32, 64], 1"),
+    "an upper bound": ("ranges", "_for_size(_local_scalar_dense)", "_for_size(_local_scalar_dense, max=64)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SPELLINGS)
+def test_a_graph_of_torch_compile_that_differs_stays_whole(case: str):
+    spelling, old, new = WRONG_SPELLINGS[case]
+    text = spelled(spelling)
+    assert old in text
+    (sentence,) = why(split(weft.parse(text.replace(old, new, 1)), 2, "primals_3/primals_36"))
+    assert sentence.startswith("the batch is not split: ")
+
+
+def test_a_batch_of_unknown_size_stays_whole():
+    module = zoo.load("llama-debug", "fsdp", mesh={"dp": 2}, layers=1, batch=2, dynamic=True)
+    (sentence,) = why(split(module, 2))
+    assert sentence.startswith("the batch is not split: the size of the inputs in dim 0 is not known")
 
 
 def test_chunks_have_even_parts_of_assumed_sizes():
@@ -129,6 +259,35 @@ def test_the_number_of_chunks_is_chosen_by_simulation():
     passes = "clean,split-batch,schedule-overlap"
     (chosen,) = (d for d in weft.optimize(module, "h100-1x8", pipeline=passes).report.applied if "chunks" in d.sentence)
     assert "2 chunks" in chosen.sentence
+
+
+@pytest.mark.slow
+def test_each_chunk_trails_the_one_before_so_that_exchanges_are_hidden():
+    """In the order without a cluster all chunks exchange rows at once: nothing computes meanwhile."""
+    shape = {"layers": 1, "batch": 6, "sequence": 1024, "vocabulary": 2048, "num_experts": 32}
+    module = zoo.load("dropless-16b", "ep-fsdp", mesh={"dp": 1, "ep": 32}, **shape)
+    given = {"cluster": "h100-4x8", "sizes": "balanced"}
+    whole = weft.simulate(module, **given).step_us
+    lockstep = weft.simulate(split(module, 3).module, **given).step_us
+    result = weft.optimize(module, pipeline="split-batch{chunks=3}", **given)
+    staggered = weft.simulate(result.module, **given).step_us
+    assert lockstep > whole
+    assert staggered < 0.9 * whole
+    order = [node.name for node in result.module.graph.nodes]
+    products, exchanges = (
+        [order.index(f"{name}_chunk{chunk}") for chunk in range(3)] for name in ("_grouped_mm", "all_to_all_single_1")
+    )
+    assert products[0] < exchanges[2]  # the first chunk computes before the last one sends its rows
+
+
+@pytest.mark.slow
+def test_chunks_that_trail_each_other_compute_the_same():
+    wide = {"compute_dtype": torch.float64, "reduce_dtype": torch.float64}
+    module = zoo.load("dropless-debug", "ep-fsdp", mesh={"dp": 2, "ep": 2}, layers=1, batch=6, **wide)
+    result = weft.optimize(module, "h100-8x8", pipeline="split-batch{chunks=3}", sizes="balanced")
+    assert any(isinstance(action, Arrange) for step in result.plan.steps for action in step.actions)
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    assert_alike(module, result.module, example_inputs(module, 4), ["loss", *names])
 
 
 def test_a_step_without_exposed_communication_stays_whole():

@@ -196,6 +196,7 @@ def test_all_models_have_names():
         "moe-8x7b",
         "dropless-debug",
         "dropless-16b",
+        "dropless-8x7b",
         "vision-debug",
         "vision-small",
     ]
@@ -203,6 +204,16 @@ def test_all_models_have_names():
     large = llama.PRESETS["8b"]
     shape = (large.dim, large.num_heads, large.num_kv_heads, large.ffn_dim, large.vocabulary, large.sequence)
     assert shape == (4096, 32, 8, 14336, 131072, 4096)
+
+
+def test_the_published_mixture_has_the_published_number_of_parameters():
+    """46.7 billion for Mixtral 8x7B."""
+    config = dropless.PRESETS["8x7b"]
+    with torch.device("meta"):
+        model = dropless.Dropless(replace(config, num_layers=1))
+    block = sum(parameter.numel() for parameter in model.layers[0].parameters())
+    total = sum(parameter.numel() for parameter in model.parameters()) + (config.num_layers - 1) * block
+    assert total == pytest.approx(46.70e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(

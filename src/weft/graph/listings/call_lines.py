@@ -110,6 +110,8 @@ class LineReader(LiteralReader):
 
 
 def _is_harmless(called: str, args: Sequence[Any]) -> bool:
-    """Whether a Python function takes one node and small numbers only. It is then safe to call for its type."""
+    """Whether a Python function takes nodes and small numbers only. It is then safe to call for its type."""
+    if called == "torch.sym_sum" and len(args) == 1 and isinstance(args[0], list | tuple):
+        args = args[0]
     numbers = all(isinstance(a, Node) or (isinstance(a, int | float) and abs(a) <= LARGEST_NUMBER) for a in args)
     return numbers and any(isinstance(a, Node) for a in args) and called != "operator.pow"
