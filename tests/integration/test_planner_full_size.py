@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 import weft
 from tests.tiers import quick_only
+from weft.bounds.lower_bound import lower_bound
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
@@ -99,3 +100,24 @@ def test_gradients_of_a_step_with_its_optimizer_are_summed_in_few_large_all_redu
     for spec in SIMPLE:
         made = Pipeline.parse(spec).run(module, cluster=cluster).module
         assert step.step_ns < simulate(program_of(made, read_groups(made), cluster)).step_ns, spec
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("parallel", "mesh", "cluster", "most"),
+    [
+        ("ddp", {"dp": 256}, "h100-32x8", 1.01),
+        ("fsdp", {"dp": 256}, "h100-32x8", 1.15),
+        ("fsdp", {"dp": 64}, "h100-8x8", 1.10),
+        ("hsdp", {"replicate": 32, "shard": 8}, "h100-32x8", 1.08),
+        ("fsdp-tp", {"dp": 8, "tp": 8}, "h100-8x8", 1.26),
+    ],
+)
+def test_a_step_with_its_optimizer_is_near_the_bound(parallel: str, mesh: dict[str, int], cluster: str, most: float):
+    """Reductions leave while backward runs, and the rest of them go together before the optimizer."""
+    described = Cluster.load(cluster)
+    module = weft.zoo.load("llama-1b", parallel=parallel, mesh=mesh, part="step")
+    given = program_of(module, read_groups(module), described)
+    planned = Pipeline.parse("auto").run(module, cluster=described).module
+    step = simulate(program_of(planned, read_groups(planned), described))
+    assert step.step_ns <= most * lower_bound(given).bound_ns

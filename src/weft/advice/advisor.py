@@ -31,13 +31,13 @@ from weft.advice.layout import TrainingLayout
 from weft.advice.layouts import layouts_of
 from weft.advice.models import TrainedModel, model_of
 from weft.advice.ranking import Advice, LeftOut, Ranked
-from weft.advice.workers import answers, executor_for
 from weft.arguments import check_cluster, check_type
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import file_of
 from weft.errors import ClusterError, MemoryLimitError, RefusedError, ReportError, compose
 from weft.process import left_as_it_was
 from weft.quantities import count_text, duration_text, size_text
+from weft.report.workers import answers, executor_for
 
 NEAR = 1.1
 """A probe begins with the largest microbatch whose estimated peak is below this multiple of the limit. The probe itself

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
-from concurrent.futures import Executor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import usage
+from weft.cli.dask_executor import DaskOption, dask_executor
 from weft.errors import compose
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 TOKENS = re.compile(r"([0-9]+)([KMG]?)", re.ASCII | re.IGNORECASE)
 LAYOUT_OPTIONS = ("parallel", "ranks", "mesh", "batch", "reshard", "checkpoint", "accumulate", "reduce")
 """Options of a zoo source that the advice chooses itself."""
-CONNECT_SECONDS = 10
 
 ModelArgument = Annotated[
     str,
@@ -44,10 +41,6 @@ MemoryOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Number of processes; default: one for each core.")
 ]
-SchedulerOption = Annotated[
-    str | None,
-    typer.Option("--dask", metavar="ADDRESS", help="Address of a dask scheduler, whose workers do the work."),
-]
 PageOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE.html", help="Write a page with table and plot here.")
 ]
@@ -59,7 +52,7 @@ def advise(
     batch_tokens: BatchOption,
     memory_limit: MemoryOption = None,
     workers: WorkersOption = None,
-    dask: SchedulerOption = None,
+    dask: DaskOption = None,
     output: PageOption = None,
     as_json: usage.JsonOption = False,
 ) -> None:
@@ -76,7 +69,7 @@ def advise(
         from weft.advice.recipe import recipe_lines
 
     trained = trained_model(model)
-    with usage.activity("listing layouts") as told, _dask_executor(dask) as (executor, num_dask):
+    with usage.activity("listing layouts") as told, dask_executor(dask) as (executor, num_dask):
         found = find(
             trained,
             cluster,
@@ -120,23 +113,3 @@ def trained_model(source: str) -> TrainedModel:
         raise usage.UsageError(compose(source, what, do=f"leave {chosen!r} out"))
     changes = {"num_layers" if key == "layers" else key: value for key, value in options.items()}
     return ZooModel(name, tuple(changes.items()))
-
-
-@contextmanager
-def _dask_executor(address: str | None) -> Generator[tuple[Executor | None, int]]:
-    """The executor of a dask scheduler and its number of threads; None and 0 without an address."""
-    if address is None:
-        yield None, 0
-        return
-    try:
-        from distributed import Client
-    except ImportError:
-        what = "it needs dask.distributed, which is missing"
-        raise usage.UsageError(compose("--dask", what, do="pip install distributed")) from None
-    try:
-        client = Client(address, timeout=CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
-        raise usage.UsageError(compose("--dask", f"{address} cannot be reached: {error}")) from None
-    with client:
-        scheduled: Any = client.nthreads()
-        yield client.get_executor(), sum(scheduled.values())

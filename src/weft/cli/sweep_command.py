@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import usage
+from weft.cli.dask_executor import DaskOption, dask_executor
 from weft.errors import compose
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def sweep(
     bucket_bytes: BucketOption = None,
     effort: usage.EffortOption = usage.Effort.DEFAULT,
     jobs: JobsOption = 1,
+    dask: DaskOption = None,
     shard: ShardOption = None,
     output: OutputOption = None,
     merge: MergeOption = False,
@@ -91,8 +93,8 @@ def sweep(
 ) -> None:
     """Optimize and simulate a graph on every cluster with every pipeline under every limit. Needs no GPU.
 
-    A cell that fails is a row with its error, and the exit status is 1. A memory limit that is too small is not a
-    failure: its row shows the smallest peak that was found.
+    A cell that fails is a row with its error, and the exit status is 1. A cell whose worker dies is run again. A memory
+    limit that is too small is not a failure: its row shows the smallest peak that was found.
 
     With a range of memory limits, rows of policies made by hand follow: a zoo:MODEL is captured with other options
     for checkpointing and resharding; any other graph is rewritten so that backward keeps more or less.
@@ -111,6 +113,7 @@ def sweep(
             "--effort": effort is not usage.Effort.DEFAULT,
             "--shard": shard,
             "--jobs": jobs > 1,
+            "--dask": dask,
             "--tokens": tokens,
         }
         _refuse_beside_merge([option for option, value in given.items() if value])
@@ -125,7 +128,7 @@ def sweep(
             parse_sizes(bucket_bytes, "--bucket-bytes"),
             has_policies=":" in (memory_limit or ""),
         )
-        cells = _run(arguments, axes, effort, jobs, parse_shard(shard), tokens)
+        cells = _run(arguments, axes, effort, jobs, dask, parse_shard(shard), tokens)
     _tell(cells, output, plot, as_json)
     if any(cell.has_failed for cell in cells):
         raise typer.Exit(1)
@@ -217,7 +220,13 @@ def _refuse_beside_merge(given: list[str]) -> None:
 
 
 def _run(
-    sources: list[str], axes: Axes, effort: usage.Effort, jobs: int, shard: tuple[int, int], tokens: int | None
+    sources: list[str],
+    axes: Axes,
+    effort: usage.Effort,
+    jobs: int,
+    dask: str | None,
+    shard: tuple[int, int],
+    tokens: int | None,
 ) -> list[Cell]:
     if len(sources) != 1:
         raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
@@ -240,8 +249,8 @@ def _run(
         tasks = tasks_of(module, swept, tokens, effort.value)
     mine = shard_of(tasks, *shard)
     cells: list[Cell] = []
-    with usage.progress_bar(f"{len(tasks)} cells", len(mine)) as advance:
-        for cell in run_tasks(mine, jobs=jobs):
+    with dask_executor(dask) as (executor, _), usage.progress_bar(f"{len(tasks)} cells", len(mine)) as advance:
+        for cell in run_tasks(mine, executor, jobs):
             cells.append(cell)
             advance()
     return cells

@@ -5,8 +5,9 @@
 Contract: a cell depends only on the listing and the marks of a graph, its tokens, the effort and its place on the axes,
 so cells run in any process and in any order. They are numbered by cluster, then by pipeline, memory limit and bucket
 size, and are returned in that order. Policies, which fix by hand what stays in memory, are planned without a limit;
-they come after the limits. A cell that fails holds its error. If no schedule was found that meets its memory limit, it
-also holds a limit that can be met. Each cell is one line of JSON; `merge` joins the lines of all shards of a sweep.
+they come after the limits. A cell that fails holds its error; a cell whose worker dies is run again. If no schedule was
+found that meets its memory limit, a cell also holds a limit that can be met. Each cell is one line of JSON; `merge`
+joins the lines of all shards of a sweep.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from weft.report.report import GraphRecord, Report, record_memory, record_passes
 from weft.report.simulated import with_simulations
 from weft.report.summary import Totals
 from weft.report.work import check_tokens
+from weft.report.workers import answers, executor_for
 from weft.retention.policies import RetentionPolicy, follow_policy, read_policy
 
 Effort = Literal["fast", "default", "best"]
@@ -148,17 +149,22 @@ def shard_of(tasks: Sequence[Task], first: int, num_shards: int) -> Sequence[Tas
 
 
 def run_tasks(tasks: Sequence[Task], executor: Executor | None = None, jobs: int = 1) -> Iterator[Cell]:
-    """The cells of the tasks, in order, each as soon as it is known."""
-    if executor is not None:
-        yield from _submit(tasks, executor)
-    elif min(jobs, len(tasks)) > 1:
-        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-            yield from _submit(tasks, pool)
-    else:
-        try:
-            yield from map(run_task, tasks)
-        finally:
-            _module_of.cache_clear()
+    """The cells of the tasks, in order, each as soon as it and all before it are known.
+
+    A cell whose worker died is run in this process.
+    """
+    num_workers = len(tasks) if executor is not None else min(jobs, len(tasks))
+    early: dict[int, Cell] = {}
+    place = 0
+    try:
+        with executor_for(executor, num_workers) as chosen:
+            for _, cell in answers(chosen, max(num_workers, 1), run_task, tasks):
+                early[cell.index] = cell
+                while place < len(tasks) and tasks[place].cell.index in early:
+                    yield early.pop(tasks[place].cell.index)
+                    place += 1
+    finally:
+        _module_of.cache_clear()
 
 
 def tasks_of(
@@ -289,29 +295,6 @@ def _module_of(listing: str, marks: tuple[Mark, ...], _thread: int) -> GraphModu
     module = parse(listing)
     put_marks(module, marks)
     return module
-
-
-def _submit(tasks: Sequence[Task], executor: Executor) -> Iterator[Cell]:
-    futures: list[Future[Cell]] = []
-    try:
-        futures += [_start(task, executor) for task in tasks]
-        for task, future in zip(tasks, futures, strict=True):
-            try:
-                yield future.result()
-            except Exception as error:  # the worker died, or the executor lost it
-                yield _failed(task, error)
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-def _start(task: Task, executor: Executor) -> Future[Cell]:
-    try:
-        return executor.submit(run_task, task)
-    except BrokenExecutor as error:  # a worker died while tasks were still being sent
-        lost: Future[Cell] = Future()
-        lost.set_exception(error)
-        return lost
 
 
 def _failed(task: Task, error: Exception) -> Cell:

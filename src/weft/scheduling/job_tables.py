@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from weft.scheduling.jobs import NO_JOB, Jobs
 
+NEGLIGIBLE = 2
+"""A launch that takes at most twice its latency carries almost nothing, such as the norm of all gradients."""
 SHORT = 4
 """A job that prepares a launch takes at most 1/4 of the launch's time; a longer one is ordinary compute."""
 
@@ -46,6 +48,9 @@ class JobTables:
         """Cheap source jobs whose only early consumers are launches, such as casts of shards. An optimizer may still
         write to the shards later."""
         self.order_of_use = self._ordered_preparing()
+        self.is_late = self._late()
+        """Launches of computed values that nothing needs before the last such launch is fed: reductions of gradients
+        that only the optimizer needs."""
         self.num_needs = self._num_needs()
         """Number of jobs that each job needs. A launch does not count the jobs that prepare it: they run with it."""
         self.memory = _memory(jobs)
@@ -98,6 +103,20 @@ class JobTables:
                 is_first = all(self.is_launch[s] or found[s] or s > used[job] for s in succs)
                 found[job] = bool(prepared) and is_short and is_first
         return found
+
+    def _late(self) -> list[bool]:
+        jobs, (_, first_use) = self.jobs, self.fillers(0)
+        queues, least = jobs.program.queues, jobs.program.latency_ns
+        is_late, last = [False] * self.size, self.size
+        for job in range(self.size):
+            fed = [p for p in jobs.preds[job] if not self.prepares[p]]
+            if not self.is_launch[job] or queues[jobs.queue[job]].is_copies or first_use[job] == self.size:
+                continue
+            is_late[job] = bool(fed or jobs.comm_preds[job])
+            if fed and not (least and jobs.duration[job] <= NEGLIGIBLE * least[jobs.ops[job][0]]):
+                last = max(fed) if last == self.size else max(last, *fed)
+        is_late = [late and first_use[job] > last for job, late in enumerate(is_late)]
+        return is_late if sum(is_late) > 1 else [False] * self.size  # one alone has nothing to merge with
 
     def _num_needs(self) -> list[int]:
         needs = (set(found) for found in map(add, self.jobs.preds, self.jobs.comm_preds))

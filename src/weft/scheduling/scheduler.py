@@ -76,6 +76,11 @@ class Knobs:
     finish: Literal["tail", "work"] = "tail"
     """The order of the fillers that are left at the end. `tail`: the longest path after them first. `work`: first those
     that keep a queue busy for longer than the stream, shortest first."""
+    at_once: bool = False
+    """Treat late launches, whose results only the end of the step needs, as reductions: launch them as soon as their
+    queue is free, not shortly before their use."""
+    together: bool = False
+    """Merge the late launches that one job needs. Otherwise each is launched alone."""
     budget_bytes: int = NO_LIMIT
     """Memory budget, by `JobMemory`."""
     sends: bool = False
@@ -142,6 +147,9 @@ class _Scheduling:
         self.end = [0] * tables.size
         """Estimated end of each launched collective."""
         self.is_filler, self.first_use = tables.fillers(knobs.filler)
+        if knobs.at_once:
+            uses = zip(self.first_use, tables.is_late, strict=True)
+            self.first_use = [tables.size if is_late else use for use, is_late in uses]
         self.missing = list(tables.num_needs)
         """Number of unfinished jobs that each job still needs."""
         num_queues = len(jobs.program.queues)
@@ -354,14 +362,19 @@ class _Scheduling:
         if not self.tables.is_launch[job]:
             self.compute(job)
             return
-        queue = self.jobs.queue[job]
-        if self.first_use[job] < self.tables.size:
-            self.gathers[queue].remove((self.first_use[job], job))
-            self._launch([job])
-            return
-        bucket = self._joined(job, self.others[queue], lambda _: True) if self.knobs.fill else [job]
+        queue, size = self.jobs.queue[job], self.tables.size
+        bucket, is_late = [job], self.tables.is_late
+        if self.knobs.together and is_late[job]:
+            self.now = max(self.now, self.when(job))
+            late = [gather for _, gather in self.gathers[queue] if is_late[gather]]
+            bucket = self._joined(job, [*self.others[queue], *late], lambda _: True)
+        elif self.knobs.fill and self.first_use[job] == size:
+            bucket = self._joined(job, self.others[queue], lambda _: True)
         for other in bucket:
-            self.others[queue].remove(other)
+            if self.first_use[other] < size:
+                self.gathers[queue].remove((self.first_use[other], other))
+            else:
+                self.others[queue].remove(other)
         self._launch(bucket)
 
     def unlock(self, job: int) -> None:
@@ -377,9 +390,30 @@ class _Scheduling:
                 if not self.done[p] and p not in needed and not is_done_with:
                     needed.add(p)
                     stack.append(p)
-        for p in sorted(needed):
+        left = sorted(needed)
+        while left and self.knobs.together:
+            left = self._put_off_launches(left)
+        for p in left:
             if not self.done[p]:
                 self.do(p)
+
+    def _put_off_launches(self, needed: list[int]) -> list[int]:
+        """Run the jobs that need no late launch, then launch what is ready; returns the jobs that need it."""
+        launches: list[int] = []
+        left: list[int] = []
+        for p in needed:
+            if self.done[p]:
+                continue
+            if self.missing[p]:
+                left.append(p)
+            elif self.tables.is_late[p]:
+                launches.append(p)
+            else:
+                self.do(p)
+        for p in launches:
+            if not self.done[p]:
+                self.do(p)
+        return left
 
     def compute(self, job: int) -> None:
         duration = self.jobs.duration[job]

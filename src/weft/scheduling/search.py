@@ -5,7 +5,8 @@ number of evaluations depends on effort and size, never on a clock, and all rand
 same program gives the same result on every rank.
 
 The search first tries a portfolio of settings, then the plain orders of frameworks (`recipes.py`). It spends the rest
-of its evaluations on random changes: of settings, and in small programs of the places of single jobs.
+of its evaluations on random changes: of settings, and in small programs of the places of single jobs. If the program
+has late launches (`job_tables.py`), it finally tries settings that treat them differently.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ MOVES = 150
 """Number of moves in one round."""
 LONGER = 50
 """Initial acceptance threshold for a longer order, in thousandths of the step; it falls to 0 within a round."""
+LATE_BUCKET = 1000
+"""Longest bucket of late launches, in latencies."""
 SQUEEZES = 5
 """Number of retries, each with a smaller budget, of settings that need too much memory."""
 MEMORY_MOVES = 300
@@ -205,6 +208,7 @@ class _Search:
                 self.try_knobs(knobs)
             self.try_recipes()
             self.improve()
+            self.try_late()
         best = self.best
         program = self.merged(best.buckets)
         trace = run(program, best.order)
@@ -359,6 +363,25 @@ class _Search:
     def is_near(self, found: _Found) -> bool:
         """Whether an order fits and is not much longer than the best."""
         return found.peak_bytes <= self.limit and found.step_ns * 1000 <= self.best.step_ns * (1000 + LONGER)
+
+    def try_late(self) -> None:
+        """Settings for the late launches, if there are any, and a few random changes of the best of them.
+
+        They come after everything else and on top of its evaluations, so they can only shorten the step.
+        """
+        if self.merging is None or not any(self.tables.is_late):
+            return
+        known, first = self.best, self.best_knobs()
+        self.try_knobs(replace(first, together=True, bucket=first.bucket or LATE_BUCKET))
+        first = replace(first, at_once=True, together=True, bucket=LATE_BUCKET, fill=50)
+        self.try_knobs(replace(first, hold=0, window=40, lookahead=30))
+        self.try_knobs(replace(first, hold=100, window=200, lookahead=100))
+        if self.best_knobs().at_once:
+            self.try_knobs(replace(self.best_knobs(), fill=100))
+        for knobs in self.squeezed():
+            self.try_knobs(knobs)
+        for _ in range(CHANGES if self.best is not known else 0):
+            self.try_knobs(self.changed(self.best_knobs()))
 
     # Judging.
 

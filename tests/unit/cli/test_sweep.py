@@ -198,6 +198,23 @@ def test_several_jobs_give_the_same_cells(weft: Weft, listing: Path):
     assert cells(done.stdout) == cells(weft("sweep", listing, *GRID, "--json").stdout)
 
 
+def test_a_scheduler_that_cannot_be_reached_is_refused(weft: Weft, listing: Path):
+    pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    done = weft("sweep", listing, *GRID, "--dask", "nowhere://1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--dask: nowhere://1 cannot be reached" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_workers_of_a_scheduler_give_the_same_cells(weft: Weft, listing: Path):
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    with distributed.LocalCluster(**options) as local:
+        done = weft("sweep", listing, *GRID, "--json", "--dask", local.scheduler_address)
+    assert cells(done.stdout) == cells(weft("sweep", listing, *GRID, "--json").stdout)
+
+
 def test_a_gap_and_a_duplicate_end_with_1_and_write_nothing(weft: Weft, listing: Path, tmp_path: Path):
     shard, out = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
     weft("sweep", listing, *GRID, "--shard", "1/4", "-o", shard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -242,9 +243,8 @@ class Dying(Executor):
         return future
 
 
-def test_a_worker_that_dies_is_a_row(module: GraphModule):
-    found = sweep(module, ["h100-8"], ["none", "auto"], Dying())
-    assert [each.error for each in found] == [None, "OSError: the worker died"]
+def test_a_cell_whose_worker_dies_is_run_again(module: GraphModule, cells: list[Cell]):
+    assert timeless(sweep(module, CLUSTERS, PIPELINES, Dying())) == timeless(cells)
 
 
 def kill(_: Any) -> None:
@@ -252,11 +252,29 @@ def kill(_: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_whose_process_was_killed_gives_rows(module: GraphModule):
+def test_a_pool_whose_process_was_killed_loses_no_cell(module: GraphModule, cells: list[Cell]):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         pool.submit(kill, None).exception()
-        errors = [each.error or "" for each in sweep(module, ["h100-8"], ["none", "auto"], pool)]
-    assert [error.partition(":")[0] for error in errors] == ["BrokenProcessPool"] * 2
+        assert timeless(sweep(module, CLUSTERS, PIPELINES, pool)) == timeless(cells)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_dask_loses_no_cell_though_a_worker_is_killed(module: GraphModule):
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    limits = [1 << k for k in range(30, 42)]
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    killed: list[int] = []
+    with distributed.LocalCluster(**options) as local, distributed.Client(local) as client:
+
+        def kill_one(_: Cell) -> None:
+            if not killed:
+                killed.append(min(client.run(os.getpid).values()))
+                os.kill(killed[0], signal.SIGKILL)
+
+        found = sweep(module, CLUSTERS, executor=client.get_executor(), memory_limits=limits, done=kill_one)
+    assert killed
+    assert timeless(found) == timeless(sweep(module, CLUSTERS, memory_limits=limits))
 
 
 def test_a_limit_is_given_once(module: GraphModule):

@@ -20,16 +20,18 @@ NO_FILLERS = Knobs(filler=0, lookahead=ALL)
 
 @dataclass(frozen=True)
 class AsOne:
-    """All launches may be one; a bucket takes a latency and the bytes of its members."""
+    """All launches of a queue may be one; a bucket takes a latency and the bytes of its members."""
 
     durations: Sequence[int]
     least: int
+    queues: Sequence[int] = ()
+    """The queue of each launch; by default there is one queue."""
 
     def latency(self, launch: int) -> int:
         return self.least
 
     def key(self, launch: int) -> int:
-        return 0
+        return self.queues[launch] if self.queues else 0
 
     def duration(self, launches: Sequence[int]) -> int:
         return self.least + sum(self.durations[launch] - self.least for launch in launches)
@@ -431,3 +433,93 @@ def test_gathers_merge_only_as_long_as_there_is_room_for_all_of_them():
     ]
     assert [len(bucket) for bucket in ample.buckets] == [3]
     assert tight.in_use_bytes <= 90
+
+
+# Late launches.
+
+
+def training_step(num: int, rest: Sequence[Op] = (), needed: str = "") -> list[Op]:
+    """Layers of 100, each with a cast of 10 and a reduction of 60, and an optimizer that needs all reductions.
+
+    In index order every cast is followed by its reduction, and all waits come before the optimizer.
+    """
+    made: list[Op] = []
+    for k in range(num):
+        cast, reduction = compute(f"c{k}", 10, f"a{k}"), launch(f"r{k}", 60, needs=f"c{k}")
+        made += [compute(f"a{k}", 100, f"a{k - 1}" if k else ""), cast, reduction]
+    waits = [wait(f"r{k}") for k in range(num)]
+    needs = needed or " ".join(each.name for each in waits)
+    return [*made, *waits, *rest, compute("norm", 100, needs), compute("m", 90, "norm"), compute("p", 90, "norm")]
+
+
+def late(*ops: Op, **facts: object) -> list[str]:
+    """The names of the late launches."""
+    source = replace(program(*ops, OUTPUT), **facts)
+    tables = JobTables(jobs_of(source))
+    return [source.names[tables.jobs.ops[job][0]] for job in range(tables.size) if tables.is_late[job]]
+
+
+def test_reductions_that_only_the_optimizer_needs_are_late():
+    assert late(*training_step(3)) == ["r0", "r1", "r2"]
+
+
+def test_nothing_is_late_without_an_optimizer():
+    assert late(*training_step(3)[:-3]) == []
+
+
+def test_a_gather_of_a_parameter_and_a_collective_of_an_activation_are_not_late():
+    layer = [launch("g", 60), wait("g"), compute("x", 100, "wait_g"), launch("h", 60, "tp", "x"), wait("h")]
+    backward = training_step(3)
+    backward[0] = replace(backward[0], needs=("wait_h",))
+    assert late(*layer, *backward) == ["r0", "r1", "r2"]
+
+
+def test_a_tiny_all_reduce_after_the_reductions_does_not_end_the_backward_pass():
+    """The norm of all gradients, as clipping needs it: its latency is nearly all of its time."""
+    waits = " ".join(f"wait_r{k}" for k in range(3))
+    clip = [compute("squares", 10, waits), launch("total", 21, needs="squares"), wait("total")]
+    ops = training_step(3, clip, f"{waits} wait_total")
+    latency = [20 if op.kind is OpKind.LAUNCH else 0 for op in (*ops, OUTPUT)]
+    assert late(*ops, latency_ns=tuple(latency)) == ["r0", "r1", "r2", "total"]
+    assert late(*ops) == []
+
+
+def test_a_late_launch_goes_as_soon_as_its_queue_is_free_if_it_may_go_at_once():
+    knobs = Knobs(lookahead=0, hold=0)
+    held = ordered(*training_step(3), knobs=knobs).split()
+    assert held.index("r0") > held.index("a2")
+    free = ordered(*training_step(3), knobs=replace(knobs, at_once=True)).split()
+    assert free.index("r0") < free.index("a1")
+    assert free.index("r1") < free.index("a2")
+
+
+def test_late_launches_that_one_job_needs_go_together():
+    """Before its use none is launched: the look-ahead is 0."""
+    source = program(*training_step(4), OUTPUT)
+    merging = AsOne(jobs_of(source).duration, least=20)
+    knobs = Knobs(lookahead=0, hold=ALL, bucket=ALL)
+    assert "r0 r1 r2 r3 wait_r0" in " ".join(scheduled(source, knobs, merging))
+    assert "r0 +r1 +r2 +r3 wait_r0" in " ".join(scheduled(source, replace(knobs, together=True), merging))
+
+
+def test_late_launches_go_together_after_all_fillers_that_they_need():
+    """The casts of the first two reductions are held back as fillers until the optimizer needs them."""
+    source = program(*training_step(6), OUTPUT)
+    merging = AsOne(jobs_of(source).duration, least=20)
+    knobs = Knobs(lookahead=0, hold=ALL, bucket=ALL, filler=300)
+    assert "c5 r2 r3 c0 r0 c1 r1 r4 r5 wait_r0" in " ".join(scheduled(source, knobs, merging))
+    found = scheduled(source, replace(knobs, together=True), merging)
+    assert "c5 r2 r3 c0 c1 r0 +r1 +r4 +r5 wait_r0" in " ".join(found)
+
+
+def test_late_launches_on_two_levels_go_together_level_by_level():
+    """Reductions inside a node, and all-reduces of what they give between nodes."""
+    ops = training_step(3)
+    first = next(k for k, op in enumerate(ops) if op.kind is OpKind.WAIT)
+    levels = [op for k in range(3) for op in (wait(f"r{k}"), launch(f"s{k}", 60, "outer", f"wait_r{k}"), wait(f"s{k}"))]
+    needs = tuple(f"wait_s{k}" for k in range(3))
+    source = program(*ops[:first], *levels, replace(ops[-3], needs=needs), *ops[-2:], OUTPUT)
+    jobs = jobs_of(source)
+    merging = AsOne(jobs.duration, 20, jobs.queue)
+    found = scheduled(source, Knobs(lookahead=0, hold=ALL, bucket=ALL, together=True), merging)
+    assert [name for name in found if name.strip("+")[0] in "rs"] == ["r0", "+r1", "+r2", "s0", "+s1", "+s2"]

@@ -167,3 +167,25 @@ def test_launches_beside_each_other_become_one():
     found = search(source, merging=LatencyOf40)  # type: ignore[arg-type]
     assert found.step_ns == 10 + 40 + 3 * 10
     assert [len(bucket) for bucket in found.buckets] == [3]
+
+
+def training_step(num: int) -> Program:
+    """Layers of 100, each with a cast and a reduction of 160, of which 40 is latency, and an optimizer at the end."""
+    made: list[Op] = []
+    for k in range(num):
+        made += [compute(f"a{k}", 100, f"a{k - 1}" if k else ""), compute(f"c{k}", 2, f"a{k}")]
+        made.append(launch(f"r{k}", 160, needs=f"c{k}"))
+    made += [wait(f"r{k}") for k in range(num)]
+    moments = compute("moments", 2000, " ".join(f"wait_r{k}" for k in range(num)))
+    return program(*made, moments, compute("p", 1000, "moments"), compute("q", 1000, "moments"), OUTPUT)
+
+
+def test_reductions_that_only_an_optimizer_needs_are_merged_as_their_queue_is_free():
+    """100 + 2 before the first, 400 x 120 of bytes in 6 buckets, and 4000 after the last; the tail of casts is exposed.
+
+    Without settings for late launches, the search finds 54 632.
+    """
+    found = search(training_step(400), merging=LatencyOf40)  # type: ignore[arg-type]
+    assert found.step_ns <= 54_414
+    assert found.settings[0].together
+    assert found.settings[0].at_once
