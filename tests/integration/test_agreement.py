@@ -135,18 +135,24 @@ def test_a_folder_that_cannot_be_written_is_named_and_stops_nothing(fresh: None,
 
 @pytest.mark.slow
 @pytest.mark.needs_cpp
-def test_what_inductor_takes_from_its_cache_is_said_when_it_is_asked_for(mesh: DeviceMesh, tmp_path: Path):
+@pytest.mark.parametrize("is_hook", [False, True], ids=["backend", "hook"])
+def test_a_graph_from_the_cache_of_inductor_is_said(mesh: DeviceMesh, tmp_path: Path, *, is_hook: bool):
+    """The backend learns of it and says it at once; the hook is not called, so its rank says it when it checks."""
     said: list[dict[str, str]] = []
+    config = torch._inductor.config
     for turn in range(2):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         SESSION.reset()
         folder = tmp_path / f"run{turn}"
-        options = {"weft.agreement": str(folder), "weft.report": str(tmp_path), "weft.cluster": "h100-9x8"}
-        function = torch.compile(gather_and_multiply, backend="weft", options=options)
-        function(*gather_and_multiply_arguments(mesh.get_group().group_name))
+        given = {"agreement": str(folder), "report": str(tmp_path), "cluster": "h100-9x8"}
+        hook = weft.inductor_pass(**given) if is_hook else config.post_grad_custom_post_pass
+        options = {} if is_hook else {"options": {f"weft.{name}": value for name, value in given.items()}}
+        with config.patch(post_grad_custom_post_pass=hook):
+            function = torch.compile(gather_and_multiply, backend="inductor" if is_hook else "weft", **options)
+            function(*gather_and_multiply_arguments(mesh.get_group().group_name))
         assert SESSION.report().entries[0].from_cache == bool(turn)
-        assert digests(FolderBoard(folder), 2)[0].keys() == (set() if turn else {"forward 0/0"})
+        assert digests(FolderBoard(folder), 2)[0].keys() == (set() if turn and is_hook else {"forward 0/0"})
         with pytest.raises(VerificationError, match="rank 1 has published nothing yet"):
             weft.check_agreement()
         said.append(digests(FolderBoard(folder), 2)[0])
