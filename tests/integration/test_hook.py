@@ -197,6 +197,11 @@ def test_a_graph_without_a_module_is_refused():
     assert str(error.value) == "inductor pass: the graph has no module\nmake a GraphModule of it"
 
 
+def test_keywords_of_earlier_versions_still_work():
+    options = weft.inductor_pass(report_dir="reports", agreement_dir="run-17").options
+    assert (options.report, options.agreement) == ("reports", "run-17")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

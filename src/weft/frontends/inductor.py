@@ -23,6 +23,8 @@ from weft.frontends.session import NOT_CALLED, SESSION
 from weft.graph.collective import collectives
 
 Hook = Callable[..., Any]
+FORMER_NAMES = {"report_dir": "report", "agreement_dir": "agreement"}
+"""Keywords of `inductor_pass` in 0.1, which scripts may still give, and the options that they mean."""
 
 
 class KeepOrder:
@@ -101,7 +103,8 @@ def inductor_pass(
     `options` are Weft's options of `torch.compile` without their prefix. `chain` is called first; by default it is the
     hook that is set now.
     """
-    given = options if cluster is None else {"cluster": cluster, **options}
+    given = {FORMER_NAMES.get(name, name): value for name, value in options.items()}
+    given |= {} if cluster is None else {"cluster": cluster}
     hooks = hooks_in(chain) or hooks_in(compat.settings_of("inductor").post_grad_custom_post_pass)
     return InductorPass(make_options(given), hooks)
 

@@ -370,7 +370,7 @@ class Session:
                 tell(election.board, election.name, election.rank, mine)
 
     def _resolve(self, election: _Election, mine: Vote) -> Resolution:
-        """What the ranks decide; an error if this rank cannot go on with the others."""
+        """The decision of the ranks; an error if this rank cannot rewrite the graph, or leave it, as the others do."""
         found = Resolution()
         with self.contained("the vote of the other ranks", strict=False):
             if election.board is not None:

@@ -180,8 +180,8 @@ def _stagger(dag: Dag, lag: int) -> list[int]:
     """An order in which each chunk is `lag` exchanges behind the chunk before it.
 
     A node's slot is the number of exchanges of its chunk before it, later for later chunks. Slots run in order, and in
-    each of them the chunks in turn. What the chunks share runs as soon as possible, and their sums as soon as the last
-    of them is known.
+    each of them the chunks in turn. Nodes that the chunks share run as soon as possible, and sums over
+    chunks as soon as the last chunk is known.
     """
     slots: list[int] = []
     for node, preds in zip(dag.nodes, dag.preds, strict=True):
