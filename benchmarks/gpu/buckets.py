@@ -31,20 +31,26 @@ DIM, LAYERS, TOKENS = 2048, 12, 8192
 WARM_UP, STEPS = 3, 15
 
 
+CONNECTIONS = 32
+"""Hardware queues of a process (`CUDA_DEVICE_MAX_CONNECTIONS`), the maximum. With the default of 8, streams share
+queues and wait for each other: `fully_shard` then overlaps little."""
+
+
 @contextmanager
 def mps() -> Generator[None]:
-    """Runs NVIDIA's multi-process service inside a `with` block."""
+    """Runs NVIDIA's multi-process service inside a `with` block; the processes of the block inherit its settings."""
     if shutil.which("nvidia-cuda-mps-control") is None:
         print("no nvidia-cuda-mps-control: ranks take turns, and every small collective costs milliseconds")
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(CONNECTIONS)
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
         try:
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
+            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit -t 5\n", check=False)
 
 
 def every_kind(ranks: int) -> str:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from buckets import mps
 from torch.fx import GraphModule
-from train_profile import communication_of, events_of, record
+from train_profile import communication_of, events_of, host_copies_of, record
 from train_rank import Rank, figures, local
 from train_variants import Variant
 
@@ -167,7 +167,7 @@ def kernels_of(held: Rank, variant: Variant) -> dict[str, Any]:
             spent[event["name"][:70]] += event["dur"]
             count[event["name"][:70]] += 1
     kernels = {name: (count[name], round(us)) for name, us in spent.most_common(SHOWN_KERNELS)}
-    return {**(communication_of(events) or {}), "kernels": kernels}
+    return {**(communication_of(events) or {}), **host_copies_of(events), "kernels": kernels}
 
 
 def spawned(run: Run, job: Job, path: str) -> str:

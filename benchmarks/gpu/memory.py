@@ -32,10 +32,12 @@ import weft
 from weft import zoo
 from weft.cost.cluster import Cluster
 from weft.errors import MemoryLimitError
+from weft.graph.host_copies import OFFLOAD
 
 SHAPE = {"num_layers": 6, "dim": 2048, "ffn_dim": 5632, "num_heads": 16, "sequence": 2048, "vocabulary": 8192}
 TINY = {"num_layers": 2, "dim": 64, "ffn_dim": 128, "num_heads": 4, "sequence": 64, "vocabulary": 256}
 BATCH, STEPS = 16, 5
+OFFLOADING = "clean,algebra,communication,sums,decide-memory{offload=true},schedule-overlap"
 
 
 def captured(held: Rank, checkpoint: str, partition: Any = "autograd") -> GraphModule:
@@ -52,10 +54,10 @@ def modules_of(held: Rank, cluster: Cluster) -> tuple[dict[str, GraphModule], di
     modules: dict[str, GraphModule] = {}
     about: dict[str, dict[str, Any]] = {}
 
-    def plan(name: str, before: GraphModule, limit_bytes: int | None = None) -> int | None:
+    def plan(name: str, before: GraphModule, limit_bytes: int | None = None, pipeline: str = "auto") -> int | None:
         started = time.perf_counter()
         try:
-            result = weft.optimize(before, cluster.running("eager"), memory_limit_bytes=limit_bytes)
+            result = weft.optimize(before, cluster.running("eager"), pipeline=pipeline, memory_limit_bytes=limit_bytes)
         except MemoryLimitError as error:
             about[name] = {"error": str(error)[:300]}
             return None
@@ -68,6 +70,7 @@ def modules_of(held: Rank, cluster: Cluster) -> tuple[dict[str, GraphModule], di
             "predicted_ms": evidence.step_ns / 1e6,
             "predicted_gib": evidence.peak_bytes / 2**30,
             "limit_gib": None if limit_bytes is None else limit_bytes / 2**30,
+            "num_offloaded": sum(1 for node in result.module.graph.nodes if node.target is OFFLOAD),
         }
         return evidence.peak_bytes
 
@@ -75,8 +78,10 @@ def modules_of(held: Rank, cluster: Cluster) -> tuple[dict[str, GraphModule], di
     plan("nothing recomputed", whole)
     full = plan("full checkpointing", captured(held, "full"))
     plan("Weft within full checkpointing's peak", whole, full)
+    plan("Weft, with offloading, within full checkpointing's peak", whole, full, OFFLOADING)
     cut = plan("min-cut", captured(held, "none", "min-cut"))
     plan("Weft within min-cut's peak", whole, cut)
+    plan("Weft, with offloading, within min-cut's peak", whole, cut, OFFLOADING)
     return modules, about
 
 
@@ -97,11 +102,16 @@ def run(rank: int, job: dict[str, Any], path: str) -> None:
 def show(found: dict[str, Any]) -> None:
     for row in found["rows"]:
         if "step_ms" not in row:
-            print(f"  {row['variant']:38} {row['error']}", flush=True)
+            print(f"  {row['variant']:54} {row['error']}", flush=True)
             continue
         peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else "?"
-        print(f"  {row['variant']:38} {row['step_ms']:8.1f} ms (spread {row['spread_ms']:.1f})", end="")
+        print(f"  {row['variant']:54} {row['step_ms']:8.1f} ms (spread {row['spread_ms']:.1f})", end="")
         print(f" predicted {row['predicted_ms']:.1f}, peak {peak} GiB, predicted {row['predicted_gib']:.2f}", end="")
+        if row.get("num_offloaded"):
+            print(f", {row['num_offloaded']} values offloaded", end="")
+        if row.get("host_copies_us"):
+            beside = row["host_copies_beside_us"] / row["host_copies_us"]
+            print(f", copies {row['host_copies_us'] / 1e3:.1f} ms, {beside:.0%} of them beside kernels", end="")
         print(f", values agree: {row['values_agree']}", flush=True)
 
 

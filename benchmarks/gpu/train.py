@@ -11,7 +11,7 @@
 Every job (parallelism:ranks:what) runs in its own processes with a time limit, the most informative jobs first. Its
 ranks first measure the cluster that they form. Then come the variants: values against eager, step times by CUDA events,
 communication by the profiler, and the simulator's prediction on the measured cluster. The file is written after every
-job. MPS, which this script starts and stops, lets the ranks' kernels run at the same time.
+job. MPS, which this script starts anew for each job, lets the ranks' kernels run at the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 import torch.cuda.nccl
-from buckets import mps
+from buckets import CONNECTIONS, mps
 from train_again import model_shape, predict_again, record
 from train_table import fill, table
 
@@ -69,14 +69,14 @@ class Job:
     parallel: str
     ranks: int
     what: str
-    limit_s: int = 180
+    limit_s: int = 240
 
     @property
     def label(self) -> str:
         return f"{self.parallel}:{self.ranks}:{self.what}"
 
     @property
-    def variants(self) -> list[str]:
+    def all_variants(self) -> list[str]:
         has_own = self.parallel in ("ddp", "fsdp")  # torch's own wrappers; there `auto` is the planner alone
         return [name for name in WORK[self.what] if name != ("graph auto" if has_own else "torch's own")]
 
@@ -104,14 +104,16 @@ class Runner:
 
     def run(self, jobs: list[Job]) -> None:
         for job in jobs:
-            self._finish(job, *self._processes(job))
+            with mps() if self.options.device == "cuda" else nullcontext():  # a killed client may leave it unusable
+                found = self._processes(job)
+            self._finish(job, *found)
 
     def _finish(self, job: Job, found: list[dict[str, Any]], error: str) -> None:
         by_name = {row["variant"]: row for row in found}
         told = by_name.pop("calibrate", None) or {"error": error or "nothing was written"}
         self.clusters[job.label] = {"ranks": job.ranks, **{key: told[key] for key in told if key != "variant"}}
         print(f"{job.label}: {told.get('error') or _of_cluster(told)}", flush=True)
-        for name in dict.fromkeys([*job.variants, *by_name]):
+        for name in dict.fromkeys([*self._variants(job), *by_name]):
             row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
             self.rows.append({"parallel": job.parallel, "ranks": job.ranks, **row})
         self.write()
@@ -173,7 +175,8 @@ class Runner:
         return {
             "parallel": job.parallel,
             "ranks": job.ranks,
-            "variants": job.variants,
+            "variants": self._variants(job),
+            "traces": options.traces,
             "device": options.device,
             "tiny": options.tiny,
             "batch": shape.pop("batch"),
@@ -187,6 +190,9 @@ class Runner:
             "port": _free_port(),
             "limit_s": limit_s,
         }
+
+    def _variants(self, job: Job) -> list[str]:
+        return [name for name in job.all_variants if any(fnmatch.fnmatch(name, each) for each in self.options.variants)]
 
     def write(self) -> None:
         """Write all results, if a file was given."""
@@ -208,6 +214,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "mps": is_gpu and shutil.which("nvidia-cuda-mps-control") is not None,
+        "connections": CONNECTIONS,
         "reduce": options.reduce,
         "shapes": {"all": TINY} if options.tiny else SHAPES,
         "sequence": 32 if options.tiny else SEQUENCE,
@@ -256,6 +263,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, nargs="*", choices=(2, 4), default=[2, 4])
     parser.add_argument("--jobs", nargs="*", default=["*"], help="patterns such as 'fsdp:2:*'; --list shows all")
+    parser.add_argument("--variants", nargs="*", default=["*"], help="patterns such as 'weft*'; --list shows all")
+    parser.add_argument("--traces", metavar="FOLDER", help="keep the profile of each variant's step on rank 0 there")
     parser.add_argument("--list", action="store_true", help="list the jobs in their order")
     parser.add_argument("--budget-s", type=float, default=560.0, help="seconds for the whole run")
     parser.add_argument("--steps", type=int, default=8, help="timed steps in a round")
@@ -289,10 +298,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     jobs = [job for job in all_jobs(options.ranks) if any(fnmatch.fnmatch(job.label, each) for each in options.jobs)]
     if options.list:
-        print("\n".join(f"{job.label:22} {', '.join(job.variants)}" for job in jobs))
+        print("\n".join(f"{job.label:22} {', '.join(job.all_variants)}" for job in jobs))
         return
     print(", ".join(f"{key} {value}" for key, value in about(options).items() if key != "shapes"), flush=True)
-    with mps() if options.device == "cuda" else nullcontext(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         runner = Runner(options, Path(folder))
         runner.run(jobs)
         print(table(runner.rows))

@@ -23,7 +23,7 @@ from train_profile import events_of, gap_us, record
 from weft.cost.calibration.cluster_writer import cluster_text
 from weft.cost.calibration.fit import fit, read_measurements
 from weft.cost.calibration.samples import Sample
-from weft.cost.device import Device
+from weft.cost.device import Device, HostMemory
 from weft.graph.ops import Kind
 
 PAYLOADS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
@@ -34,6 +34,8 @@ NUM_PRODUCTS = 8
 TERMS = 8192
 """Rows, columns and terms of the products whose rate is measured."""
 COPY_BYTES = 512 << 20
+HOST_BYTES, HOST_LIMIT_BYTES = 256 << 20, 16 << 30
+"""Size of the copies to host memory that are timed, and the host memory that a rank may use for offloaded values."""
 NUM_ROUNDS, LAST_ROUNDS = 20, 5
 """Rounds of products or copies, and how many of the last ones count."""
 NUM_BESIDE = 24
@@ -62,6 +64,7 @@ def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any
     record(work, path, device=device, shapes=True)
     beside = _slowdowns(groups[0])
     rates = _rates()
+    host_memory = _host_memory()
     used = USED.get(job["parallel"], (Kind.ALL_GATHER, Kind.REDUCE_SCATTER))
     slowdown, talk = (round(fmean(beside[kind][of] for kind in used), 4) for of in (0, 1))
     ratio = _wire_ratio(groups, device)
@@ -72,7 +75,7 @@ def calibrate(job: dict[str, Any], rank: int, mesh: DeviceMesh) -> dict[str, Any
     found = read_measurements([folder / f"calibrate_{ranks}_rank{r}.json.gz" for r in range(ranks)])
     preset = preset_of(torch.cuda.get_device_name(0))
     made = part_of(preset, ranks, rates) if preset is not None else _measured(found.compute.device(), rates)
-    made = replace(made, overlap_slowdown=slowdown, collective_slowdown=talk)
+    made = replace(made, overlap_slowdown=slowdown, collective_slowdown=talk, host_memory=host_memory)
     told = _write(job, found.samples, made, list(found.notes), ratio)
     slowdowns = {kind.value: {"products": found[0], "collective": found[1]} for kind, found in beside.items()}
     return {**told, "rates": asdict(rates), "gap_us": gap_us(events_of(path)), "slowdowns": slowdowns}
@@ -98,6 +101,7 @@ def _write(job: dict[str, Any], samples: Any, device: Device, notes: list[str], 
         "memory_efficiency": device.memory_efficiency,
         "overlap_slowdown": device.overlap_slowdown,
         "collective_slowdown": device.collective_slowdown,
+        "host_memory": asdict(device.host_memory) if device.host_memory else None,
         "lines": [
             {
                 "kind": line.kind.value,
@@ -256,6 +260,40 @@ def _rates() -> Rates:
     copy_ms = sorted([_copies_ms(source, target) for _ in range(NUM_ROUNDS)][-LAST_ROUNDS:])[LAST_ROUNDS // 2]
     gbps = NUM_PRODUCTS * 2 * COPY_BYTES / (copy_ms * 1e6)
     return Rates(-_largest(-tflops), TERMS, -_largest(-gbps))
+
+
+def _host_memory() -> HostMemory:
+    """The link to pinned host memory while all ranks copy in both directions, on the slowest rank."""
+    large_us, small_us = (_largest(_host_copies_us(num_bytes)) for num_bytes in (HOST_BYTES, 4096))
+    gbps = HOST_BYTES / (large_us - small_us) / 1e3
+    return HostMemory(round(gbps, 2), round(small_us, 1), HOST_LIMIT_BYTES)
+
+
+def _host_copies_us(num_bytes: int) -> float:
+    """The time of one copy, of several in each direction at once."""
+    on_device, on_host = (
+        torch.empty(2, num_bytes, dtype=torch.uint8, device="cuda"),
+        torch.empty(2, num_bytes, dtype=torch.uint8, pin_memory=True),
+    )
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    pairs = ((on_host[0], on_device[0]), (on_device[1], on_host[1]))
+
+    def run() -> float:
+        dist.barrier()
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for stream, (target, source) in zip(streams, pairs, strict=True):
+            stream.wait_event(start)
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_PRODUCTS):
+                    target.copy_(source, non_blocking=True)
+            torch.cuda.current_stream().wait_stream(stream)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / NUM_PRODUCTS
+
+    return sorted(run() for _ in range(5))[2]
 
 
 def _copies_ms(source: Tensor, target: Tensor) -> float:

@@ -1,7 +1,7 @@
 """Profile of one rank's step: exposed communication, gaps between kernels, and the time of each node.
 
-Contract: times in microseconds. NCCL kernels are communication; every other kernel, copy and fill is compute. A trace
-without kernels (on a CPU) gives None.
+Contract: times in microseconds. NCCL kernels are communication; every other kernel, copy and fill on the device is
+compute. Copies to and from host memory are neither. A trace without kernels (on a CPU) gives None.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def exposed_us(communication: Sequence[Interval], compute: Sequence[Interval]) -
 
 def communication_of(events: Iterable[dict[str, Any]]) -> dict[str, float] | None:
     """Communication, its exposed part, and compute; None if the trace has no kernels."""
-    kernels = [event for event in events if event.get("cat") in ON_DEVICE]
+    kernels = [event for event in events if event.get("cat") in ON_DEVICE and not is_host_copy(event)]
     if not kernels:
         return None
     sides: dict[bool, list[Interval]] = {True: [], False: []}
@@ -79,8 +79,23 @@ def communication_of(events: Iterable[dict[str, Any]]) -> dict[str, float] | Non
     }
 
 
+def host_copies_of(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Time of copies to and from host memory, and the part of it during which a kernel runs."""
+    on_device = [event for event in events if event.get("cat") in ON_DEVICE]
+    spans = {
+        is_copy: [(event["ts"], event["ts"] + event["dur"]) for event in on_device if is_host_copy(event) == is_copy]
+        for is_copy in (True, False)
+    }
+    total = length(spans[True])
+    return {"host_copies_us": total, "host_copies_beside_us": total - exposed_us(spans[True], spans[False])}
+
+
 def is_communication(event: dict[str, Any]) -> bool:
     return str(event.get("name", "")).lower().startswith("nccl")
+
+
+def is_host_copy(event: dict[str, Any]) -> bool:
+    return any(direction in str(event.get("name", "")) for direction in ("DtoH", "HtoD"))
 
 
 def gap_us(events: Iterable[dict[str, Any]]) -> float | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -137,11 +138,14 @@ class Rank:
         torch.cuda.synchronize()
         return start.elapsed_time(end)
 
-    def profile(self, variant: Variant) -> dict[str, Any]:
+    def profile(self, variant: Variant, name: str) -> dict[str, Any]:
         """Profiled communication of a step, on the rank that exposes most."""
-        path = Path(self.job["folder"]) / f"step_rank{self.rank}.json"
+        path = Path(self.job["folder"]) / f"step_rank{self.rank}.json.gz"
         dist.barrier()
         record(variant.run, path, device=self.device.type)
+        if self.job.get("traces") and self.rank == 0:
+            label = "_".join((self.job["parallel"], str(self.job["ranks"]), *name.replace("'", "").split()))
+            shutil.copy(path, Path(self.job["traces"]) / f"{label}.json.gz")
         found = communication_of(events_of(path)) or {}
         names = ("communication_us", "exposed_us", "compute_us")
         told = dict(zip(names, self.max([found.get(name, -1.0) for name in names]), strict=True))
@@ -198,7 +202,7 @@ def _first(held: Rank, name: str, ready: dict[str, tuple[Variant, dict[str, Any]
     row |= figures(times)
     if held.device.type == "cuda":
         row["peak_gib"] = held.max([torch.cuda.max_memory_allocated() / 2**30])[0]
-    row |= held.profile(variant)
+    row |= held.profile(variant, name)
     row |= variant.about()
     ready[name] = (variant, row, times)
     return row
