@@ -97,7 +97,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| {where} | {row['policy']} | {peak} | {row['hand_ms']:.1f} ms | {result} |")
     fit = [row for row in rows if row["weft_ms"] is not None]
     longer = sum(not row["is_shorter"] for row in fit)
-    said = f"Weft is longer in {longer} of {len(fit)} rows; in {len(rows) - len(fit)} more it found nothing that fits."
+    said = f"Weft's step is longer in {longer} of {len(fit)} rows. In {len(rows) - len(fit)} more, no choice fits."
     return "\n".join([*lines, "", said])
 
 
