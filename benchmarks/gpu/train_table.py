@@ -139,8 +139,8 @@ def document(found: dict[str, Any]) -> str:
         reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, "
         lines.append(
             f"Measured cluster of {name}: each rank reaches {reached}compute is "
-            f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "
-            f"{cluster['collective_slowdown'] * 100:.0f} % slower beside compute."
+            f"{cluster['overlap_slowdown'] * 100:.0f} % slower during a collective, a collective "
+            f"{cluster['collective_slowdown'] * 100:.0f} % slower during compute."
         )
     return "\n".join(lines)
 

@@ -111,7 +111,7 @@ def search(
 ) -> Outcome:
     """The best order of a program within a memory limit; by default slightly more than the given order uses.
 
-    `settings`, such as those of a similar program, are tried first.
+    `settings`, for example from a similar program, are tried first.
     """
     with collector_paused():
         return _Search(program, effort, limit_bytes, merging).outcome(settings)
