@@ -51,7 +51,7 @@ class EventStream:
         if self._peek():
             self._fail("there is more text after the end")
         if not self.num_arrays:
-            self._fail("the array traceEvents is missing")
+            self._fail("there is no array traceEvents")
 
     def _object(self) -> Iterator[tuple[int, Any]]:
         self._at += 1
