@@ -36,7 +36,7 @@ from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
 
 NUM_SEEDS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
-CHUNK = 30
+CHUNK = 10
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 seeds_of = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 
