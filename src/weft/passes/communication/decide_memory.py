@@ -36,8 +36,8 @@ afterwards. The given graph is among the choices, so the step is never longer th
 the pass raises an error with the smallest peak found and the step that it costs. Without a memory limit, the pass does
 nothing. With one, `weft.optimize` runs it before the `schedule-overlap` of a preset.
 
-Declines: values that draw random numbers, are returned or written, whose inputs are overwritten before backward, or
-whose collectives meet ranks that hold other graphs.
+Declines: values that draw random numbers, are returned or written, or whose inputs are overwritten before backward;
+collectives of groups whose ranks hold different graphs.
 Numerics: exact. Bytes on the wire: more for gathers that run again, fewer for gathers that are kept. Memory: within the
 limit once the result is scheduled.
 """
