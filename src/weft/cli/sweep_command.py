@@ -92,7 +92,7 @@ def sweep(
     tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Optimize and simulate a graph on every cluster, with every pipeline and every limit. Needs no GPU.
+    """Optimize and simulate a graph for every combination of clusters, pipelines and limits. Needs no GPU.
 
     A combination that fails is a row with its error, and the exit status is 1. A combination whose worker dies is run
     again. A memory limit that is too small is not a failure: its row shows the smallest peak that was found.
