@@ -1,7 +1,7 @@
 """Runtimes: named pipelines that turn a captured step into what a training runtime executes.
 
-A captured step gathers and reduces each parameter by itself and waits at once. No runtime does that. Each name below
-stands for the buckets and the order of one runtime, so that a simulation predicts what people run today.
+A captured step gathers and reduces each parameter by itself and waits immediately. No runtime does that. Each name
+below stands for the buckets and the order of one runtime, so that a simulation predicts what people run today.
 
 A runtime changes only the collectives that it would issue. A step with FSDP and tensor parallelism that is run as
 `fsdp2` therefore keeps the collectives of tensor parallelism synchronous.
@@ -58,7 +58,7 @@ _STREAM = (
 
 SYNCHRONOUS = "synchronous"
 RUNTIMES: dict[str, Runtime] = {
-    SYNCHRONOUS: Runtime("the captured order", "each collective is waited for at once", ""),
+    SYNCHRONOUS: Runtime("the captured order", "each collective is waited for immediately", ""),
     "ddp": Runtime(
         "DDP",
         "gradients are all-reduced in buckets of 25 MiB, the first of 1 MiB, and waited for at the end of backward",
@@ -79,7 +79,7 @@ RUNTIMES: dict[str, Runtime] = {
         "as fsdp2; the gradients of each block are then all-reduced over the replicas, and waited for at the end",
         _FSDP2,
     ),
-    "tp": Runtime("tensor parallelism", "each collective is waited for at once", ""),
+    "tp": Runtime("tensor parallelism", "each collective is waited for immediately", ""),
     "async-tp": Runtime(
         "FSDP2 with asynchronous tensor parallelism",
         "as fsdp2; activations are gathered and scattered in one chunk per rank, while the products next to them run",
