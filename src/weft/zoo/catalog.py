@@ -108,6 +108,7 @@ def load(
     dynamic: bool = False,
     rank: int = 0,
     partition: Partition = "autograd",
+    memory_budget: float = 1.0,
     **changes: Any,
 ) -> GraphModule:
     """The graph of a model's training step, as every rank of a mesh runs it.
@@ -146,7 +147,17 @@ def load(
         about |= {"optimizer": optimizer} if isinstance(optimizer, str) and optimizer != "adamw" else {}
         about |= {"clip_norm": clip_norm} if clip_norm else {}
     step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm, accumulate=accumulate, reduce=reduce)
-    return capture(step, example, axes or None, part, dynamic, rank=rank, partition=partition, about=about)
+    return capture(
+        step,
+        example,
+        axes or None,
+        part,
+        dynamic,
+        rank=rank,
+        partition=partition,
+        memory_budget=memory_budget,
+        about=about,
+    )
 
 
 def _differences(config: Any, preset: Any) -> dict[str, Any]:
