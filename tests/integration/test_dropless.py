@@ -68,3 +68,12 @@ def test_a_step_whose_sizes_the_host_reads_is_planned_shorter_though_the_reads_s
     eager = Cluster.load(CLUSTER).running("eager")
     stalls = [[stall.name for stall in host_stalls(program_of(m, read_groups(m), eager))] for m in (module, planned)]
     assert sorted(stalls[0]) == sorted(stalls[1]) != []
+
+
+@pytest.mark.slow
+def test_a_step_with_latent_attention_is_planned_and_computes_the_same():
+    module = zoo.load("deepseek-debug", "ep-fsdp", mesh=MESH, batch=2)
+    planned = weft.optimize(module, CLUSTER, sizes="balanced", verify="equivalence").module
+    before, after = weft.simulate(module, CLUSTER, sizes="balanced"), weft.simulate(planned, CLUSTER, sizes="balanced")
+    assert after.step_us < before.step_us
+    assert weft.verify(module, planned, mesh=MESH, inputs=routed(module, "random")).bitwise

@@ -21,6 +21,7 @@ from weft.cost.kernels import HostTimes
 from weft.cost.traffic import TrafficKind
 from weft.errors import ClusterError, compose, nearest
 from weft.graph.dag import Dag
+from weft.graph.edit import IN_POLICY_KEY
 
 Execution = Literal["", "compiled", "blocks", "eager", "cuda-graphs"]
 EXECUTIONS = tuple(name for name in get_args(Execution) if name)
@@ -79,7 +80,8 @@ def _issue_us(node: Node, kind: TrafficKind, is_compiled: bool, is_head: bool, t
         return times.launch_us if is_head and kind >= TrafficKind.FUSED else 0.0
     if is_optimizer(node):
         return times.optimizer_us if kind >= TrafficKind.FUSED else 0.0
-    return times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
+    own = times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
+    return own + (times.policy_us if node.meta.get(IN_POLICY_KEY) else 0.0)
 
 
 def is_in_block(node: Node) -> bool:

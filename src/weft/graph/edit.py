@@ -39,6 +39,8 @@ from weft.graph.orders import check_order, contracted, displaced, placed, settle
 from weft.graph.output_names import note_results
 from weft.graph.versions import begin_edit, end_edit
 
+IN_POLICY_KEY = "weft.in_policy"
+"""In `Node.meta`, True: in eager execution, torch asks a checkpointing policy in Python about this operator."""
 PROVENANCE = (
     "stack_trace",
     "nn_module_stack",
@@ -47,6 +49,7 @@ PROVENANCE = (
     "from_node",
     "seq_nr",
     "partitioner_tag",
+    IN_POLICY_KEY,
 )
 ANNOTATIONS = "custom"
 """In `Node.meta`: the dict that `torch.fx.traceback.annotate` attached to a node."""
