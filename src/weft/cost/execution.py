@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any, Literal, get_args
 
 from torch.fx import Node
@@ -79,7 +80,9 @@ def _issue_us(node: Node, kind: TrafficKind, is_compiled: bool, is_head: bool, t
         return times.launch_us if is_head and kind >= TrafficKind.FUSED else 0.0
     if is_optimizer(node):
         return times.optimizer_us if kind >= TrafficKind.FUSED else 0.0
-    return times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
+    if kind is TrafficKind.VIEW:
+        return 0.0 if node.target is getitem else times.view_us  # an item of a tuple or list calls no operator
+    return times.operator_us if kind >= TrafficKind.FUSED else 0.0
 
 
 def is_in_block(node: Node) -> bool:

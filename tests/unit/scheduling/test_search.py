@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tiers import quick_first
@@ -167,6 +169,17 @@ def test_launches_beside_each_other_become_one():
     found = search(source, merging=LatencyOf40)  # type: ignore[arg-type]
     assert found.step_ns == 10 + 40 + 3 * 10
     assert [len(bucket) for bucket in found.buckets] == [3]
+
+
+def test_launches_become_one_to_save_the_host_time():
+    """The host needs 100 for each launch: four reductions of 50, one by one, take 10 + 400 + 50. As one: 10 + 100 + 80."""
+    ops = [compute("a", 10), *(launch(f"r{k}", 50, needs="a") for k in range(4))]
+    source = program(*ops, *(wait(f"r{k}") for k in range(4)), OUTPUT)
+    source = replace(source, host_ns=(10, *[100] * 4, *[0] * 5))
+    found = search(source, merging=LatencyOf40)  # type: ignore[arg-type]
+    assert run(source).step_ns == 10 + 4 * 100 + 50
+    assert [len(bucket) for bucket in found.buckets] == [4]
+    assert found.step_ns == 10 + 100 + 40 + 4 * 10
 
 
 def training_step(num: int) -> Program:
