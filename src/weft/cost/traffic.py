@@ -30,6 +30,7 @@ from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.assumed_sizes import size_of
 from weft.graph.dag import Dag
+from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import profile, shares_storage
 from weft.graph.ops import cached_by_target
 
@@ -279,6 +280,8 @@ def _kind(node: Node) -> TrafficKind:
     found = kind_of(node.target)
     if found in (TrafficKind.FUSED, TrafficKind.KERNEL) and profile(node.target).may_copy and shares_storage(node):
         return TrafficKind.VIEW
+    if node.target is ops.READ_NUMBER and not is_read_on_host(node):
+        return TrafficKind.VIEW  # the number is in host memory already
     value = node.meta.get("val")
     if found is TrafficKind.FUSED and isinstance(value, Tensor) and value.is_complex():
         return TrafficKind.KERNEL
