@@ -100,7 +100,7 @@ for _schema, _kernel, _fake in zip(
     strict=True,
 ):
     _name = _schema.partition("(")[0]
-    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"weft::{_name}", _fake, lib=_LIBRARY)
 
