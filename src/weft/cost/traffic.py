@@ -207,7 +207,7 @@ class Traffic:
                     written[source] = written[source] or kinds[source] is TrafficKind.FUSED
             if kind not in (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL):
                 continue
-            for p in self._read(i):
+            for p in self.read(i):
                 source, key = roots[p], (regions[i], p)
                 if regions[source] == regions[i] or key in seen:
                     continue
@@ -223,7 +223,8 @@ class Traffic:
                 self.num_bytes[i] = _add(self.num_bytes[i], values[i])
             self.is_inner[i] = kinds[i] is TrafficKind.FUSED and not is_written
 
-    def _read(self, i: int) -> list[int]:
+    def read(self, i: int) -> list[int]:
+        """The inputs whose data a node reads."""
         name = name_of(self.dag.nodes[i].target)
         if name in UNREAD:
             unread = ops.bind(self.dag.nodes[i]).get(UNREAD[name])
