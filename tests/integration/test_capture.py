@@ -43,6 +43,7 @@ STEPS = {
     "fsdp-tp": ("llama-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
     "moe": ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}),
     "moe-tp": ("moe-debug", "tp", {"tp": 2}),
+    "latent": ("deepseek-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
     "vision": ("vision-debug", "ddp", {"dp": 2}),
     "vision-fsdp": ("vision-debug", "fsdp", {"dp": 4}),
 }

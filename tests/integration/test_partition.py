@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 import weft
 from weft import zoo
+from weft.cost.flops import flops_of
 from weft.errors import CaptureError
 from weft.frontends.provenance import BACKWARD, FORWARD, region_of
 from weft.graph.groups import read_groups
@@ -86,6 +87,31 @@ def test_the_cut_lowers_the_peak():
     assert compiled < 0.9 * eager
 
 
+def test_a_smaller_memory_budget_saves_less_and_computes_more_again():
+    modules = [
+        load("min-cut-layers", "none", sequence=2048, memory_budget=budget, compute_dtype=torch.float32)
+        for budget in (1.0, 0.5, 0.0)
+    ]
+    peaks, flops = [weft.simulate(module).peak_bytes for module in modules], [num_products(each) for each in modules]
+    assert peaks == sorted(peaks, reverse=True)
+    assert flops == sorted(flops)
+    assert len({*peaks}) == len({*flops}) == 3
+    assert crossing(modules[-1], "layers.1") == ["add"]  # its result, which the next region takes
+    assert modules[1].meta["weft.about"]["memory_budget"] == 0.5
+
+
+def test_a_step_within_a_memory_budget_computes_the_same_bits():
+    plain, module = load("autograd", "tp"), load("min-cut", "tp", memory_budget=0.25)
+    inputs = example_inputs(plain, 2)
+    results = [VirtualCluster(2).run(graph, inputs, read_groups(graph)) for graph in (plain, module)]
+    assert compare(*results, num_terms=1).bitwise
+
+
+def num_products(module: GraphModule) -> int:
+    """Number of matrix products and attentions."""
+    return sum(bool(flops_of(node)) for node in module.graph.nodes if node.op == "call_function")
+
+
 def test_alike_layers_get_the_same_cut():
     module = load("min-cut", "fsdp", layers=4)
     first, *others = (crossing(module, f"layers.{i}") for i in range(1, 4))
@@ -125,4 +151,21 @@ def test_a_model_without_layers_is_cut_as_a_whole():
 def test_a_partition_that_cannot_be_is_refused(step: Any, partition: Any, message: str):
     with pytest.raises(CaptureError) as caught:
         weft.capture(step, [torch.ones(4, 8)], partition=partition, part="joint" if isinstance(step, Plain) else "step")
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("partition", "budget", "message"),
+    [
+        ("min-cut", 1.5, "capture: memory_budget is 1.5, expected 0 to 1"),
+        (
+            "autograd",
+            0.5,
+            "capture: autograd saves what each operator asks for, whatever the memory budget",
+        ),
+    ],
+)
+def test_a_memory_budget_that_cannot_be_is_refused(partition: Any, budget: float, message: str):
+    with pytest.raises(CaptureError) as caught:
+        weft.capture(Plain(), [torch.ones(4, 8)], part="joint", partition=partition, memory_budget=budget)
     assert str(caught.value).startswith(message)

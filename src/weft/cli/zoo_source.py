@@ -51,6 +51,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "dynamic": (_bool, "true or false"),
     "rank": (int, "a whole number"),
     "partition": (str, "autograd, min-cut or min-cut-layers"),
+    "memory_budget": (float, "a number from 0 to 1"),
 }
 FIELDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_bool, "true or false"),
@@ -73,6 +74,7 @@ def load_policies(source: str) -> Iterator[tuple[str, GraphModule]]:
     """The step of a source with all values of `POLICIES` that its model and parallelism know, by name."""
     name, options = parse_zoo(source)
     options.pop("partition", None)  # min-cut would decide against the policy
+    options.pop("memory_budget", None)
     if options.get("part", "joint") not in ("joint", "step"):
         return
     known = dict(POLICIES)

@@ -443,16 +443,23 @@ def as_if_compiled() -> Generator[None]:
 
 
 def min_cut_partition(
-    joint: torch.fx.GraphModule, num_forward_outputs: int
+    joint: torch.fx.GraphModule, num_forward_outputs: int, memory_budget: float, runtime_of: Callable[[Node], float]
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Forward and backward as AOTAutograd cuts a joint graph; every node keeps its name.
 
-    Inputs called `tangents...` are gradients. AOTAutograd's own removal of common subexpressions is off.
+    Inputs called `tangents...` are gradients. AOTAutograd's own removal of common subexpressions is off. With a
+    `memory_budget` below 1 it weighs the bytes of results against `runtime_of`, which replaces its own count of flops:
+    that runs the operators.
     """
     from torch._functorch import config, partitioners
 
-    with config.patch(cse=False):  # type: ignore[attr-defined]
-        return partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_forward_outputs)
+    own = partitioners.estimate_runtime
+    partitioners.estimate_runtime = runtime_of
+    try:
+        with config.patch(cse=False, activation_memory_budget=memory_budget):  # type: ignore[attr-defined]
+            return partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_forward_outputs)
+    finally:
+        partitioners.estimate_runtime = own
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:

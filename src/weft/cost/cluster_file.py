@@ -46,6 +46,7 @@
     [device.host]               # what the host takes to issue work, for predictions of eager and compiled steps
     operator_us = 10.0          # one operator of eager execution
     view_us = 3.0
+    policy_us = 14.0            # in addition for each of them under a checkpointing policy, which is Python; default: 0
     launch_us = 8.0             # one kernel of a compiled graph
     collective_us = 30.0
     optimizer_us = 1.0          # one operator for one tensor of an optimizer over lists of tensors
@@ -215,6 +216,7 @@ class HostTable(_Table):
 
     operator_us: Microseconds = 0.0
     view_us: Microseconds = 0.0
+    policy_us: Microseconds = 0.0
     launch_us: Microseconds = 0.0
     collective_us: Microseconds = 0.0
     optimizer_us: Microseconds = 0.0

@@ -92,6 +92,8 @@ class HostTimes:
     """One operator of eager execution, its bookkeeping for gradients included."""
     view_us: float = 0.0
     """One view of eager execution."""
+    policy_us: float = 0.0
+    """The same for an operator or view under a checkpointing policy, in addition: torch asks the policy in Python."""
     launch_us: float = 0.0
     """One kernel of a compiled graph."""
     collective_us: float = 0.0

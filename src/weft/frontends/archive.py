@@ -34,7 +34,7 @@ from weft.files import whole_file
 from weft.graph import ops
 from weft.graph.about import ABOUT_KEY
 from weft.graph.aliasing import constants_of_inputs, placed, span_bytes
-from weft.graph.edit import MEMBERS_KEY
+from weft.graph.edit import IN_POLICY_KEY, MEMBERS_KEY
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import parse, render
 from weft.graph.listings.types import DTYPE_NAMES, DTYPES
@@ -78,6 +78,7 @@ class _Origin(_Model):
     modules: int | None = None
     tag: str | None = None
     members: list[str] | None = None
+    policy: bool | None = None
 
 
 class _Provenance(_Model):
@@ -224,6 +225,7 @@ def _provenance(module: GraphModule) -> _Provenance:
                 modules=modules.setdefault(stack, len(modules)) if stack else None,
                 tag=tag if isinstance(tag, str) else None,
                 members=list(meta[MEMBERS_KEY]) if MEMBERS_KEY in meta else None,
+                policy=True if meta.get(IN_POLICY_KEY) else None,
             )
             if origin != _Origin():
                 nodes[path + node.name] = origin
@@ -389,6 +391,8 @@ class _Loader:
                 meta["partitioner_tag"] = origin.tag
             if origin.members is not None:
                 meta[MEMBERS_KEY] = tuple(origin.members)
+            if origin.policy:
+                meta[IN_POLICY_KEY] = True
 
     def _item(self, items: list[Any], number: int) -> Any:
         if not 0 <= number < len(items):

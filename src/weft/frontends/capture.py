@@ -97,6 +97,7 @@ def capture(
     *,
     rank: int = 0,
     partition: Partition = "autograd",
+    memory_budget: float = 1.0,
     about: Mapping[str, Any] | None = None,
 ) -> GraphModule:
     """The graph of a training step on a mesh, traced with fake tensors: nothing is computed or sent.
@@ -113,16 +114,17 @@ def capture(
 
     `partition` says who chooses the values that backward finds saved. With `autograd` each operator keeps what its
     gradient needs, as in eager execution. With `min-cut` AOTAutograd chooses, as under `torch.compile`, and backward
-    recomputes the rest; with `min-cut-layers` it chooses for the layers only.
+    recomputes the rest; with `min-cut-layers` it chooses for the layers only. `memory_budget` is AOTAutograd's
+    `activation_memory_budget`, which bounds what a region saves: 1 is the min-cut, 0 saves its inputs only.
 
     Raises `CaptureError` if the step cannot be traced, or uses a group that the mesh does not have.
     """
     _check_arguments(step, example_inputs, mesh)
     asked = _what_is_asked(step, part)
-    _check_partition(asked, partition)
+    _check_partition(asked, partition, memory_budget)
     with _TURN, collector_paused(), _world(mesh, rank) as live:
         mode = new_fake_mode()
-        tracing = _Tracing(mode, live, dynamic, partition)
+        tracing = _Tracing(mode, live, dynamic, partition, memory_budget)
         if isinstance(asked, TrainingStep):
             traced = tracing.step(asked, example_inputs, part)
         else:
@@ -138,6 +140,7 @@ def capture(
             module.meta[TABLE_KEY] = _group_table(module, live)
     axes = dict(zip(live.mesh_dim_names or (), live.shape, strict=True)) if live is not None else {}
     chosen: dict[str, Any] = {"partition": partition} if partition != "autograd" else {}
+    chosen |= {"memory_budget": memory_budget} if memory_budget != 1 else {}
     unread = module.meta.pop(UNREAD_KEY, 0) // (asked.accumulate if isinstance(asked, TrainingStep) else 1)
     chosen |= {UNREAD_KEY: unread} if unread else {}
     module.meta[ABOUT_KEY] = {"part": part, "mesh": axes, **chosen, **(about or {})}
@@ -175,11 +178,16 @@ def _what_is_asked(step: Callable[..., Any] | TrainingStep, part: str) -> Callab
     return step
 
 
-def _check_partition(asked: Callable[..., Any] | TrainingStep, partition: str) -> None:
+def _check_partition(asked: Callable[..., Any] | TrainingStep, partition: str, memory_budget: float) -> None:
     check_choice("capture", "partition", partition, get_args(Partition), error=CaptureError)
     if partition != "autograd" and not isinstance(asked, TrainingStep):
         what = f"a function is traced as it is, so its partition is 'autograd', not {partition!r}"
         raise CaptureError(compose("capture", what, do="pass a TrainingStep or a module to choose a partition"))
+    if not 0 <= memory_budget <= 1:
+        raise CaptureError(compose("capture", f"memory_budget is {memory_budget:g}, expected 0 to 1"))
+    if partition == "autograd" and memory_budget != 1:
+        what = "autograd saves what each operator asks for, whatever the memory budget"
+        raise CaptureError(compose("capture", what, do="use partition='min-cut' or 'min-cut-layers'"))
 
 
 def _check_accumulation(
@@ -292,8 +300,16 @@ def _refuse_failed_hooks(error: BaseException) -> None:
 class _Tracing:
     """One trace."""
 
-    def __init__(self, mode: FakeTensorMode, mesh: DeviceMesh | None, dynamic: bool, partition: Partition) -> None:
-        self.mode, self.mesh, self.dynamic, self.partition = mode, mesh, dynamic, partition
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        mesh: DeviceMesh | None,
+        dynamic: bool,
+        partition: Partition,
+        memory_budget: float,
+    ) -> None:
+        self.mode, self.mesh, self.dynamic = mode, mesh, dynamic
+        self.partition, self.memory_budget = partition, memory_budget
         self.faker = Faker(mode, _device(mesh))
         self.recorder = Recorder()
         self.leaves: list[tuple[str, Tensor]] = []
@@ -384,7 +400,8 @@ class _Tracing:
             raise CaptureError(compose("capture", what, where=failing_line(error), do=do)) from error
         again: dict[Node, bool] = {}
         if self.partition != "autograd":
-            again = recomputed(module, self.num_state, layers_only=self.partition == "min-cut-layers")
+            layers_only = self.partition == "min-cut-layers"
+            again = recomputed(module, self.num_state, layers_only, self.memory_budget)
         return tidy(module, list(inputs), self.faker.constant, again)
 
     # Inputs.

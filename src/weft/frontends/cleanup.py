@@ -22,7 +22,7 @@ from weft.compat import input_nodes
 from weft.frontends.provenance import BACKWARD, POLICY_KEY, policy_of, region_of
 from weft.graph import metadata, ops
 from weft.graph.about import UNREAD_KEY
-from weft.graph.edit import ANNOTATIONS, Edit, finish
+from weft.graph.edit import ANNOTATIONS, IN_POLICY_KEY, Edit, finish
 from weft.graph.operator_effects import draws, profile_of
 
 RENAMES = frozenset({"aten::detach", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::expand"})
@@ -151,6 +151,7 @@ class _Tidier:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
         made = self.edit.call(target, args, kwargs, name=NUMBER.sub("", node.name), value=ops.value_of(node))
         made.meta.update({key: node.meta[key] for key in KEPT if node.meta.get(key)})
+        made.meta.update({IN_POLICY_KEY: True} if policy_of(node) is not None else {})
         annotations = {key: value for key, value in node.meta.get(ANNOTATIONS, {}).items() if key != POLICY_KEY}
         made.meta.update({ANNOTATIONS: annotations} if annotations else {})  # the policy has been carried out here
         return made

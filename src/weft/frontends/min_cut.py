@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from weft.compat import input_nodes, min_cut_partition
+from weft.cost.flops import flops_of
 from weft.frontends.cleanup import sources
 from weft.frontends.provenance import BACKWARD, FORWARD, in_layer, policy_of, region_of
 from weft.graph import metadata, ops
@@ -46,10 +47,11 @@ them. The stand-ins are never run."""
 ATTENTION = "aten::_scaled_dot_product_"
 
 
-def recomputed(traced: GraphModule, num_state: int, layers_only: bool) -> dict[Node, bool]:
+def recomputed(traced: GraphModule, num_state: int, layers_only: bool, memory_budget: float) -> dict[Node, bool]:
     """Whether backward computes a forward node again, for the nodes of all regions, or of layers only.
 
-    The first `num_state` inputs are parameters, buffers and optimizer state.
+    The first `num_state` inputs are parameters, buffers and optimizer state. `memory_budget` is the share of what the
+    plain min-cut of a region saves beyond its inputs.
     """
     names = sources(traced)
 
@@ -65,7 +67,7 @@ def recomputed(traced: GraphModule, num_state: int, layers_only: bool) -> dict[N
             continue
         joint = _Joint(region, source_of)
         if joint.key not in answers:
-            answers[joint.key] = joint.cut()
+            answers[joint.key] = joint.cut(memory_budget)
         again.update(zip(region.forward, answers[joint.key], strict=True))
     return again
 
@@ -150,11 +152,23 @@ class _Joint:
                     return True
         return False
 
-    def cut(self) -> tuple[bool, ...]:
+    def cut(self, memory_budget: float) -> tuple[bool, ...]:
         """Whether backward computes each forward node of the region again."""
-        _, backward = min_cut_partition(finish({}, self.edit.graph), self.num_forward_outputs)
+        flops = {self.made[node].name: _flops(node) for node in self.region.forward}
+        _, backward = min_cut_partition(
+            finish({}, self.edit.graph),
+            self.num_forward_outputs,
+            memory_budget,
+            lambda node: float(flops[node.name]),
+        )
         names = {node.name for node in backward.graph.nodes if node.op == "call_function"}
         return tuple(self.made[node].name in names for node in self.region.forward)
+
+
+def _flops(node: Node) -> int:
+    """The flops of a node as torch counts them: at least one, and causal attention in full."""
+    bound = ops.bind(node) if isinstance(node.target, ops.OpOverload) else {}
+    return max((flops_of(node) or 0) * (2 if bound.get("is_causal") else 1), 1)
 
 
 def _stand_in(node: Node) -> Any:

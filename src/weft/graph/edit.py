@@ -39,6 +39,8 @@ from weft.graph.orders import check_order, contracted, displaced, placed, settle
 from weft.graph.output_names import note_results
 from weft.graph.versions import begin_edit, end_edit
 
+IN_POLICY_KEY = "weft.in_policy"
+"""In `Node.meta`, True: in eager execution, torch asks a checkpointing policy in Python about this operator."""
 PROVENANCE = (
     "stack_trace",
     "nn_module_stack",
@@ -47,6 +49,7 @@ PROVENANCE = (
     "from_node",
     "seq_nr",
     "partitioner_tag",
+    IN_POLICY_KEY,
 )
 ANNOTATIONS = "custom"
 """In `Node.meta`: the dict that `torch.fx.traceback.annotate` attached to a node."""
@@ -363,7 +366,7 @@ def _last_heir(node: Node, heirs: Mapping[Node, Node]) -> Node:
 def _changes_value(user: Node, old: Node, new: Node) -> bool:
     """Whether replacing one node by another changes the fake value of their user."""
     before, after = ops.value_of(old), ops.value_of(new)
-    if before is after:
+    if before is after or user.target is ops.READ_NUMBER:  # the same number keeps its symbol
         return False
     return user.op != "call_function" or not profile(user.target).plain or not metadata.same(before, after)
 

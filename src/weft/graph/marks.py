@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-from weft.graph.edit import MEMBERS_KEY
+from weft.graph.edit import IN_POLICY_KEY, MEMBERS_KEY
 
 ModuleStack = tuple[tuple[str, str, str], ...]
 """Key, path and class of each module that a node comes from, outermost first."""
-Mark = tuple[str, str | None, ModuleStack, tuple[str, ...] | None]
-"""Name of a node, its phase as `partitioner_tag` has it, its modules, and the nodes that it replaces."""
+Mark = tuple[str, str | None, ModuleStack, tuple[str, ...] | None, bool]
+"""Name of a node, its phase as `partitioner_tag` has it, its modules, the nodes that it replaces, and whether it runs
+under a checkpointing policy."""
 
 
 def marks_of(module: GraphModule) -> tuple[Mark, ...]:
@@ -26,8 +27,9 @@ def marks_of(module: GraphModule) -> tuple[Mark, ...]:
             tag if isinstance(tag, str) else None,
             module_stack(node),
             None if members is None else tuple(members),
+            node.meta.get(IN_POLICY_KEY) is True,
         )
-        if mark != (node.name, None, (), None):
+        if mark != (node.name, None, (), None, False):
             found.append(mark)
     return tuple(found)
 
@@ -35,7 +37,7 @@ def marks_of(module: GraphModule) -> tuple[Mark, ...]:
 def put_marks(module: GraphModule, marks: tuple[Mark, ...]) -> None:
     """Give the nodes of a graph their marks."""
     nodes = {node.name: node for node in module.graph.nodes}
-    for name, tag, stack, members in marks:
+    for name, tag, stack, members, in_policy in marks:
         meta = nodes[name].meta
         if tag is not None:
             meta["partitioner_tag"] = tag
@@ -43,6 +45,8 @@ def put_marks(module: GraphModule, marks: tuple[Mark, ...]) -> None:
             meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in stack}
         if members is not None:
             meta[MEMBERS_KEY] = members
+        if in_policy:
+            meta[IN_POLICY_KEY] = True
 
 
 def module_stack(node: Node) -> ModuleStack:

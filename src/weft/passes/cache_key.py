@@ -22,7 +22,7 @@ import weft.version
 from weft.compat import has_symmetric_memory, resolve_group
 from weft.cost.execution import is_in_block
 from weft.graph import ops
-from weft.graph.edit import MEMBERS_KEY
+from weft.graph.edit import IN_POLICY_KEY, MEMBERS_KEY
 from weft.graph.groups import GroupTable
 from weft.graph.listings.text import canonical_digest
 from weft.passes.pipeline import Pipeline
@@ -68,7 +68,8 @@ def _metadata(node: Node) -> tuple[Any, ...]:
     value, meta = ops.value_of(node), node.meta
     strides = value.stride() if isinstance(value, Tensor) and value.layout is torch.strided else None
     paths = [str(entry[0]) for entry in (meta.get("nn_module_stack") or {}).values()]
-    return strides, meta.get("partitioner_tag"), paths, is_in_block(node), meta.get(MEMBERS_KEY)
+    marks = meta.get(MEMBERS_KEY), meta.get(IN_POLICY_KEY)
+    return strides, meta.get("partitioner_tag"), paths, is_in_block(node), *marks
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
+from weft.cost.execution import is_optimizer
 from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.operator_effects import is_cheap, profile
@@ -26,6 +27,9 @@ from weft.graph.ops import Kind
 from weft.graph.products import is_product
 
 DEFAULT_STREAM = "default"
+GRAPH_POOL = "CUDA graphs"
+"""Stands for a stream: torch allocates what a CUDA graph uses in a private pool, which nothing else may use until the
+graph is deleted (`aten/src/ATen/cuda/CUDAGraph.cpp`). Graphs of one step share a pool, as torch.compile lets them."""
 OWN_STREAMS = frozenset({"fsdp2", "hsdp", "async-tp"})
 """Runtimes that allocate gathered and reduced buffers on streams of their own: torch, `_fsdp_param_group.py`."""
 COPIES = frozenset(
@@ -65,12 +69,22 @@ class _Weight(Enum):
     GATHERED = 2
 
 
-def owners_of(dags: Sequence[Dag], runtime: str | None = None) -> list[Owner]:
+def owners_of(dags: Sequence[Dag], runtime: str | None = None, execution: str = "") -> list[Owner]:
     """The owner of each node of graphs that run one after the other, in their order."""
     found: list[Owner] = []
     for k, dag in enumerate(dags, 1):
-        found += _owners(dag, runtime in OWN_STREAMS, is_last=k == len(dags))
+        owners = _owners(dag, runtime in OWN_STREAMS, is_last=k == len(dags))
+        if execution == "cuda-graphs":
+            owners = [_in_graph_pool(node, owner) for node, owner in zip(dag.nodes, owners, strict=True)]
+        found += owners
     return found
+
+
+def _in_graph_pool(node: Node, owner: Owner) -> Owner:
+    """The owner of a node if forward and backward are replayed as CUDA graphs, and the optimizer is not."""
+    part, stream = owner
+    is_replayed = node.op == "call_function" and not is_optimizer(node) and stream == DEFAULT_STREAM
+    return (part, GRAPH_POOL) if is_replayed else owner
 
 
 def _owners(dag: Dag, own_streams: bool, is_last: bool) -> Iterable[Owner]:

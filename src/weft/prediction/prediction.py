@@ -132,7 +132,7 @@ def predict_modules(
         hfu=flops.share_of_peak(flops.hardware, described.device, step_us) if flops else None,
         memory=memory_of(
             program,
-            owners_of(dags, runtime),
+            owners_of(dags, runtime, described.device.execution),
             described.device,
             _kept_unread(modules, dags) if described.device.execution == "eager" and runtime != ONE_GRAPH else (),
         ),

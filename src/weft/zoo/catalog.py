@@ -18,7 +18,7 @@ from weft.frontends.min_cut import Partition
 from weft.graph.about import TOKENS_KEY
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.process import left_as_it_was
-from weft.zoo import dropless, llama, moe, vision
+from weft.zoo import deepseek, dropless, llama, moe, vision
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import mesh_of, parallelise, strategy_of
 
@@ -50,6 +50,7 @@ ENTRIES: dict[str, ZooEntry] = {
     **{f"llama-{name}": ZooEntry(llama.Llama, config, _text) for name, config in llama.PRESETS.items()},
     **{f"moe-{name}": ZooEntry(moe.MoE, config, _text) for name, config in moe.PRESETS.items()},
     **{f"dropless-{name}": ZooEntry(dropless.Dropless, config, _text) for name, config in dropless.PRESETS.items()},
+    **{f"deepseek-{name}": ZooEntry(deepseek.Deepseek, config, _text) for name, config in deepseek.PRESETS.items()},
     **{f"vision-{name}": ZooEntry(vision.Vision, config, _images) for name, config in vision.PRESETS.items()},
 }
 
@@ -108,6 +109,7 @@ def load(
     dynamic: bool = False,
     rank: int = 0,
     partition: Partition = "autograd",
+    memory_budget: float = 1.0,
     **changes: Any,
 ) -> GraphModule:
     """The graph of a model's training step, as every rank of a mesh runs it.
@@ -146,7 +148,17 @@ def load(
         about |= {"optimizer": optimizer} if isinstance(optimizer, str) and optimizer != "adamw" else {}
         about |= {"clip_norm": clip_norm} if clip_norm else {}
     step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm, accumulate=accumulate, reduce=reduce)
-    return capture(step, example, axes or None, part, dynamic, rank=rank, partition=partition, about=about)
+    return capture(
+        step,
+        example,
+        axes or None,
+        part,
+        dynamic,
+        rank=rank,
+        partition=partition,
+        memory_budget=memory_budget,
+        about=about,
+    )
 
 
 def _differences(config: Any, preset: Any) -> dict[str, Any]:

@@ -99,5 +99,5 @@ class DroplessFeedForward(MoEFeedForward):
 class Dropless(MoE):
     """The decoder with its loss."""
 
-    def make_block(self) -> nn.Module:
+    def make_block(self, number: int) -> nn.Module:
         return Block(self.config, DroplessFeedForward(cast(DroplessConfig, self.config)))

@@ -64,9 +64,14 @@ class LlamaConfig:
     def head_dim(self) -> int:
         return self.dim // self.num_heads
 
-    def make_norm(self) -> RMSNorm:
-        """The norm before a part of a block, or before the output."""
-        return (KernelRMSNorm if self.norm == "kernel" else RMSNorm)(self.dim, self.norm_eps)
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that are turned by its position."""
+        return self.head_dim
+
+    def make_norm(self, width: int = 0) -> RMSNorm:
+        """The norm of a vector of this width; by default that before a part of a block, or before the output."""
+        return (KernelRMSNorm if self.norm == "kernel" else RMSNorm)(width or self.dim, self.norm_eps)
 
     def linear(self, num_inputs: int, num_outputs: int) -> nn.Linear:
         """A projection of a block."""
@@ -174,8 +179,8 @@ class ComplexRotary(nn.Module):
 
 
 def _angles(config: LlamaConfig) -> Tensor:
-    """Angles as [positions, 1, half of a head's features]."""
-    half = config.head_dim // 2
+    """Angles as [positions, 1, half of a head's turned features]."""
+    half = config.rotary_dim // 2
     frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
     return torch.arange(config.sequence, dtype=torch.float32)[:, None, None] * frequencies
 
@@ -228,10 +233,12 @@ class Block(nn.Module):
     recomputation: Recomputation | None = None
     """The part that backward computes again."""
 
-    def __init__(self, config: LlamaConfig, feed_forward: nn.Module | None = None) -> None:
+    def __init__(
+        self, config: LlamaConfig, feed_forward: nn.Module | None = None, attention: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.attention_norm = config.make_norm()
-        self.attention = Attention(config)
+        self.attention = attention if attention is not None else Attention(config)
         self.feed_forward_norm = config.make_norm()
         self.feed_forward = feed_forward if feed_forward is not None else FeedForward(config)
 
@@ -250,7 +257,7 @@ class Llama(nn.Module):
         self.config = config
         self.tokens = TokenEmbedding(config.vocabulary, config.dim)
         self.rotary = (ComplexRotary if config.rotary == "complex" else Rotary)(config)
-        self.layers = nn.ModuleList(self.make_block() for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.make_block(number) for number in range(config.num_layers))
         for number, block in enumerate(self.layers):
             block.recomputation = recomputation_of(config.checkpoint, number)  # type: ignore[assignment]
         self.norm = config.make_norm()
@@ -261,8 +268,8 @@ class Llama(nn.Module):
             self.output.weight = self.tokens.weight
         self._initialise()
 
-    def make_block(self) -> nn.Module:
-        """One layer; models with other layers override it."""
+    def make_block(self, number: int) -> nn.Module:
+        """The layer of this number; models with other layers override it."""
         return Block(self.config)
 
     def _initialise(self) -> None:

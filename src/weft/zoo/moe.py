@@ -118,7 +118,7 @@ class MoE(Llama):
         "feed_forward.experts": "sequence",
     }
 
-    def make_block(self) -> nn.Module:
+    def make_block(self, number: int) -> nn.Module:
         return Block(self.config, MoEFeedForward(self.config))
 
     def expert_parameters(self) -> list[str]:

@@ -11,8 +11,10 @@ import weft
 from weft.cost.cluster import Cluster
 from weft.cost.cluster_file import PeakTable, presets
 from weft.cost.device import DTYPES, MATMUL_EFFICIENCY, UNDESCRIBED, Device
+from weft.cost.execution import is_backward
 from weft.cost.measured_table import Table
 from weft.errors import ClusterError
+from weft.graph.edit import IN_POLICY_KEY
 from weft.graph.ops import Kind
 
 LINKS = """
@@ -209,3 +211,25 @@ def test_an_eager_step_takes_at_least_the_time_to_issue_its_kernels(name: str):
     assert host is not None
     assert host.operator_us > 0
     assert weft.simulate(debug, cluster).step_us >= 3 * host.operator_us
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full", "selective"])
+def test_eager_checkpointing_asks_its_policy_about_each_operator_of_a_block(checkpoint: str):
+    step = weft.zoo.load("llama-debug", "none", checkpoint=checkpoint)
+    cluster = Cluster.load("h200-1x8").running("eager")
+    assert cluster.device.host is not None
+    unasked = replace(cluster, device=replace(cluster.device, host=replace(cluster.device.host, policy_us=0.0)))
+    times = [weft.simulate(step, each).host_us for each in (cluster, unasked)]
+    asked = [node for node in step.graph.nodes if node.meta.get(IN_POLICY_KEY)]
+    assert all("layers" in str(node.meta["nn_module_stack"]) for node in asked)
+    assert {is_backward(node) for node in asked} == ({False, True} if asked else set())
+    assert times[0] - times[1] == pytest.approx(len(asked) * cluster.device.host.policy_us)
+    assert bool(asked) == (checkpoint != "none")
+
+
+def test_compiled_blocks_ask_no_policy():
+    step = weft.zoo.load("llama-debug", "none", checkpoint="full")
+    cluster = Cluster.load("h200-1x8").running("blocks")
+    assert cluster.device.host is not None
+    unasked = replace(cluster, device=replace(cluster.device, host=replace(cluster.device.host, policy_us=0.0)))
+    assert weft.simulate(step, cluster).host_us == weft.simulate(step, unasked).host_us

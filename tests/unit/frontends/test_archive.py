@@ -22,7 +22,7 @@ from weft.errors import GraphError, ListingError, ReadError
 from weft.frontends import archive
 from weft.frontends.trace_log import read_log
 from weft.graph.about import ABOUT_KEY
-from weft.graph.edit import MEMBERS_KEY
+from weft.graph.edit import IN_POLICY_KEY, MEMBERS_KEY
 from weft.graph.listings.text import source_of
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.verification.rank import same_bits
@@ -201,6 +201,7 @@ def test_paths_of_modules_and_members_come_back(file: Path):
     relu.meta["nn_module_stack"] = {"": ("", nn.Sequential), "layers.0": ("layers.0", nn.Linear)}
     relu.meta["partitioner_tag"] = "is_backward"
     add.meta[MEMBERS_KEY] = ("a", "b")
+    add.meta[IN_POLICY_KEY] = True
     found = {node.name: node.meta for node in round_trip(module, file).graph.nodes}
     assert found[relu.name]["nn_module_stack"] == {
         "": ("", "torch.nn.modules.container.Sequential"),
@@ -208,6 +209,7 @@ def test_paths_of_modules_and_members_come_back(file: Path):
     }
     assert found[relu.name]["partitioner_tag"] == "is_backward"
     assert found[add.name][MEMBERS_KEY] == ("a", "b")
+    assert [IN_POLICY_KEY in found[node.name] for node in (relu, add)] == [False, True]
 
 
 def test_nested_graphs_come_back_with_their_sources(file: Path):

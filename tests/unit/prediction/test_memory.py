@@ -120,6 +120,21 @@ def test_values_inside_a_fused_kernel_take_no_memory(execution: str, num_tensors
     assert found.allocated_bytes - found.parts[MemoryPart.WORKSPACE] == num_tensors * 4 << 20
 
 
+def test_a_cuda_graph_keeps_its_memory_while_the_optimizer_runs():
+    module = step("fsdp")
+    cluster = CLUSTER.running("cuda-graphs")
+    made = program_of(module, read_groups(module), cluster)
+    one, pools = (
+        memory_of(made, owners_of([Dag(module.graph)], execution=how), cluster.device)
+        for how in ("compiled", "cuda-graphs")
+    )
+    assert set(pools.streams) == {"default", "CUDA graphs"}
+    assert pools.allocated_bytes == one.allocated_bytes
+    assert pools.reserved_bytes > one.reserved_bytes
+    state = pools.parts[MemoryPart.PARAMETERS] + pools.parts[MemoryPart.OPTIMIZER_STATE]
+    assert pools.streams["default"] > state  # and what the optimizer needs meanwhile
+
+
 def test_the_sentence_says_what_is_needed_and_what_there_is():
     assert does_not_fit(10, None) is None
     assert does_not_fit(10, 10) is None

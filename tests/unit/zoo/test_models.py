@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from weft import zoo
 from weft.errors import CaptureError
-from weft.zoo import dropless, fp8, llama, moe, vision
+from weft.zoo import deepseek, dropless, fp8, llama, moe, vision
 
 LLAMA, MOE, VISION = llama.PRESETS["debug"], moe.PRESETS["debug"], vision.PRESETS["debug"]
 
@@ -197,6 +197,9 @@ def test_all_models_have_names():
         "dropless-debug",
         "dropless-16b",
         "dropless-8x7b",
+        "deepseek-debug",
+        "deepseek-16b",
+        "deepseek-671b",
         "vision-debug",
         "vision-small",
     ]
@@ -214,6 +217,34 @@ def test_the_published_mixture_has_the_published_number_of_parameters():
     block = sum(parameter.numel() for parameter in model.layers[0].parameters())
     total = sum(parameter.numel() for parameter in model.parameters()) + (config.num_layers - 1) * block
     assert total == pytest.approx(46.70e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("16b", 15.706), ("671b", 671.026)])
+def test_decoders_with_latent_attention_have_the_published_number_of_parameters(name: str, billions: float):
+    config = deepseek.PRESETS[name]
+    with torch.device("meta"):
+        model = deepseek.Deepseek(replace(config, num_layers=config.num_dense + 1))
+    block = sum(parameter.numel() for parameter in model.layers[-1].parameters())
+    rest = config.num_layers - len(model.layers)
+    total = sum(parameter.numel() for parameter in model.parameters()) + rest * block
+    assert total / 1e9 == pytest.approx(billions, abs=1e-3)
+
+
+def test_latent_attention_weighs_the_values_of_earlier_tokens():
+    torch.manual_seed(0)
+    config = replace(deepseek.PRESETS["debug"], sequence=6)
+    attention, rotary = deepseek.LatentAttention(config).double(), llama.Rotary(config).double()
+    x = torch.randn(2, 6, config.dim, dtype=torch.float64)
+    queries = attention.query(attention.query_norm(attention.query_latent(x))).view(2, 6, 8, 12)
+    latent, placed = attention.latent(x)[..., :16], attention.latent(x)[..., 16:]
+    both = attention.key_value(attention.latent_norm(latent)).view(2, 6, 8, 16)
+    mixed = torch.zeros(2, 6, 8, 8, dtype=torch.float64)
+    turned_queries, turned_keys = rotary.turn(queries[..., 8:]), rotary.turn(placed[:, :, None])[:, :, 0]
+    for head in range(8):
+        scores = queries[:, :, head, :8] @ both[:, :, head, :8].mT + turned_queries[:, :, head] @ turned_keys.mT
+        scores = (scores / 12**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+        mixed[:, :, head] = scores.softmax(-1) @ both[:, :, head, 8:]
+    torch.testing.assert_close(attention(x, rotary), attention.output(mixed.flatten(2)))
 
 
 @pytest.mark.parametrize(
