@@ -70,7 +70,7 @@ def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
 
 
 def again_claim(limit_bytes: int, run: Run) -> dict[str, object]:
-    """What to add to the claim of a machine."""
+    """The fields that repeated work adds to the claim of a machine."""
     flows = [[*flow] for flow in run.flows]
     where = {"kind": "again", "limit_bytes": limit_bytes, "shorter_ns": run.shorter_ns, "at": run.at}
     return where | {"price": run.price, "flows": flows}

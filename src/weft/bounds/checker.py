@@ -198,7 +198,7 @@ class CheckedProblem:
         return min(starts) + self.busy(chosen) + repeated + min(ends)
 
     def repeated_work(self, claim: dict[str, Any]) -> tuple[int, set[int]]:
-        """What runs again after `at` has started, and the operations whose demands the flows serve.
+        """The work that runs again after `at` has started, and the operations whose demands the flows serve.
 
         A flow into a storage is at most the price of its bytes; an operation passes on all but the time that it takes.
         """

@@ -18,8 +18,8 @@ mixture, whatever the price. Rounding plays no part: all numbers are integers, i
 Repeated work on a resource comes on top of all first runs there, and lies between the heads and tails of the tasks of
 `machine` claims: it starts after `at`, and what reads it ends before the operation whose demand it serves.
 
-With copies to host memory, values may also wait there. If the step is shorter than the claimed bound, at most so many
-bytes have been copied in that time; they count as more room.
+With copies to host memory, values may also wait there. If the step is shorter than the claimed bound, the bytes that
+can be copied in that time are an upper limit; they count as more room.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNLIMITED = 1 << 100
 
 @dataclass(frozen=True)
 class Moment:
-    """What is known when an operation first starts."""
+    """The state of memory when an operation first starts."""
 
     at: int
     before: frozenset[int]
@@ -314,7 +314,7 @@ class MaxFlow:
         return level
 
     def _push(self, first: int, last: int, level: list[int], place: list[int]) -> int:
-        """Send flow along one path of rising levels; 0 if there is none."""
+        """Send flow along one path of rising levels; 0 if no path is left."""
         path: list[int] = []
         node = first
         while node != last:

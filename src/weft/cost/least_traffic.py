@@ -31,7 +31,7 @@ class LeastTraffic:
 
 
 def least_traffic(dag: Dag, device: Device, original: Sequence[int]) -> LeastTraffic:
-    """The unavoidable traffic of the nodes of which the others are repetitions: `original` names one for each node."""
+    """The unavoidable traffic of each original node; `original` names the node that each node repeats, or itself."""
     fuses = compiled_nodes(dag, device)
     traffic = Traffic(dag, fuses, thorough=device.execution != "")
     closed = (TrafficKind.FUSED, TrafficKind.END)

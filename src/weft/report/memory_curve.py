@@ -2,7 +2,8 @@
 
 Contract: both scales are linear and begin at the smallest value. A limit that no plan meets is a cross at the foot. The
 dashed line is a proved lower bound for every order of the operations of each plan. The dotted line is one for every
-choice of what to keep within the limit, as far as it is known. Names are untrusted text: they are escaped, and characters that XML forbids are removed.
+choice of what to keep within the limit, as far as it is known. Names are untrusted text: they are escaped, and
+characters that XML forbids are removed.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class SimulatedReport(Report):
     def choices_bound(self) -> Bound | None:
         """A bound for every mixture of what the values may be that the run decided about, within its memory limit.
 
-        It is that of the graph before, or of the graph after if a pass removed work. None if nothing was decided, or if
+        It holds for the graph before, or for the graph after if a pass removed work. None if nothing was decided, or if
         the cluster has an execution, which makes times depend on the whole step.
         """
         specs = [each.spec for each in self.passes if each.spec.partition("{")[0] == "decide-memory"]

@@ -74,7 +74,7 @@ def jobs_of(program: Program, span: int | None = None) -> Jobs:
 def _folded(jobs: Jobs, order: list[int], span: int) -> list[list[int]]:
     """The operations of jobs in order. A chain of kernels without other consumers becomes one job.
 
-    A read by the host ends a chain: behind it, kernels are late if the host has issued nothing else before.
+    A read by the host ends a chain: kernels after it are late if the host has issued nothing else before.
     """
     ops: list[list[int]] = []
     number: dict[int, int] = {}
