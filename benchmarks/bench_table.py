@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def page(found: Figures) -> str:
     """All tables as Markdown, each with a heading."""
     parts = [about(found)]
     if rows := rows_of(found, "steps"):
-        parts += ["### Steps above their bounds", summary(rows), steps(rows)]
+        parts += ["### Steps above their bounds", textwrap.fill(summary(rows), 120), steps(rows)]
         if failures := failed_variants(rows):
             parts.append("Where Inductor's scheduler fails:\n\n" + "\n".join(f"- {line}" for line in failures))
         parts += ["### Pass time and its growth", growth(rows)]
@@ -58,7 +59,7 @@ def page(found: Figures) -> str:
     for each in rows_of(found, "merging"):
         parts += ["### Merging, compared with Inductor's bucketing", *merging(each)]
     for each in rows_of(found, "graph"):
-        parts += ["### Dependencies, compared with torch's sort", DEPENDENCIES, graph(each)]
+        parts += ["### Dependencies, compared with torch's sort", textwrap.fill(DEPENDENCIES, 120), graph(each)]
     if found.get("failed"):
         lines = (f"- {name}: {wrong}" for name, wrong in found["failed"].items())
         parts.append("What could not be measured:\n\n" + "\n".join(lines))
@@ -167,7 +168,7 @@ def losses(rows: Sequence[Figures]) -> str:
             if run and mine and not mine["error"] and run[1]["step_ms"] < mine["step_ms"]:
                 ratio = mine["step_ms"] / run[1]["step_ms"]
                 lost.append(f"{name_of(row)}, {row['layers']} layers: {ratio:.3f} of {whose}")
-    none = "The naive order is not shorter in any row either."
+    none = "The naive order never beats Weft's planner either."
     return f"**Where Weft's step is longer**: {'; '.join(lost)}." if lost else none
 
 

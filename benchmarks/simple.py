@@ -126,7 +126,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
             f" | {_buckets(row['best'])} | {row['planned_ms']:.2f} ({by:+.2f} %) |"
         )
     joint, longer = sum(row["part"] == "joint" for row in rows), sum(not row["is_shorter"] for row in rows)
-    lines += ["", f"{longer} of {joint} joint steps and {len(rows) - joint} parts are longer than a simple pipeline."]
+    lines += ["", f"Weft's step is longer in {longer} of these {joint} joint steps and {len(rows) - joint} parts."]
     done = {(row["part"], row["layers"], row["scenario"]) for row in rows}
     left = [
         f"{_step(SCENARIOS[name])} ({part}, {layers})"
@@ -184,7 +184,7 @@ def main() -> None:
             with open(options.json, "w") as file:
                 json.dump(rows, file, indent=1)
     longer = sum(not row["is_shorter"] for row in rows)
-    print(f"{longer} of {len(rows)} steps are longer than a simple pipeline")
+    print(f"Weft's step is longer in {longer} of {len(rows)} rows")
     sys.exit(longer > 0)
 
 

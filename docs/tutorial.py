@@ -4,8 +4,8 @@
 # # Tutorial
 #
 # This tutorial leads from a model to an optimized training step in eight short pieces: capture, read the listing,
-# simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. This file printed all output
-# below; run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
+# simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. The script `docs/tutorial.py`
+# printed all output below. Run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
 #
 # ```sh
 # python docs/tutorial.py
@@ -14,8 +14,8 @@
 # ## Capture
 #
 # The model's weights are sharded over four ranks, as in FSDP. Each layer gathers its weight before it multiplies; the
-# gradient is averaged and scattered afterwards. `weft.capture` traces the training step in a fake world of any size, so
-# it allocates no memory for tensors and needs no GPU.
+# gradient is averaged and scattered afterwards. `weft.capture` traces the training step with fake tensors and as many
+# fake ranks as you ask for, so it allocates no memory for tensors and needs no GPU.
 
 # %%
 import re
@@ -56,7 +56,7 @@ print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
 #
 # A listing shows the graph as text. Each line is a value with its type and the operator that computes it; `group`
 # declares the ranks that communicate. `all_gather` *launches* a collective, and `wait` blocks until its result is
-# there.
+# there. `base='input_1'` says that two inputs share memory: this example passes the same tensor twice.
 
 # %%
 print(weft.listing(gm))
@@ -134,9 +134,9 @@ for decision in result.report.declined:
 #
 # ## Prove
 #
-# Does the new graph compute the same? Three checks, independent of the passes, show that it does: invariants after
-# every pass, a symbolic proof for all data at this size, and the values of all four ranks, computed in this process for
-# a smaller model.
+# Does the new graph compute the same values? Three checks, independent of the passes, show that it does: invariants
+# after every pass (inside `weft.optimize`), a symbolic proof for all data at this size, and the values of all four
+# ranks, computed in this process for a smaller model.
 
 # %%
 print(prove(gm, result.module))

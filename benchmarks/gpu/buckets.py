@@ -31,13 +31,20 @@ DIM, LAYERS, TOKENS = 2048, 12, 8192
 WARM_UP, STEPS = 3, 15
 
 
-CONNECTIONS = 32
-"""Hardware queues of a process (`CUDA_DEVICE_MAX_CONNECTIONS`), the maximum. With the default of 8, streams share
-queues and wait for each other: `fully_shard` then overlaps little."""
+QUEUES = 64
+"""Hardware queues that all processes together may ask for; four processes with 32 each ran out of memory on an H200."""
+
+
+def connections(ranks: int) -> int:
+    """Hardware queues of each process (`CUDA_DEVICE_MAX_CONNECTIONS`).
+
+    With the default of 8, streams share queues and wait for each other: `fully_shard` then overlaps little.
+    """
+    return min(32, QUEUES // ranks)
 
 
 @contextmanager
-def mps() -> Generator[None]:
+def mps(ranks: int) -> Generator[None]:
     """Runs NVIDIA's multi-process service inside a `with` block; the processes of the block inherit its settings."""
     if shutil.which("nvidia-cuda-mps-control") is None:
         print("no nvidia-cuda-mps-control: ranks take turns, and every small collective costs milliseconds")
@@ -45,7 +52,7 @@ def mps() -> Generator[None]:
         return
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(CONNECTIONS)
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(connections(ranks))
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
         try:
             yield
@@ -176,7 +183,7 @@ def main() -> None:
     options = parser.parse_args()
     found: list[dict[str, Any]] = []
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
-    with mps(), tempfile.TemporaryDirectory() as folder:
+    with mps(max(options.ranks)), tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:
             path = f"{folder}/{ranks}.json"
             mp.spawn(run, (ranks, path), ranks)

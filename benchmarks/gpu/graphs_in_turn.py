@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,7 +61,7 @@ def job_of(options: argparse.Namespace, parallel: str, ranks: int, batch: int, s
     }
 
 
-def run_jobs(options: argparse.Namespace, run: Run, jobs: Iterable[Job], show: Callable[[Job], None]) -> None:
+def run_jobs(options: argparse.Namespace, run: Run, jobs: Sequence[Job], show: Callable[[Job], None]) -> None:
     """Run the jobs one after the other, show each as it ends, and write all of them to the file of `--json`."""
     about = {
         "torch": torch.__version__,
@@ -69,7 +69,8 @@ def run_jobs(options: argparse.Namespace, run: Run, jobs: Iterable[Job], show: C
         "date": datetime.now(UTC).date().isoformat(),
     }
     found: list[Job] = []
-    with mps() if options.device == "cuda" else nullcontext(), tempfile.TemporaryDirectory() as folder:
+    shared = mps(max(job["ranks"] for job in jobs)) if options.device == "cuda" else nullcontext()
+    with shared, tempfile.TemporaryDirectory() as folder:
         for number, job in enumerate(jobs):
             path = Path(folder) / f"job{number}.json"
             error = spawned(run, {**job, "folder": folder, "cluster": f"{folder}/cluster.toml"}, str(path))

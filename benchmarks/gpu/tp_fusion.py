@@ -224,7 +224,7 @@ def main() -> None:
     }
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
     runs: list[dict[str, Any]] = []
-    with mps(), tempfile.TemporaryDirectory() as folder:
+    with mps(max(options.ranks)), tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:
             path = f"{folder}/{ranks}.json"
             mp.spawn(run, (ranks, path, options.ring, not options.values), ranks)

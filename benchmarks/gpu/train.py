@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 import torch.cuda.nccl
-from buckets import CONNECTIONS, mps
+from buckets import connections, mps
 from train_again import model_shape, predict_again, record
 from train_table import fill, table
 
@@ -104,14 +104,17 @@ class Runner:
 
     def run(self, jobs: list[Job]) -> None:
         for job in jobs:
-            with mps() if self.options.device == "cuda" else nullcontext():  # a killed client may leave it unusable
+            # anew for each job, because a killed process may leave it unusable
+            with mps(job.ranks) if self.options.device == "cuda" else nullcontext():
                 found = self._processes(job)
             self._finish(job, *found)
 
     def _finish(self, job: Job, found: list[dict[str, Any]], error: str) -> None:
         by_name = {row["variant"]: row for row in found}
         told = by_name.pop("calibrate", None) or {"error": error or "nothing was written"}
-        self.clusters[job.label] = {"ranks": job.ranks, **{key: told[key] for key in told if key != "variant"}}
+        queues = {"connections": connections(job.ranks)} if self.options.device == "cuda" else {}
+        measured = {key: told[key] for key in told if key != "variant"}
+        self.clusters[job.label] = {"ranks": job.ranks, **queues, **measured}
         print(f"{job.label}: {told.get('error') or _of_cluster(told)}", flush=True)
         for name in dict.fromkeys([*self._variants(job), *by_name]):
             row = by_name.get(name) or {"variant": name, "error": error or "nothing was written"}
@@ -214,7 +217,6 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "mps": is_gpu and shutil.which("nvidia-cuda-mps-control") is not None,
-        "connections": CONNECTIONS,
         "reduce": options.reduce,
         "shapes": {"all": TINY} if options.tiny else SHAPES,
         "sequence": 32 if options.tiny else SEQUENCE,

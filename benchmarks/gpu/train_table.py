@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ HEAD = (
     "values",
 )
 SHOWN = 160
+PARALLEL = ("fsdp", "ddp", "tp", "fsdp-tp")
+WORK = ("graph", "step", "cudagraphs")
+Run = tuple[str, dict[str, Any]]
+"""Name and results of one call of `train.py`."""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -125,30 +130,66 @@ def one_line(text: str) -> str:
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 
-def document(found: dict[str, Any]) -> str:
-    """The section of docs/gpu.md for a run."""
-    versions = ", ".join(f"{key} {found[key]}" for key in ("torch", "cuda", "nccl", "python") if found.get(key))
-    lines = [f"{found['machine']}, {versions}; {found['date']}.", "", table(found["rows"]), ""]
-    for name, cluster in found["clusters"].items():
+def document(runs: Sequence[Run]) -> str:
+    """The rows of the latest run of each job, and the cluster that each job measured; `runs` start with the latest."""
+    newest = runs[0][1]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    run_of: dict[str, str] = {}
+    for name, found in runs:
+        for job, group in groupby(found["rows"], key=job_of):
+            members = list(group)
+            if job not in rows or (not _has_steps(rows[job]) and _has_steps(members)):
+                rows[job], run_of[job] = members, name
+    order = [f"{parallel}:{ranks}" for ranks in (2, 4) for parallel in PARALLEL]
+    shown = sorted(rows, key=lambda job: (order.index(job.rpartition(":")[0]), WORK.index(job.rpartition(":")[2])))
+    clusters = [
+        (name, each, cluster)
+        for name, found in runs
+        for each, cluster in found["clusters"].items()
+        if _measured_for(each, [job for job in shown if run_of[job] == name])
+    ]
+    versions = ", ".join(f"{key} {newest[key]}" for key in ("torch", "cuda", "nccl", "python") if newest.get(key))
+    lines = [f"{newest['machine']}, {versions}.", "", table([row for job in shown for row in rows[job]]), ""]
+    for run, name, cluster in clusters:
         if "error" in cluster:
-            lines.append(f"The cluster of {cluster['ranks']} ranks was not measured: {one_line(cluster['error'])}")
+            lines.append(f"- {run}, {name}: the cluster was not measured: {one_line(cluster['error'])}")
             continue
         # Older files state the measured rates as those of the device.
         older = {"tflops": cluster["peak_tflops"]["bf16"], "memory_gbps": cluster["memory_gbps"]}
         rates = cluster.get("rates", older)
         reached = f"{rates['tflops']:.0f} TFLOP/s and {rates['memory_gbps']:.0f} GB/s, "
         lines.append(
-            f"Measured cluster of {name}: each rank reaches {reached}compute is "
-            f"{cluster['overlap_slowdown'] * 100:.0f} % slower beside a collective, a collective "
-            f"{cluster['collective_slowdown'] * 100:.0f} % slower beside compute."
+            f"- {run}, {name}: each rank reaches {reached}compute is "
+            f"{cluster['overlap_slowdown'] * 100:.0f} % slower during a collective, a collective "
+            f"{cluster['collective_slowdown'] * 100:.0f} % slower during compute"
+            + (f"; {cluster['connections']} hardware queues" if "connections" in cluster else "")
         )
     return "\n".join(lines)
 
 
+def job_of(row: dict[str, Any]) -> str:
+    """The job that measured a row, such as `fsdp:2:step`."""
+    variant = row["variant"]
+    what = "graph" if variant.startswith("graph") else "cudagraphs" if variant.endswith("cudagraphs") else "step"
+    return f"{row['parallel']}:{row['ranks']}:{what}"
+
+
+def _has_steps(rows: Iterable[dict[str, Any]]) -> bool:
+    return any("step_ms" in row for row in rows)
+
+
+def _measured_for(name: str, jobs: Iterable[str]) -> bool:
+    """Whether the ranks of one of these jobs measured the cluster; older runs measured one for several jobs."""
+    if ":" in name:
+        return name in jobs
+    ranks, _, what = name.partition(", ")
+    return any(job.split(":")[1] == ranks and (not what or what.startswith(job.split(":")[2])) for job in jobs)
+
+
 def fill(results: Sequence[Path], page: Path) -> None:
-    """Write the results of the first run, and the predictions of all runs, between the marks of a page."""
+    """Write results and predictions of runs, the latest first, between the marks of a page, and draw the results."""
     runs = [(file.stem.removeprefix("train-h200-"), json.loads(file.read_text())) for file in results]
-    _replace(page, BEGIN, END, document(runs[0][1]))
+    _replace(page, BEGIN, END, document(runs))
     _replace(page, LISTED_BEGIN, LISTED_END, listed(runs))
     (page.parent / "images").mkdir(exist_ok=True)
     (page.parent / "images" / "gpu.svg").write_text(draw(rows_of(page.read_text())))

@@ -146,7 +146,7 @@ def optimize(
             context = Context(table, described, memory_limit_bytes, effort, strict, withheld or {})
             key = key_of(module, chosen, context)
             run = _from_cache(PlanCache(None if cache is True else cache), key, module, groups, search)
-        return _checked(module, run, described, verify, groups, tokens_per_step)
+        return _checked(module, run, described, verify, groups, tokens_per_step, memory_limit_bytes)
 
 
 def _from_cache(
@@ -186,6 +186,7 @@ def _checked(
     verify: Witness,
     groups: Groups | None,
     tokens_per_step: int | None,
+    memory_limit_bytes: int | None = None,
 ) -> Result:
     """The result of a run: checked by a witness, and reported."""
     witnesses = ["structure: every invariant holds after every pass"] if verify != "off" else []
@@ -198,7 +199,15 @@ def _checked(
         witnesses.append(f"values: {verdict}")
     report = _report(module, run, tuple(witnesses))
     if cluster is not None:
-        report = with_simulations(report, module, run.module, cluster, groups=groups, tokens_per_step=tokens_per_step)
+        report = with_simulations(
+            report,
+            module,
+            run.module,
+            cluster,
+            groups=groups,
+            tokens_per_step=tokens_per_step,
+            memory_limit_bytes=memory_limit_bytes,
+        )
     return Result(run.module, report, run.log)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from torch.fx import GraphModule
 
-from tests.golden.goldens import CHECKS, Section, sections
+from tests.golden.goldens import CHECKS, Section, coarsest_dtype, sections
 from tests.golden.operators import NAMESPACE
 from tests.tiers import quick_only
 from weft.graph.groups import read_groups
@@ -54,6 +54,7 @@ def test_a_golden_listing_and_what_its_pass_makes_of_it_compute_the_same(ranks: 
     modules = section.modules(section.before)
     after = run(ranks, section, behind(section, modules))
     before = run(ranks, section, modules) if section.after else run_virtually(section, modules)
-    verdict = compare(before, after, num_terms=section.num_ranks, backend="gloo")
+    coarsest = coarsest_dtype(section, behind(section, modules)) if section.after else None
+    verdict = compare(before, after, num_terms=section.num_ranks, backend="gloo", compute_dtype=coarsest)
     exact = section.after and all(p.numerics is Numerics.EXACT for p in Pipeline.parse(section.spec).passes)
     assert verdict.bitwise if exact else verdict.equal, str(verdict)

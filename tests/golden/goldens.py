@@ -27,6 +27,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 import weft
@@ -34,10 +35,12 @@ from tests.golden import operators  # noqa: F401  (golden files name them)
 from weft.errors import WeftError
 from weft.graph.check import validate
 from weft.graph.dag import Dag
-from weft.passes.base import Numerics, parse_pass
+from weft.graph.groups import read_groups
+from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run
-from weft.verification.comparison import example_inputs
+from weft.verification.comparison import compare, example_inputs
 from weft.verification.symbolic.equivalence import prove
+from weft.verification.virtual.cluster import VirtualCluster
 
 FOLDER = Path(__file__).parent
 CHECKS = "(checks)"
@@ -276,17 +279,33 @@ def check_soundness(section: Section) -> None:
 def check_values(section: Section, modules: GraphModule | list[GraphModule], runs: Sequence[Run]) -> None:
     """Raise unless the modules compute the same on every virtual rank, before and after."""
     after = runs[0].module if isinstance(modules, GraphModule) else [done.module for done in runs]
+    passes = Pipeline.parse(section.spec).passes
+    exact = all(each.numerics is Numerics.EXACT for each in passes)
     try:
-        verdict = weft.verify(modules, after, ranks=section.num_ranks, inputs=section.inputs())
+        if coarsest := coarsest_dtype(section, after):
+            cluster = VirtualCluster(section.num_ranks)
+            results = [cluster.run(side, section.inputs(), read_groups(runs[0].module)) for side in (modules, after)]
+            verdict = compare(*results, num_terms=section.num_ranks, compute_dtype=coarsest)
+        else:
+            verdict = weft.verify(modules, after, ranks=section.num_ranks, inputs=section.inputs())
     except WeftError as error:
         raise GoldenError(f"the graphs do not run:\n{error}") from None
-    exact = all(parse_pass(spec).numerics is Numerics.EXACT for spec in str(Pipeline.parse(section.spec)).split(","))
     if not (verdict.bitwise if exact else verdict.equal):
         raise GoldenError(str(verdict))
     if isinstance(modules, GraphModule) and isinstance(after, GraphModule):
         proof = prove(modules, after, reassociates=not exact)
         if section.needs_proof and not proof:
             raise GoldenError(str(proof))
+
+
+def coarsest_dtype(section: Section, after: GraphModule | list[GraphModule]) -> torch.dtype | None:
+    """The coarsest dtype of a graph that a pass computes in another dtype; None if no pass of the section does."""
+    if all(each.numerics is not Numerics.CHANGES_DTYPE for each in Pipeline.parse(section.spec).passes):
+        return None
+    modules = [after] if isinstance(after, GraphModule) else after
+    values = [node.meta.get("val") for module in modules for node in module.graph.nodes]
+    dtypes = [v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _same(what: str, expected: str | None, found: str | None) -> None:

@@ -77,3 +77,15 @@ def test_a_step_with_latent_attention_is_planned_and_computes_the_same():
     before, after = weft.simulate(module, CLUSTER, sizes="balanced"), weft.simulate(planned, CLUSTER, sizes="balanced")
     assert after.step_us < before.step_us
     assert weft.verify(module, planned, mesh=MESH, inputs=routed(module, "random")).bitwise
+
+
+@pytest.mark.slow
+def test_a_step_that_is_bound_by_the_host_is_planned_with_the_times_of_the_host():
+    """Merged launches save the host the time to issue them, which only a plan with host times sees."""
+    module, plain = load(layers=2), Cluster.load(CLUSTER)
+    weft.simulate(module, plain, sizes="balanced")
+    for execution in ("eager", "compiled"):
+        cluster = plain.running(execution)
+        without, planned = (weft.optimize(module, given, sizes="balanced").module for given in (plain, cluster))
+        captured, before, after = (weft.simulate(m, cluster).step_us for m in (module, without, planned))
+        assert after < before < captured

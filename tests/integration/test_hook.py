@@ -78,6 +78,23 @@ def test_a_new_node_is_called_as_it_would_be_in_a_copy():
     assert graph.create_node("call_function", torch.relu, name="a").name == "a_1"
 
 
+UNCAPTURED = """def graph(x: f32[4, 4](device=device('cuda')), m: b8[4, 4](device=device('cuda'))):
+    a = relu(x)
+    count = nonzero(m)
+    return [a, count]
+"""
+
+
+@pytest.mark.parametrize("makes_graphs", [True, False])
+def test_what_does_not_fit_into_a_cuda_graph_is_named(fresh: None, tmp_path: Path, makes_graphs: bool):
+    module = weft.parse(UNCAPTURED)
+    with settings_of("inductor").patch({"triton.cudagraphs": makes_graphs}):
+        inductor_pass(report=tmp_path)(module.graph)
+    told = [text for text in weft.run_report().messages if "CUDA graph" in text]
+    assert len(told) == makes_graphs
+    assert all("count: the host waits for data of the device" in text for text in told)
+
+
 # In front of Weft.
 
 

@@ -27,7 +27,7 @@ from weft.verification.comparison import example_inputs
 from weft.verification.symbolic.equivalence import prove
 
 NUM_SEEDS = 5000 if os.environ.get("WEFT_FUZZ") == "full" else 60
-CHUNK = 30
+CHUNK = 10
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 chunks = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 
@@ -101,7 +101,7 @@ def test_streams_are_made_once_and_replay(seeds: range):
         assert render(replayed.module) == render(run.module), f"seed {seed}\n{render(before)}"
 
 
-@pytest.mark.parametrize("seeds", CHUNKS[::5], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", CHUNKS[::3], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 def test_fake_values_are_those_of_a_full_recomputation(seeds: range):
     for seed in seeds:
         module = streamed(seed)[1].module
@@ -111,7 +111,7 @@ def test_fake_values_are_those_of_a_full_recomputation(seeds: range):
                 assert metadata.same(node.meta["val"], metadata.of_node(node, mode)), f"seed {seed}: {node.name}"
 
 
-@pytest.mark.parametrize("seeds", CHUNKS[::5], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", CHUNKS[::3], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 def test_every_collective_is_streamed_or_has_a_reason(seeds: range):
     kinds = {"fuse-all-gather-matmuls": "all_gather", "fuse-matmul-reduce-scatters": "reduce_scatter"}
     for seed in seeds:
@@ -154,7 +154,7 @@ def other_slice(node: Node) -> tuple[Any, ...] | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [swapped_parts, other_part, other_slice], ids=lambda wrong: wrong.__name__)
-@pytest.mark.parametrize("seeds", CHUNKS[::5], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", CHUNKS[::3], ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 def test_chunks_in_a_wrong_place_are_not_proved(seeds: range, wrong: Any):
     changed = 0
     for seed in seeds:

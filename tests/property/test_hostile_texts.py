@@ -148,7 +148,6 @@ def archives(folder: Path) -> dict[str, bytes]:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "listing": lambda path: weft.parse(path.read_text(errors="replace")),
     "source": lambda path: load_source(str(path)),
     "runnable": read_runnable,
     "runnable text": lambda path: read_runnable(path.read_text(errors="replace") + "\n"),
@@ -163,6 +162,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "measurements": lambda path: read_measurements([path]),
     "pipeline": lambda path: Pipeline.parse(path.read_text(errors="replace")),
     "side file": lambda path: list(read_entries(path)),
+    "listing": lambda path: weft.parse(path.read_text(errors="replace")),
     "statement": lambda path: Statement.from_json(path.read_text(errors="replace")),
 }
 

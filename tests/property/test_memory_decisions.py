@@ -36,7 +36,7 @@ from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
 
 NUM_SEEDS = 2000 if os.environ.get("WEFT_FUZZ") == "full" else 120
-CHUNK = 30
+CHUNK = 10
 CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_SEEDS, CHUNK)]
 seeds_of = pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"seeds {seeds.start}-{seeds.stop - 1}")
 
@@ -57,10 +57,10 @@ def sites_of(module: GraphModule) -> Sites:
     return Sites(dag, program_of(dag, groups, assumed_cluster(groups)), groups, {})
 
 
-def with_random_sites_again(module: GraphModule, rng: Random) -> GraphModule | None:
+def with_random_sites_again(module: GraphModule, rng: Random, may_offload: bool = True) -> GraphModule | None:
     sites = sites_of(module)
     kept = {site for site in range(sites.cut) if rng.random() < rng.choice((0.2, 0.8))}
-    share = rng.choice((0.0, 0.5))
+    share = rng.choice((0.0, 0.5)) if may_offload else 0.0
     while True:
         try:
             action = rebuild(sites, kept, offloaded_at_random(sites, kept, share, Random(rng.random())))

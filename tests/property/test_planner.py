@@ -19,6 +19,7 @@ import weft
 from tests.property.strategies.listings import BUCKET_STEPS, STEPS, random_listing
 from weft.cost.cluster import Cluster
 from weft.cost.device import Device
+from weft.cost.kernels import HostTimes
 from weft.cost.levels import Level, Link
 from weft.errors import RefusedError
 from weft.graph.groups import read_groups
@@ -69,6 +70,8 @@ def random_cluster(rng: Random) -> Cluster:
         overlap_slowdown=rng.choice((0.0, 0.0, 0.189, 1.0)),
         collective_slowdown=rng.choice((0.0, 0.0, 0.15, 1.0)),
         matmul_efficiency=1.0,
+        host=HostTimes(operator_us=1.0, view_us=0.3, launch_us=0.8, collective_us=4.0),
+        execution=rng.choice(("", "", "", "eager", "compiled")),
     )
     return Cluster("slow", 2, 2, levels, device) if len(levels) == 2 else Cluster("slow", 1, 4, levels, device)
 

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_first
 from weft.bounds import checker
 from weft.cost.cluster import Cluster
 from weft.errors import ClusterError, PipelineError, PlanError, RefusedError, VerificationError, WeftError
@@ -404,7 +405,7 @@ def test_a_plan_carries_its_step_and_a_bound_that_its_certificate_proves(tmp_pat
     assert weft.optimize(module).plan.evidence is None
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", "tp"])
+@pytest.mark.parametrize("parallel", quick_first(["fsdp", "tp"]))
 def test_graphs_that_are_planned_each_are_faster_as_a_sequence(parallel: str):
     parts = [weft.zoo.load("llama-debug", parallel=parallel, ranks=4, part=part) for part in ("forward", "backward")]
     planned = [weft.optimize(module, cluster="h100-8").module for module in parts]

@@ -1,6 +1,6 @@
 """Evaluation: the step, the memory and a lower bound of one layout; worker processes run these functions.
 
-A layout is measured in two ways. `probe` captures and plans the model with one layer and with two, and continues
+A layout is evaluated in two ways. `probe` captures and plans the model with one layer and with two, and continues
 every figure along a straight line to all layers. `plan_layout` captures and plans the whole model; only its figures are
 ranked.
 

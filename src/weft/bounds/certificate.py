@@ -24,6 +24,12 @@ Resource 0 is the compute stream, `k + 1` is link `k`.
                               `is_last` is false, time runs backwards
                kind memory:   storages that live one after the other if the peak is within `limit_bytes`, because
                               only `count` of them fit at once; null: all storages, by bytes x lifetime
+               kind again:    as `machine`, and the repeated work that a peak within `limit_bytes` forces
+                              (`repeated_work`) at the moment when operation `at` first starts. `price` is in
+                              nanoseconds for each MiB; `flows` are [operation, storage, nanoseconds / 2^20]: the demand
+                              of an operation that runs once, and what a repeated operation passes to its inputs.
+                              `shorter_ns`: values in host memory count as many bytes as are copied in that time; the
+                              claim is that no step is shorter. 0: no values leave
     bound_ns   the value of the claim. The checker must find at least this much
 
 The checker trusts no number in a certificate: sets and thresholds only tell it where to look.
@@ -33,6 +39,7 @@ from __future__ import annotations
 
 from weft.bounds.earliest_starts import Heads, arguments_for
 from weft.bounds.problem import Clock, MergingAssumption, Tasks
+from weft.bounds.repeated_work import Run
 
 Certificate = dict[str, object]
 
@@ -60,6 +67,13 @@ def drag_claim(node: int, is_last: bool, head: int, shares: list[tuple[int, int,
 
 def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
     return {"kind": "memory", "limit_bytes": limit_bytes, "count": count}
+
+
+def again_claim(limit_bytes: int, run: Run) -> dict[str, object]:
+    """What to add to the claim of a machine."""
+    flows = [[*flow] for flow in run.flows]
+    where = {"kind": "again", "limit_bytes": limit_bytes, "shorter_ns": run.shorter_ns, "at": run.at}
+    return where | {"price": run.price, "flows": flows}
 
 
 def proof_of(claim: dict[str, object], heads: Rests, tails: Rests) -> dict[str, object]:

@@ -3,7 +3,8 @@
 Contract: the checker trusts nothing in a certificate. It recomputes heads, tails, sets, sums and drags from the
 operations, their edges and their durations; the certificate (fields: `certificate`) only says which sets to look at. So
 the resulting value is a lower bound for every order that the execution model allows, whatever the certificate contains.
-If the claim names a memory limit, the bound holds for every order whose peak is within it. `check` returns that value.
+If the claim names a memory limit, the bound holds for every order whose peak is within it. Given choices, it holds for
+every mixture of them. `check` returns that value.
 It raises if the certificate claims more, or is malformed. This module shares no code with the modules that find bounds,
 so a mistake there cannot hide here.
 """
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from weft.bounds.choices import Choices
 from weft.errors import VerificationError, compose
 from weft.simulation.program import MILLION, OpKind, Program
 
@@ -22,14 +24,15 @@ CLOCKS = ("wall", "work", "wire")
 """Clocks that a bound may use. A step takes at least its time by each of them."""
 
 
-def check(program: Program, certificate: dict[str, Any]) -> int:
+def check(checked: Program | Choices, certificate: dict[str, Any]) -> int:
     """The bound that a certificate proves, in nanoseconds."""
+    program, choices = (checked.program, checked) if isinstance(checked, Choices) else (checked, None)
     try:
         chains = certificate["chains"] if certificate["merging"] == "allowed" else None
         clock, overlap = str(certificate["clock"]), certificate["overlap"]
         if clock not in CLOCKS:
             raise ValueError(f"unknown clock {clock!r}")
-        value = CheckedProblem(program, chains, clock).value_of(certificate)
+        value = CheckedProblem(program, chains, clock, choices).value_of(certificate)
         if clock == "work" and overlap is not None:
             busy = CheckedProblem(program, chains, "busy").value_of(overlap)
             value += busy * program.slowdown_ppm // (MILLION + program.slowdown_ppm)
@@ -37,6 +40,8 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
             compute = sum(program.duration_ns[op] for op, kind in enumerate(program.kinds) if kind is OpKind.COMPUTE)
             value += compute * program.collective_slowdown_ppm // (MILLION + program.collective_slowdown_ppm)
         value = max(0, value - program.launch_gap_ns)
+        if shorter_ns := int(certificate["claim"].get("shorter_ns", 0)):
+            value = min(value, shorter_ns)
         claimed = int(certificate["bound_ns"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"this is not a certificate of this program ({type(error).__name__}: {error})"
@@ -49,7 +54,10 @@ def check(program: Program, certificate: dict[str, Any]) -> int:
 class CheckedProblem:
     """The nodes and edges of a program in one direction of time, with durations by one clock."""
 
-    def __init__(self, program: Program, chains: list[list[int]] | None, clock: str) -> None:
+    def __init__(
+        self, program: Program, chains: list[list[int]] | None, clock: str, choices: Choices | None = None
+    ) -> None:
+        self.choices = choices
         self.program, self.is_merging, self.clock, num = program, chains is not None, clock, len(program.kinds)
         self.gap = self.by_work_clock(program.launch_gap_ns) if clock != "busy" else 0
         self.order, self.preds = list[int](), dict[int, list[int]]()
@@ -182,8 +190,76 @@ class CheckedProblem:
             )
         on_it = [node for node, resource in self.resource.items() if resource == claim["resource"]]
         chosen = [node for node in on_it if heads[node] >= claim["head"] and tails[node] >= claim["tail"]]
-        lead, trail = min(heads[node] for node in chosen), min(tails[node] for node in chosen)
-        return lead + self.busy(chosen) + trail
+        starts, ends, repeated = [heads[node] for node in chosen], [tails[node] for node in chosen], 0
+        if claim["kind"] == "again":
+            repeated, last = self.repeated_work(claim)
+            starts.append(heads[int(claim["at"])])
+            ends += [self.duration.get(op, 0) + tails[op] for op in last]
+        return min(starts) + self.busy(chosen) + repeated + min(ends)
+
+    def repeated_work(self, claim: dict[str, Any]) -> tuple[int, set[int]]:
+        """What runs again after `at` has started, and the operations whose demands the flows serve.
+
+        A flow into a storage is at most the price of its bytes; an operation passes on all but the time that it takes.
+        """
+        program, choices, at = self.program, self.choices, int(claim["at"])
+        if choices is None or choices.program is not program:
+            raise ValueError("the operations of this program run once")
+        once = {op for op, again_ns in enumerate(choices.again_ns) if again_ns < 0}
+        made = [(storage, (op, size)) for op, pairs in enumerate(program.allocates) for storage, size in pairs]
+        times = Counter(storage for storage, _ in made)
+        maker = {s: pair for s, pair in made if times[s] == 1 and s not in program.given}
+        before, later = {at}, {at}
+        for op in reversed(range(at + 1)):
+            before |= {*program.preds[op], *program.waits_for[op]} if op in before else set()
+        for op in range(at + 1, len(program.kinds)):
+            later |= {op} if not later.isdisjoint((*program.preds[op], *program.waits_for[op])) else set()
+        before, later = before - {at}, (later - {at}) & once
+        own, read = (
+            {*program.uses[at], *(s for s, _ in program.allocates[at])},
+            {s for d in later for s in program.uses[d]},
+        )
+        held = {s for s, (op, _) in maker.items() if op in once & before and (s in program.kept or s in read)}
+        held |= {s for s in own if s in maker}
+        room = int(claim["limit_bytes"]) - sum(maker[s][1] for s in held)
+        room -= sum(size for s, (_, size) in made if s in program.given)
+        if choices.away is not None:
+            room += min(choices.away[0], int(claim["shorter_ns"]) * choices.away[1] // 1000)
+            if not claim["shorter_ns"]:
+                raise ValueError("values may leave, and the claim does not say for how long")
+        flows = [(int(op), int(s), int(amount)) for op, s, amount in claim["flows"]]
+        price, into, passed, demand = int(claim["price"]), Counter[int](), Counter[int](), 0
+        for op, storage, amount in flows:
+            if amount < 0 or storage in held or storage not in program.uses[op]:
+                raise ValueError(f"operation {op} does not need storage {storage}")
+            into[storage] += amount
+            if op in later:
+                demand += amount
+            else:
+                passed[op] += amount
+        through = Counter[int]()
+        for storage, amount in into.items():
+            op, size = maker[storage]
+            if amount > price * size:
+                raise ValueError(f"more flow than storage {storage} is worth")
+            through[op] += amount
+        for op, amount in through.items():
+            absorbed = 0 if op not in before else self.again(op, int(claim["resource"])) << 20
+            if op not in once & before and amount > absorbed + passed[op]:
+                raise ValueError(f"operation {op} absorbs more than its time")
+        if price < 0 or not set(passed) <= set(through):
+            raise ValueError("a flow comes from nowhere")
+        return max(0, (demand - price * room) >> 20), {op for op, _, _ in flows if op in later}
+
+    def again(self, op: int, resource: int) -> int:
+        """The least time of another run of an operation on a resource."""
+        program, again_ns = self.program, self.choices.again_ns[op] if self.choices else 0
+        if program.kinds[op] is OpKind.COMPUTE:
+            return self.by_wire_clock(again_ns) if resource == 0 else 0
+        if program.kinds[op] is not OpKind.LAUNCH or resource != 1 + program.queues[program.queue[op]].link:
+            return 0
+        saved = program.latency_ns[op] if self.is_merging else 0
+        return self.by_work_clock(max(0, again_ns - saved))
 
     def idle_cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """The least of the cases: compute between both ends; another collective after `last`, or before `first`."""

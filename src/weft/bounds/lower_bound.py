@@ -15,18 +15,22 @@ certificate from the program alone before the bound is returned.
     idle cut          compute between two collectives that it cannot hide               `idle_cuts`
     drag cut          compute before a collective; delaying it delays other collectives `drag_cuts`
     memory            storages that a limit forces to live one after the other          `memory_limit`
+    repeated work     all work of a resource, and what must run again within a limit    `repeated_work`
 
-Where overlap slows compute or collectives, all but the last are also computed by the other clocks of `problem`, and the
-cost of overlap is added. `docs/bounds.md` introduces all of this with pictures.
+The last but one does not hold if values may be made again, and the last one only then. Where overlap slows compute or
+collectives, all but `memory` are also computed by the other clocks of `problem`, and the cost of overlap is added.
+`docs/bounds.md` introduces all of this with pictures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from weft.bounds import checker
 from weft.bounds.certificate import (
     Certificate,
+    again_claim,
     certificate_of,
     cut_claim,
     drag_claim,
@@ -35,11 +39,12 @@ from weft.bounds.certificate import (
     proof_of,
     task_claim,
 )
+from weft.bounds.choices import Choices
 from weft.bounds.drag_cuts import DragCut, best_drag_cut
 from weft.bounds.earliest_starts import Heads, find_heads, path_heads
 from weft.bounds.idle_cuts import CutEnd, IdleCut, best_idle_cut
 from weft.bounds.memory_limit import memory_bound
-from weft.bounds.one_machine import OneMachine, machines_of, one_machine
+from weft.bounds.one_machine import OneMachine, around, machines_of, one_machine
 from weft.bounds.problem import (
     COMPUTE,
     Clock,
@@ -50,6 +55,7 @@ from weft.bounds.problem import (
     wire_cost,
     with_durations,
 )
+from weft.bounds.repeated_work import Moments, RepeatedWork
 from weft.graph.dag import collector_paused
 from weft.quantities import duration_text, size_text
 from weft.simulation.program import Program
@@ -93,24 +99,28 @@ class BoundCandidate:
 
 
 def lower_bound(
-    program: Program, merging: MergingAssumption | None = None, *, memory_limit_bytes: int | None = None
+    program: Program | Choices, merging: MergingAssumption | None = None, *, memory_limit_bytes: int | None = None
 ) -> Bound:
     """The largest of all bounds. By default merging is allowed if the program knows latencies.
 
-    With a memory limit, the bound holds for orders whose peak is within it. Raises if no order fits.
+    With a memory limit, the bound holds for orders whose peak is within it. Raises if no order fits. Given choices, the
+    bound holds for every mixture of them.
     """
+    choices = program if isinstance(program, Choices) else None
+    program = program.program if isinstance(program, Choices) else program
     if merging is None:
         merging = MergingAssumption.ALLOWED if program.latency_ns else MergingAssumption.EXCLUDED
     with collector_paused():
         tasks = tasks_of(program, merging)
         found = candidates(program, tasks)
         busy = link_busy_candidate(program, tasks) if program.slowdown_ppm else None
-        if busy and (cost := overlap_cost(program, busy.value)):
-            found += slowdown_candidates(program, tasks, Clock.WORK, cost)
-        if cost := wire_cost(program):
-            found += slowdown_candidates(program, tasks, Clock.WIRE, cost)
-        if memory_limit_bytes is not None:
+        slowdowns = {Clock.WORK: overlap_cost(program, busy.value) if busy else 0, Clock.WIRE: wire_cost(program)}
+        for clock, cost in slowdowns.items():
+            found += slowdown_candidates(program, tasks, clock, cost) if cost else []
+        if memory_limit_bytes is not None and choices is None:
             found += memory_candidates(program, tasks, merging, memory_limit_bytes)
+        elif memory_limit_bytes is not None and choices is not None:
+            found += repeated_candidates(choices, tasks, memory_limit_bytes, found, slowdowns)
         best = max(found, key=lambda candidate: candidate.value)
         bound_ns = max(0, best.value - program.launch_gap_ns)
         overlap = proof_of_candidate(program, tasks, busy) if busy and best.clock is Clock.WORK else None
@@ -119,7 +129,9 @@ def lower_bound(
             values[each.name] = max(values.get(each.name, 0), each.value - program.launch_gap_ns)
         rests = proof_of_candidate(program, tasks, best)
         certificate = certificate_of(bound_ns, merging, tasks.chains, best.clock, rests, overlap)
-        checker.check(program, certificate)  # never return a bound that the checker cannot prove
+        checker.check(
+            program if choices is None else choices, certificate
+        )  # never return a bound that the checker cannot prove
         return Bound(
             bound_ns,
             best.name,
@@ -241,6 +253,43 @@ def memory_candidates(
     )
     value = forced.value + program.launch_gap_ns  # the argument counts no gap after the last kernel
     return [BoundCandidate("memory", value, text, memory_claim(limit_bytes, forced.count), nothing, nothing, {}, {})]
+
+
+def repeated_candidates(
+    choices: Choices, tasks: Tasks, limit_bytes: int, found: list[BoundCandidate], slowdowns: dict[Clock, int]
+) -> list[BoundCandidate]:
+    """The tasks of each resource by each clock, with the work that the limit forces to be repeated."""
+    program, moments, made = choices.program, Moments(choices), list[BoundCandidate]()
+    known_ns = max(candidate.value for candidate in found)
+    for each in found:
+        if not each.name.startswith("one machine"):
+            continue
+        timed, cost = with_durations(program, tasks, each.clock), slowdowns.get(each.clock, 0)
+        resource = cast("int", each.claim["resource"])
+        machine = machines_of(timed)[resource]
+        for moment in moments.best:
+            tails = {op: timed.duration[op] + each.tails.start[op] for op, _ in moment.demands}
+            most = each.heads.start[moment.at], min(tails.values(), default=0)
+            one = around(machine, resource, each.heads, each.tails, most)
+            first = machine_candidate("repeated work", one, each.heads, each.tails)
+            repeated = RepeatedWork(moments, moment, timed, resource, each.clock)
+            run = repeated.within(limit_bytes, first.value + cost, known_ns)
+            if run is None:
+                continue
+            shown = f"{size_text(limit_bytes)} at {program.names[moment.at]}", time_text(run.work_ns)
+            ends = {op: max(0, one.tail - timed.duration[op]) for op, _, _ in run.flows if op in tails}
+            made.append(
+                replace(
+                    first,
+                    value=run.step_ns,
+                    claim=first.claim | again_claim(limit_bytes, run),
+                    rests_on=f"{first.rests_on}; to fit into {shown[0]}, {shown[1]} of work run again",
+                    head_levels=first.head_levels | {moment.at: one.head},
+                    tail_levels=first.tail_levels | ends,
+                    clock=each.clock,
+                )
+            )
+    return made
 
 
 def cut_levels(tasks: Tasks, heads: Heads, cut: IdleCut, end: CutEnd | None) -> dict[int, int]:

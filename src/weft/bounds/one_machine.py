@@ -47,6 +47,19 @@ def value_of(
     return OneMachine(value, resource, lead, trail, tuple(machine.nodes[position] for position in chosen.tolist()))
 
 
+def around(machine: Machine, resource: int, heads: Heads, tails: Heads, most: tuple[int, int]) -> OneMachine:
+    """A good set whose smallest head and tail are at most so much: the best head, then the best tail."""
+    starts = int_array([heads.start[node] for node in machine.nodes])
+    afters = int_array([tails.start[node] for node in machine.nodes])
+    chosen, found = np.arange(len(starts)), list[int]()
+    for values, limit in zip((starts, afters), most, strict=True):
+        chosen = chosen[np.argsort(-values[chosen], kind="stable")]
+        ends = np.where(values[chosen] <= limit, values[chosen] + machine.busy_times(chosen), -1)
+        found.append(int(values[chosen[ends.argmax()]]) if ends.max() >= 0 else 0)
+        chosen = chosen[values[chosen] >= found[-1]]
+    return value_of(machine, resource, starts, afters, (found[0], found[1]))
+
+
 def critical(machine: Machine, starts: Integers, afters: Integers) -> tuple[int, int]:
     """The smallest head and tail of Jackson's critical set.
 

@@ -42,7 +42,7 @@ def agree(
 ) -> None:
     """Check that all ranks launch the same collectives, that each send has its receive, and that no ranks deadlock.
 
-    With fewer graphs than ranks, each graph stands for a run of consecutive ranks: four graphs for 16 ranks are four
+    With fewer graphs than ranks, each graph stands for several consecutive ranks: four graphs for 16 ranks are four
     pipeline stages. Exit status 0: the ranks agree; 1: they do not.
     """
     with usage.progress("importing torch"):

@@ -11,7 +11,7 @@ import typer
 from weft.cli import usage
 
 PlanArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN", help="A plan file, or a folder of plans, which has one for this graph.")
+    Path, typer.Argument(metavar="PLAN", help="A plan file, or a folder that has a plan for this graph.")
 ]
 
 

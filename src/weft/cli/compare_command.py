@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from weft.simulation.predicted_step import PredictedStep
 
 Trace = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A Chrome trace of torch.profiler of one rank, or its gzip.")
+    Path, typer.Argument(metavar="TRACE", help="A Chrome trace of torch.profiler of one rank; may be gzipped.")
 ]
 Planned = Annotated[
     list[str],
     typer.Argument(
         metavar="PLAN|SOURCE...",
         help="A plan that was made for a cluster and saved with --plan; or the graph that ran, with --cluster. "
-        "Several run one after the other.",
+        "Several graphs run one after the other.",
     ),
 ]
 StepOption = Annotated[
-    int | None, typer.Option("--step", min=0, metavar="N", help="The step marked ProfilerStep#N; by default the last.")
+    int | None, typer.Option("--step", min=0, metavar="N", help="The step marked ProfilerStep#N; default: the last.")
 ]
 RankOption = Annotated[
     list[Path] | None,

@@ -25,7 +25,7 @@ CollectiveArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[COLLECTIVE]",
-        help="Explain only this collective, by the name of its launch or wait, or those of a layer or module.",
+        help="Explain only the collective whose launch or wait has this name, or those of this layer or module.",
     ),
 ]
 
@@ -46,7 +46,7 @@ def explain(
     """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
     For an exposed collective, the decision names the obstacle and the time that removing it could save. With --cluster,
-    a table lists the exposed time by layer. Alike layers are folded if the text does not fit a screen. For a single
+    a table lists the exposed time by layer. Similar layers are folded if the text does not fit a screen. For a single
     collective, --cluster also shows when it ran and which kernels hid it, before and after.
     """
 

@@ -18,16 +18,21 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE...",
-        help=f"{usage.SOURCE_HELP} Several run one after the other. A zoo:MODEL includes its optimizer (part=step).",
+        help=f"{usage.SOURCE_HELP} Several graphs run one after the other. A zoo:MODEL includes its optimizer "
+        "(part=step).",
     ),
 ]
 ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME|FILE", help="A preset or a TOML file.")]
 RuntimeOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="RUNTIME", help="The runtime of the step, such as fsdp2; default: captured order."),
+    typer.Option(
+        "--as",
+        metavar="RUNTIME",
+        help="The runtime that executes the step, such as fsdp2; default: the captured order.",
+    ),
 ]
 AttentionOption = Annotated[
-    str | None, typer.Option("--attention", metavar="KERNEL", help="A kernel of the device: flash2, flash3 or cudnn.")
+    str | None, typer.Option("--attention", metavar="KERNEL", help="The attention kernel: flash2, flash3 or cudnn.")
 ]
 
 
@@ -38,10 +43,12 @@ def predict(
     root: RootOption = Root.SPLIT,
     compiled: Annotated[bool, typer.Option("--compiled", help="The whole step is compiled.")] = False,
     blocks: Annotated[
-        bool, typer.Option("--blocks", help="Each repeated block is compiled, the rest is eager.")
+        bool, typer.Option("--blocks", help="Each repeated block is compiled; the rest is eager.")
     ] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Nothing is compiled.")] = False,
-    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Compiled, replayed as CUDA graphs.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="The whole step is compiled and replayed as CUDA graphs.")
+    ] = False,
     attention: AttentionOption = None,
     tokens: usage.TokensOption = None,
     assume: usage.AssumeOption = None,

@@ -30,7 +30,7 @@ class Root(StrEnum):
 
 
 Sources = Annotated[
-    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several run one after the other.")
+    list[str], typer.Argument(metavar="SOURCE...", help=f"{usage.SOURCE_HELP} Several graphs run one after the other.")
 ]
 ClusterOption = Annotated[
     str | None,
@@ -45,13 +45,15 @@ RuntimeOption = Annotated[
     typer.Option(
         "--as",
         metavar="RUNTIME",
-        help="Simulate what a runtime makes of the captured step: synchronous (the default), ddp, fsdp2, hsdp, tp or"
-        " async-tp.",
+        help="Simulate the step as a runtime executes it: synchronous (the default), ddp, fsdp2, simple-fsdp, hsdp, "
+        "tp or async-tp.",
     ),
 ]
 RootOption = Annotated[
     Root,
-    typer.Option("--root", help="With --as: gather parameters outside of blocks in one unit, or in one at each end."),
+    typer.Option(
+        "--root", help="With --as: gather the parameters outside of blocks as one unit, or as one unit at each end."
+    ),
 ]
 
 

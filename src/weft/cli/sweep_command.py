@@ -47,32 +47,33 @@ MemoryOption = Annotated[
         "--memory-limit",
         metavar="SIZE,...",
         help=(
-            "Memory limits for a step, such as 20GiB,24GiB,none. Each gives a cell. A range LOW:HIGH or "
-            f"LOW:HIGH:POINTS has {POINTS} limits or as many as it says, and adds policies made by hand."
+            "Memory limits for a step, such as 20GiB,24GiB,none. A range LOW:HIGH:POINTS stands for evenly spaced "
+            f"limits (by default {POINTS}), and adds policies made by hand."
         ),
     ),
 ]
 BucketOption = Annotated[
     str | None,
-    typer.Option(
-        "--bucket-bytes", metavar="SIZE,...", help="Size limits of buckets, such as 16MiB,none. Each gives a cell."
-    ),
+    typer.Option("--bucket-bytes", metavar="SIZE,...", help="Size limits of buckets, such as 16MiB,none."),
 ]
 JobsOption = Annotated[
-    int, typer.Option("--jobs", min=1, help="Number of cells that run at once, each in its own process.")
+    int, typer.Option("--jobs", min=1, help="Number of combinations that run at once, each in its own process.")
 ]
 ShardOption = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Run only every N-th cell, from the I-th on; I from 1 to N."),
+    typer.Option("--shard", metavar="I/N", help="Run only every N-th combination, from the I-th on; I from 1 to N."),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the cells here, one line of JSON each.")
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Save the combinations here, one line of JSON each."),
 ]
 MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing; join the files that -o or --json wrote.")]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each parameter.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON for each cell instead of a table.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one line of JSON for each combination instead of a table.")
+]
 
 
 def sweep(
@@ -91,13 +92,13 @@ def sweep(
     tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Optimize and simulate a graph on every cluster with every pipeline under every limit. Needs no GPU.
+    """Optimize and simulate a graph for every combination of clusters, pipelines and limits. Needs no GPU.
 
-    A cell that fails is a row with its error, and the exit status is 1. A cell whose worker dies is run again. A memory
-    limit that is too small is not a failure: its row shows the smallest peak that was found.
+    A combination that fails is a row with its error, and the exit status is 1. A combination whose worker dies is run
+    again. A memory limit that is too small is not a failure: its row shows the smallest peak that was found.
 
-    With a range of memory limits, rows of policies made by hand follow: a zoo:MODEL is captured with other options
-    for checkpointing and resharding; any other graph is rewritten so that backward keeps more or less.
+    With a range of memory limits, the table also has rows for policies made by hand: a zoo:MODEL is captured with other
+    options for checkpointing and resharding; any other graph is rewritten so that backward keeps more or less.
     """
     usage.check_files((output, plot), (*arguments, *(cluster or ())))
     if plot is not None and plot.suffix.lower() != ".svg":

@@ -56,7 +56,12 @@ PipelineOption = Annotated[
         "--pipeline", metavar="SPEC", help="Passes, stages and presets separated by commas, such as clean,my-pass,auto."
     ),
 ]
-VerifyOption = Annotated[Witness, typer.Option("--verify", help="How to check the result.")]
+VerifyOption = Annotated[
+    Witness,
+    typer.Option(
+        "--verify", help="Check the structure of the result, prove equivalence, or compare values on virtual ranks."
+    ),
+]
 StrictOption = Annotated[
     bool,
     typer.Option(
@@ -68,7 +73,9 @@ OutputOption = Annotated[
 ]
 PlanOption = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="PATH", help="Save the plan in this file, or in this folder, by its graph."),
+    typer.Option(
+        "--plan", metavar="PATH", help="Save the plan in this file, or in this folder under a name made from its graph."
+    ),
 ]
 TokensOption = Annotated[
     int | None,
@@ -84,7 +91,7 @@ AssumeOption = Annotated[
     typer.Option(
         "--assume",
         metavar="SIZES",
-        help="Price sizes that only the data decides: balanced, or by name such as u0=512,u1=0.",
+        help="Values for sizes that depend on data, to estimate times: balanced, or by name such as u0=512,u1=0.",
     ),
 ]
 MemoryOption = Annotated[

@@ -1,1 +1,1 @@
-"""How long things take on a described cluster. Nothing is edited here and no device is probed."""
+"""The time of operators and collectives on a described cluster. This package edits no graph and needs no device."""

@@ -10,7 +10,7 @@
     latency_us = 8.4
     hop_us = 3.4                # for each step around a ring; default 0
     bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
-    by_ranks = { 2 = 270.0 }    # bandwidths of groups of at most so many ranks, where they differ
+    by_ranks = { 2 = 270.0 }    # bandwidths of groups of at most this many ranks, where they differ
     rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
     min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 

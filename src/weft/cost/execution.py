@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any, Literal, get_args
 
 from torch.fx import Node
@@ -80,8 +81,10 @@ def _issue_us(node: Node, kind: TrafficKind, is_compiled: bool, is_head: bool, t
         return times.launch_us if is_head and kind >= TrafficKind.FUSED else 0.0
     if is_optimizer(node):
         return times.optimizer_us if kind >= TrafficKind.FUSED else 0.0
-    own = times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
-    return own + (times.policy_us if node.meta.get(IN_POLICY_KEY) else 0.0)
+    if node.target is getitem:  # an item of a tuple or list calls no operator
+        return 0.0
+    own_us = times.operator_us if kind >= TrafficKind.FUSED else times.view_us if kind is TrafficKind.VIEW else 0.0
+    return own_us + (times.policy_us if node.meta.get(IN_POLICY_KEY) else 0.0)
 
 
 def is_in_block(node: Node) -> bool:

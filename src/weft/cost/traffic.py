@@ -30,6 +30,7 @@ from weft.cost.flops import name_of, rule_of
 from weft.graph import ops
 from weft.graph.assumed_sizes import size_of
 from weft.graph.dag import Dag
+from weft.graph.host import is_read_on_host
 from weft.graph.operator_effects import profile, shares_storage
 from weft.graph.ops import cached_by_target
 
@@ -206,7 +207,7 @@ class Traffic:
                     written[source] = written[source] or kinds[source] is TrafficKind.FUSED
             if kind not in (TrafficKind.FUSED, TrafficKind.END, TrafficKind.KERNEL):
                 continue
-            for p in self._read(i):
+            for p in self.read(i):
                 source, key = roots[p], (regions[i], p)
                 if regions[source] == regions[i] or key in seen:
                     continue
@@ -222,7 +223,8 @@ class Traffic:
                 self.num_bytes[i] = _add(self.num_bytes[i], values[i])
             self.is_inner[i] = kinds[i] is TrafficKind.FUSED and not is_written
 
-    def _read(self, i: int) -> list[int]:
+    def read(self, i: int) -> list[int]:
+        """The inputs whose data a node reads."""
         name = name_of(self.dag.nodes[i].target)
         if name in UNREAD:
             unread = ops.bind(self.dag.nodes[i]).get(UNREAD[name])
@@ -279,6 +281,8 @@ def _kind(node: Node) -> TrafficKind:
     found = kind_of(node.target)
     if found in (TrafficKind.FUSED, TrafficKind.KERNEL) and profile(node.target).may_copy and shares_storage(node):
         return TrafficKind.VIEW
+    if node.target is ops.READ_NUMBER and not is_read_on_host(node):
+        return TrafficKind.VIEW  # the number is in host memory already
     value = node.meta.get("val")
     if found is TrafficKind.FUSED and isinstance(value, Tensor) and value.is_complex():
         return TrafficKind.KERNEL

@@ -21,8 +21,12 @@ from weft.errors import PipelineError, compose
 from weft.frontends.options import Options, make_options
 from weft.frontends.session import NOT_CALLED, SESSION
 from weft.graph.collective import collectives
+from weft.graph.cuda_graphs import why_not_captured
+from weft.graph.origins import path_of
 
 Hook = Callable[..., Any]
+MAX_TOLD = 5
+"""Number of nodes that a warning about CUDA graphs names."""
 FORMER_NAMES = {"report_dir": "report", "agreement_dir": "agreement"}
 """Keywords of `inductor_pass` in 0.1, which scripts may still give, and the options that they mean."""
 
@@ -93,6 +97,8 @@ class InductorPass:
         with SESSION.contained("the order of a graph in Inductor's code", self.options.strict):
             if is_woven and any(True for _ in collectives(graph)):
                 _keep_order()
+        with SESSION.contained("a look for obstacles to CUDA graphs", self.options.strict):
+            _name_uncaptured(graph)
 
 
 def inductor_pass(
@@ -126,6 +132,21 @@ def _keep_order() -> None:
     if wanted and not compat.hold_inductor_settings(wanted):
         do = "compile with torch.compile, preferably with backend='weft'"
         SESSION.say(f"Inductor may change the order that Weft gave a graph; {do}")
+
+
+def _name_uncaptured(graph: Graph) -> None:
+    """If Inductor makes CUDA graphs, warn of nodes that it cannot put into one."""
+    if not getattr(compat.settings_of("inductor"), "triton.cudagraphs", False):
+        return
+    found = list(why_not_captured(graph))
+    told = [
+        f"{node.name}{f' [{path}]' if (path := path_of(node.meta)) else ''}: {why}" for node, why in found[:MAX_TOLD]
+    ]
+    if len(found) > MAX_TOLD:
+        told.append(f"{len(found) - MAX_TOLD} more")
+    if told:
+        what = "a graph does not fit into one CUDA graph; Inductor splits it there, or runs it without"
+        SESSION.say("\n".join([what, *(f"    {line}" for line in told)]))
 
 
 def _name_rivals() -> None:

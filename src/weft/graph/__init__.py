@@ -1,1 +1,1 @@
-"""Reading and editing FX graphs: one vocabulary, one dependency model, one writer, one text form."""
+"""Reading and editing FX graphs: one vocabulary, one dependency model, one way to edit, one text form."""

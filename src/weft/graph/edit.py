@@ -366,7 +366,7 @@ def _last_heir(node: Node, heirs: Mapping[Node, Node]) -> Node:
 def _changes_value(user: Node, old: Node, new: Node) -> bool:
     """Whether replacing one node by another changes the fake value of their user."""
     before, after = ops.value_of(old), ops.value_of(new)
-    if before is after:
+    if before is after or user.target is ops.READ_NUMBER:  # the same number keeps its symbol
         return False
     return user.op != "call_function" or not profile(user.target).plain or not metadata.same(before, after)
 

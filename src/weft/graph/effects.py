@@ -5,8 +5,8 @@ Storages are followed through views by schema, so the chain of views between a w
 and constants that share memory outside the graph are one storage. Those that only may share memory (see `aliasing`) are
 ordered like one storage if one of them is written, and count as two everywhere else.
 
-A collective reads its inputs and writes its results from its launch to its wait; so does a copy to host memory that is
-launched (`weft::offload`) or back from there. A wait therefore counts as a second read of the inputs and a second write
+A collective reads its inputs and writes its results from its launch to its wait. So does a copy to host memory
+(`weft::offload`) or back (`weft::fetch`). A wait therefore counts as a second read of the inputs and a second write
 of the results: no other write to these buffers can move into or out of the flight, and the wait cannot sink past one.
 Communication of an unknown kind, point-to-point communication and opaque calls are barriers for all communication.
 

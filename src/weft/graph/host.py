@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops, understated
+from weft.graph.host_copies import COPY_TO_HOST
 from weft.graph.ops import cached_by_target
 
 EARLY = "non_blocking"
@@ -92,6 +93,8 @@ def _has_arrived(node: Node) -> bool:
     """Whether a call reads what a copy has brought to the host, so that only the copy waits for the device."""
     source: Node | None = next(iter(input_nodes(node)), None)
     while source is not None and source.op == "call_function":
+        if source.target is COPY_TO_HOST:
+            return True
         if _may_be_early(source.target):
             found = transfer_of(source)
             return found is not None and found.wait in (Wait.SYNCS, Wait.LANDS) and _device(source) == "cpu"

@@ -3,17 +3,20 @@
     weft::offload(Tensor value) -> Tensor                            a copy in host memory
     weft::fetch(Tensor copy, Device device) -> Tensor                the value on the device again
     weft::wait_copy(Tensor(a) copy, Tensor source) -> Tensor(a)      the copy, complete
+    weft::copy_to_host(Tensor[] tensors) -> Tensor                   all elements as one vector in host memory
 
-Contract: a copy may be read only after its wait. The wait takes the source as well: its memory must stay as it is until
-then, and a compiler that reuses memory sees this from the argument. Strides are kept.
+Contract: a copy that was launched may be read only after its wait. The wait takes the source as well: its memory must
+stay as it is until then, and a compiler that reuses memory sees this from the argument. Strides are kept, and the host
+never waits. The host waits for `copy_to_host`, as for `.item()`; that operator takes tensors of one dtype.
 
-On CUDA, host memory is pinned, each direction has a stream of its own, and the host never waits. Copies inside a CUDA
+On CUDA, `offload` and `fetch` use pinned host memory and a stream of their own for each direction. Copies inside a CUDA
 graph are refused: the graph would write to the host memory of its capture in every replay. On other devices the
 operators copy at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ SCHEMAS = (
     "offload(Tensor value) -> Tensor",
     "fetch(Tensor copy, Device device) -> Tensor",
     "wait_copy(Tensor(a) copy, Tensor source) -> Tensor(a)",
+    "copy_to_host(Tensor[] tensors) -> Tensor",
 )
 _LIBRARY = torch.library.Library("weft", "FRAGMENT")
 _STREAMS: dict[tuple[str, torch.device], torch.cuda.Stream] = {}
@@ -69,6 +73,10 @@ def _wait_copy(copy: Tensor, source: Tensor) -> Tensor:
     return copy.view_as(copy)  # the dispatcher wants another object than the argument
 
 
+def _copy_to_host(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+
+
 def _offload_fake(value: Tensor) -> Tensor:
     return torch.empty_like(value, device="cpu")
 
@@ -81,14 +89,22 @@ def _wait_copy_fake(copy: Tensor, source: Tensor) -> Tensor:
     return copy.view_as(copy)
 
 
+def _copy_to_host_fake(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device="cpu")
+
+
 for _schema, _kernel, _fake in zip(
-    SCHEMAS, (_offload, _fetch, _wait_copy), (_offload_fake, _fetch_fake, _wait_copy_fake), strict=True
+    SCHEMAS,
+    (_offload, _fetch, _wait_copy, _copy_to_host),
+    (_offload_fake, _fetch_fake, _wait_copy_fake, _copy_to_host_fake),
+    strict=True,
 ):
     _name = _schema.partition("(")[0]
-    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"weft::{_name}", _fake, lib=_LIBRARY)
 
 OFFLOAD: Any = torch.ops.weft.offload.default
 FETCH: Any = torch.ops.weft.fetch.default
 WAIT_COPY: Any = torch.ops.weft.wait_copy.default
+COPY_TO_HOST: Any = torch.ops.weft.copy_to_host.default

@@ -87,6 +87,8 @@ class HostCopy(Enum):
 
 HOST_COPIES: dict[str, HostCopy] = {"weft::offload": HostCopy.TO_HOST, "weft::fetch": HostCopy.FROM_HOST}
 """Copies between device and host memory that are launched, and waited for, like collectives."""
+READ_NUMBER: Any = torch.ops.aten._local_scalar_dense.default
+"""Reads one number from a tensor, for the host."""
 COMMUNICATION_NAMESPACES = ("_dtensor", "fsdp", "symm_mem")
 GROUP_ARGUMENTS = ("group_name", "group", "process_group")
 

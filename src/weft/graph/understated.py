@@ -107,7 +107,13 @@ DRAWS = frozenset({"prims::inductor_randint"})
 
 # Operators that read data on the host without torch's tag for it.
 READS_ON_HOST = frozenset(
-    {"aten::_choose_qparams_per_tensor", "aten::fbgemm_linear_quantize_weight", "aten::is_nonzero", "prims::item"}
+    {
+        "aten::_choose_qparams_per_tensor",
+        "aten::fbgemm_linear_quantize_weight",
+        "aten::is_nonzero",
+        "prims::item",
+        "weft::copy_to_host",
+    }
 )
 
 # Namespaces of torch whose schemas are trusted, apart from the exceptions above.

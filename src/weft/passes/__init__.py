@@ -1,1 +1,1 @@
-"""One file per pass: file = class = CLI name = golden file = doc page."""
+"""Passes, each in a file named after its class; its CLI name, golden file and docs page have the same name."""

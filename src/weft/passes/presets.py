@@ -44,7 +44,8 @@ PRESETS: dict[str, str] = {
     # Without `sums`: a scatter and the gather after it can both be streamed; an all-reduce in their place could not.
     "tp": "clean,algebra,communication,stream,plan",
     "fsdp-tp": "clean,algebra,communication,axes,dedupe-reduce-scatters,stream,plan",
-    "moe": "clean,algebra,communication,axes,sums,plan",
+    # Sizes of exchanges that the data decides are read with one copy.
+    "moe": "clean,algebra,communication,axes,sums,batch-host-reads,plan",
     # Bitwise exact: no reduction in another order, no matmul of another shape.
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }

@@ -3,8 +3,8 @@
 A captured step gathers and reduces each parameter by itself and waits at once. No runtime does that. Each name below
 stands for the buckets and the order of one runtime, so that a simulation predicts what people run today.
 
-A runtime handles the collectives that it would issue and leaves the others where they are. So a step with FSDP and
-tensor parallelism that is run as `fsdp2` keeps the collectives of tensor parallelism synchronous.
+A runtime changes only the collectives that it would issue. A step with FSDP and tensor parallelism that is run as
+`fsdp2` therefore keeps the collectives of tensor parallelism synchronous.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Step time against peak memory: a line for the plans under memory limits, a point for each policy made by hand.
 
 Contract: both scales are linear and begin at the smallest value. A limit that no plan meets is a cross at the foot. The
-dashed line is a proved lower bound for every order of the operations of each plan; another choice of what to keep may
-have a lower one. Names are untrusted text: they are escaped, and characters that XML forbids are removed.
+dashed line is a proved lower bound for every order of the operations of each plan. The dotted line is one for every
+choice of what to keep within the limit, as far as it is known. Names are untrusted text: they are escaped, and characters that XML forbids are removed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class MemoryCurve:
         """The ends of the vertical scale."""
         shown = [*self.planned, *self.by_hand]
         steps = [totals.step_us for _, totals, _ in shown]
-        steps += [totals.lower_bound_us for _, totals, _ in self.planned if totals.lower_bound_us is not None]
+        bounds = [each for _, totals, _ in self.planned for each in (totals.lower_bound_us, totals.choices_bound_us)]
+        steps += [bound for bound in bounds if bound is not None]
         return min(steps, default=0.0), max(steps, default=1.0)
 
     @cached_property
@@ -99,7 +100,10 @@ def draw_curve(curve: MemoryCurve, top: int, margin: int) -> Iterator[str]:
         return left + across, foot - _share(step_us, *curve.steps_us) * HEIGHT
 
     bounds = [(totals.lower_bound_us, peak) for _, totals, peak in curve.planned if totals.lower_bound_us is not None]
-    yield _line([place(bound, peak) for bound, peak in bounds], BOUND, dashed=True)
+    yield _line([place(bound, peak) for bound, peak in bounds], BOUND, dashes="5 4")
+    chosen = [(t.choices_bound_us, peak) for _, t, peak in curve.planned if t.choices_bound_us is not None]
+    if chosen:
+        yield _line([place(bound, peak) for bound, peak in chosen], BOUND, dashes="2 3")
     yield _line([place(totals.step_us, peak) for _, totals, peak in curve.planned], PLANNED)
     for cell, totals, peak in curve.planned:
         limit = "no limit" if cell.memory_limit_bytes is None else exact_size_text(cell.memory_limit_bytes)
@@ -128,15 +132,17 @@ def _scales(curve: MemoryCurve, left: int, foot: int, margin: int) -> Iterator[s
 
 def _legend(curve: MemoryCurve, x: int, top: int) -> Iterator[str]:
     named = [("planned within a limit", PLANNED), ("bound of these operations", BOUND)]
+    if any(totals.choices_bound_us is not None for _, totals, _ in curve.planned):
+        named.append(("bound of all choices", BOUND))
     named += [(cell.policy or "", BY_HAND[k % len(BY_HAND)]) for k, (cell, _, _) in enumerate(curve.by_hand)]
     for k, (told, color) in enumerate(named):
         yield draw_text(x, top + 18 * k, told, "name", color)
 
 
-def _line(points: list[tuple[float, float]], color: str, dashed: bool = False) -> str:
-    dashes = ' stroke-dasharray="5 4"' if dashed else ""
+def _line(points: list[tuple[float, float]], color: str, dashes: str = "") -> str:
+    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
     shown = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{shown}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>'
+    return f'<polyline points="{shown}" fill="none" stroke="{color}" stroke-width="2"{pattern}/>'
 
 
 def _tooltip(name: str, totals: Totals, peak: int) -> str:

@@ -41,6 +41,8 @@ from weft.report.report import Report
 from weft.report.summary import SimulatedRun, Summary, summarize
 from weft.report.trace import save_trace
 from weft.report.work import Work, work_of
+from weft.retention.all_choices import all_choices
+from weft.retention.sites import Sites
 from weft.simulation.build import program_of
 from weft.simulation.predicted_step import Launch, launches_of, predict
 from weft.simulation.program import Program
@@ -81,6 +83,13 @@ class SimulationInput:
     def bound(self) -> Bound:
         return lower_bound(self.program)
 
+    def choices_bound(self, memory_limit_bytes: int, may_offload: bool) -> Bound | None:
+        """The bound for every mixture of keeping, gathering again, recomputing and, if that is allowed, offloading."""
+        device = self.cluster.device
+        sites = Sites(self.graph.dag, self.program, self.table, {})
+        choices = all_choices(sites, device, device.host_memory if may_offload else None)
+        return None if choices is None else lower_bound(choices, memory_limit_bytes=memory_limit_bytes)
+
     @cached_property
     def timeline(self) -> Timeline:
         return simulate(self.program)
@@ -102,6 +111,7 @@ class SimulatedReport(Report):
     graphs: tuple[SimulationInput, SimulationInput] = field(repr=False, compare=False)
     """Before and after."""
     simulated_cluster: Cluster = field(repr=False, compare=False)
+    memory_limit_bytes: int | None = None
     num_tokens: int | None = field(default=None, repr=False, compare=False)
     """Tokens of one step, of all ranks; None: as the graph says."""
     size_notes: tuple[str, ...] = ()
@@ -141,7 +151,25 @@ class SimulatedReport(Report):
     @cached_property
     def summary(self) -> Summary:
         """Both runs in numbers."""
-        return summarize(*self.runs, self.work)
+        found, bound = summarize(*self.runs, self.work), self.choices_bound
+        after = replace(found.after, choices_bound_us=bound.bound_ns / 1000 if bound is not None else None)
+        return replace(found, after=after)
+
+    @cached_property
+    def choices_bound(self) -> Bound | None:
+        """A bound for every mixture of what the values may be that the run decided about, within its memory limit.
+
+        It is that of the graph before, or of the graph after if a pass removed work. None if nothing was decided, or if
+        the cluster has an execution, which makes times depend on the whole step.
+        """
+        specs = [each.spec for each in self.passes if each.spec.partition("{")[0] == "decide-memory"]
+        if self.memory_limit_bytes is None or not specs:
+            return None
+        may_offload = any("offload=true" in spec for spec in specs)
+        after = self.graphs[1].timeline
+        limit = max(self.memory_limit_bytes, after.peak_bytes)  # passes that follow may need more
+        found = (each.choices_bound(limit, may_offload) for each in self.graphs)
+        return next((bound for bound in found if bound is None or bound.bound_ns <= after.step_ns), None)
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -242,6 +270,7 @@ def with_simulations(
     *,
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
     tokens_per_step: int | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> SimulatedReport:
     """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
@@ -249,6 +278,7 @@ def with_simulations(
     first = _input(before, groups, cluster, report)
     second = replace(_input(after, groups, cluster, report), original=first.graph)
     told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
+    told["memory_limit_bytes"] = memory_limit_bytes
     made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
     for each in made.graphs:
         if each.graph.has_nested_graphs or made.size_notes:  # other sizes may be assumed later

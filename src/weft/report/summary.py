@@ -78,6 +78,8 @@ class Totals:
     """Size of the full tensors of all collectives, as in their records."""
     mfu: float | None = None
     tokens_per_second: float | None = None
+    choices_bound_us: float | None = None
+    """A lower bound for every choice of what to keep within the memory limit; None if the run decided nothing."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ QUANTITIES = (
     _Quantity("exposed", lambda totals: totals.exposed_us, duration_text, -1),
     _Quantity("hidden", lambda totals: totals.hidden_us, duration_text, 0),
     _Quantity("bound", lambda totals: totals.lower_bound_us, duration_text, 0),
+    _Quantity("bound of choices", lambda totals: totals.choices_bound_us, duration_text, 0),
     _Quantity("gap", lambda totals: totals.gap, share_text, -1, is_relative=False),
     _Quantity("peak memory", lambda totals: totals.peak_bytes, size_text, -1),
     _Quantity("collectives", lambda totals: totals.num_collectives, count_text, -1),

@@ -265,7 +265,14 @@ def _run(task: Task) -> Cell:
     run = pipeline.run(module, cluster=task.cluster, memory_limit_bytes=limit, effort=task.effort)
     sizes = [GraphRecord(len(each.graph.nodes), 0, "") for each in (module, run.module)]
     report = Report(sizes[0], sizes[1], record_passes(run.log), (), ())
-    found = with_simulations(report, module, run.module, task.cluster, tokens_per_step=task.tokens_per_step).summary
+    found = with_simulations(
+        report,
+        module,
+        run.module,
+        task.cluster,
+        tokens_per_step=task.tokens_per_step,
+        memory_limit_bytes=limit,
+    ).summary
     seconds = sum(entry.seconds for entry in run.log)
     cell = replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
     if limit is None:

@@ -13,10 +13,12 @@ from weft.report.sweep import Cell
 
 PLACES = ("cluster", "pipeline", "memory limit", "buckets", "policy")
 FIGURES = (
-    *("step", "exposed", "bound", "gap", "peak memory", "recomputed", "gathered again"),
+    *("step", "exposed", "bound", "bound of choices", "gap", "peak memory", "recomputed", "gathered again"),
     *("collectives", "passes", "MFU", "tokens/s"),
 )
-WHERE_KNOWN = ("memory limit", "buckets", "policy", "recomputed", "gathered again", "MFU", "tokens/s")
+WHERE_KNOWN = (
+    *("memory limit", "buckets", "policy", "bound of choices", "recomputed", "gathered again", "MFU", "tokens/s"),
+)
 """Columns that are omitted if no cell has a value for them."""
 
 
@@ -62,6 +64,7 @@ def _texts(cell: Cell) -> list[str]:
         f"{duration_text(before.step_us)} -> {duration_text(after.step_us)}",
         f"{duration_text(before.exposed_us)} -> {duration_text(after.exposed_us)}",
         "-" if after.lower_bound_us is None else duration_text(after.lower_bound_us),
+        "-" if after.choices_bound_us is None else duration_text(after.choices_bound_us),
         "-" if after.gap is None else share_text(after.gap),
         "-" if after.peak_bytes is None else size_text(after.peak_bytes),
         "-" if cell.recomputed is None else count_text(cell.recomputed),

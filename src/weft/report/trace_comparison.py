@@ -1,4 +1,4 @@
-"""TraceComparison: a measured step beside the step that was predicted, as data, text and JSON.
+"""TraceComparison: a measured step compared with the predicted one, as data, text and JSON.
 
 Contract: exposed time means the same on both sides: the time during which the compute stream is idle while collectives
 run, divided among those that end before it continues (`attribute_stalls`). Times in the data are microseconds.
@@ -86,7 +86,7 @@ class ComparedKind:
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """A measured step beside a predicted one."""
+    """A measured step compared with a predicted one."""
 
     trace: str
     step: int | None

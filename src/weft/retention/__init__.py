@@ -1,1 +1,1 @@
-"""Which values stay in memory between the early and the late part of a step, and which are made again."""
+"""Which values stay in memory for the late part of a step, and which are rebuilt there."""

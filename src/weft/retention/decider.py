@@ -1,11 +1,11 @@
 """Decider: which values to keep, make again or offload, so that the planned step is shortest within a memory limit.
 
 Contract: every choice is judged as a whole step, with its order and its buckets. A full search plans the step in which
-all is kept, without the limit. The other choices are probed: the program is put together from rows of the given one,
-and only the best settings of that search are tried. The best choice is then confirmed on its exact program, and so are
-the next ones until one fits. If the given graph fits, too, both are planned in full, so that the step is never longer
-than without a choice. `effort="best"` runs a full search for each choice instead. The number of choices depends
-on `effort` alone. If no choice fits, the error names the smallest peak found and the step that it costs.
+everything is kept, without the limit. The other choices are probed: their programs are put together from parts of the
+given one, and only the best settings of that search are tried. The best choice is then confirmed on its exact program,
+and so are the next ones until one fits. If the given graph fits, too, both are planned in full, so that the step is
+never longer than without a choice. `effort="best"` runs a full search for each choice instead. The number of choices
+depends on `effort` alone. If no choice fits, the error names the smallest peak found and the step that it costs.
 """
 
 from __future__ import annotations

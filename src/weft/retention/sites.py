@@ -1,9 +1,9 @@
-"""Sites: the values of the early part of a graph that the late part needs, grouped by likeness.
+"""Sites: the values of the early part of a graph that the late part needs, grouped by similarity.
 
 Contract: the late part begins with the first node of backward, or without such marks at the place where the most bytes
 wait for a later use. A site is a node of the early part that allocates memory; the views of its result, and the wait of
 a collective, belong to it. Each site is either kept for the late part, or made again there. Some cannot be made again,
-each with a reason. Alike sites, such as the same tensor of each layer, form one group. The analysis takes time linear
+each with a reason. Similar sites, such as the same tensor of each layer, form one group. The analysis takes time linear
 in the number of nodes.
 """
 
@@ -40,7 +40,7 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class SiteGroup:
-    """Alike sites, which are decided together."""
+    """Similar sites, which are decided together."""
 
     name: str
     """Module path without layer numbers, and operator."""

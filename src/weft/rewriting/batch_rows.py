@@ -9,7 +9,7 @@ A value is one of
 Contract: the form of every value follows from the forms of its inputs by a rule for its operator. An operator without
 a rule, or one that mixes rows, such as a statistic over the batch, is a `Refusal` that names it.
 
-A dim may have the rows several times: after an all-gather of a dim with rows it has `outer` blocks, one for each rank,
+A dim may hold the rows several times: after an all-gather of a dim with rows, it has `outer` blocks, one for each rank,
 each with all rows. A chunk then has the same rows of every block.
 """
 

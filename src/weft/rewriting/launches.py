@@ -19,6 +19,7 @@ from weft.graph.ops import Kind
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.rewriting.draft import AnyNode, Draft, New
+from weft.simulation.timeline import NS_PER_US
 
 AS_STRIDED = ops.op_of("as_strided")
 LINEAR = ("sum", "avg")
@@ -75,6 +76,32 @@ def gathered(draft: Draft, sent: AnyNode, dim: int, size: int, launch: AnyNode, 
     parts = draft.call("split", done, draft.value(sent).shape[0], before=before)
     items = [draft.call("operator.getitem", parts, k, before=before) for k in range(size)]
     return draft.call("cat", items, dim, before=before)
+
+
+def exchanged(draft: Draft, sent: AnyNode, size: int, launch: AnyNode, before: AnyNode) -> New:
+    """Plan an all-to-all of equal parts along dim 0; returns its wait."""
+    splits = [draft.value(sent).shape[0] // size] * size
+    started = draft.call("all_to_all", sent, splits, splits, GroupOf(launch), before=before)
+    return draft.call("wait", started, before=before)
+
+
+def why_not_faster(
+    name: str,
+    context: Context,
+    group: Group,
+    launch: tuple[Kind, int],
+    other: tuple[Kind, int],
+    copied_bytes: int,
+) -> Refusal | None:
+    """Why a launch should not become another one; both are given by kind and bytes. The other one needs kernels that
+    copy `copied_bytes`."""
+    moving_ns = context.cluster.device.traffic_ns(copied_bytes) if context.cluster is not None else None
+    if moving_ns is None:
+        return Refusal(Reason.NO_GAIN, f"{name} stays: without a cluster that describes its devices no gain is known")
+    kind, num_bytes = other
+    if price(context, kind, group, num_bytes) + moving_ns / NS_PER_US >= price(context, launch[0], group, launch[1]):
+        return Refusal(Reason.NO_GAIN, f"{name} stays: with its casts, sending fewer bytes would not be faster")
+    return None
 
 
 def is_written(draft: Draft, *nodes: AnyNode) -> bool:

@@ -72,12 +72,17 @@ def jobs_of(program: Program, span: int | None = None) -> Jobs:
 
 
 def _folded(jobs: Jobs, order: list[int], span: int) -> list[list[int]]:
-    """The operations of jobs in order. A chain of kernels without other consumers becomes one job."""
+    """The operations of jobs in order. A chain of kernels without other consumers becomes one job.
+
+    A read by the host ends a chain: behind it, kernels are late if the host has issued nothing else before.
+    """
     ops: list[list[int]] = []
     number: dict[int, int] = {}
+    drains = jobs.program.drains if jobs.program.host_ns else (False,) * len(jobs.program.names)
     for job in order:
         preds = jobs.preds[job]
         follows = jobs.queue[job] < 0 and len(preds) == 1 and not jobs.comm_preds[job] and jobs.queue[preds[0]] < 0
+        follows = follows and not drains[jobs.ops[preds[0]][-1]]
         if follows and len(jobs.succs[preds[0]]) == 1 and jobs.ops[job][0] - jobs.ops[preds[0]][-1] <= span:
             number[job] = number[preds[0]]
             ops[number[job]] += jobs.ops[job]

@@ -1,8 +1,8 @@
 """MemoryBudget: how much memory a partial schedule holds, and whether more fits under its budget.
 
 Contract: bytes are counted as in `JobMemory`: storages that more than one job needs, and for each job the most that it
-adds while it runs. A job that runs ahead of the graph's order must fit on top of the peak of all jobs in between. While
-the scheduler chooses launches that start before the next job, the bytes of that job are reserved.
+adds while it runs. A job that runs ahead of the graph's order must fit together with the peak of all jobs it overtakes.
+While the scheduler chooses launches that start before the next job, the bytes of that job are reserved.
 """
 
 from __future__ import annotations

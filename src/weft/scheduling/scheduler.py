@@ -18,7 +18,8 @@ right before it.
 A wait is placed before the first job that needs it. If waiting frees memory, it is placed earlier, as soon as the
 collective should be over, with a safety margin.
 
-Memory: a job that runs ahead of the graph's order must fit under the budget on top of everything in between.
+Memory: a job that runs ahead of the graph's order must fit into the budget together with the peak of all jobs that it
+overtakes.
 
 Times are estimates. Queues that share a link do not slow each other here, and collectives always run as slowly as they
 do next to compute. The simulator judges the whole order afterwards.

@@ -111,7 +111,7 @@ def search(
 ) -> Outcome:
     """The best order of a program within a memory limit; by default slightly more than the given order uses.
 
-    `settings`, such as those of a similar program, are tried first.
+    `settings`, for example from a similar program, are tried first.
     """
     with collector_paused():
         return _Search(program, effort, limit_bytes, merging).outcome(settings)
@@ -252,16 +252,22 @@ class _Search:
         return tuple(chosen.values())[:NUM_SETTINGS]
 
     def merged(self, buckets: Sequence[Sequence[int]]) -> Program:
-        """The program with merged launches: the first launch of a bucket takes the time of all."""
+        """The program with merged launches: the first launch of a bucket takes the time of all.
+
+        The host issues one launch for each bucket.
+        """
         if not buckets or self.merging is None:
             return self.program
         program, job_of = self.program, self.jobs.job_of
         duration, kernel = list(program.duration_ns), list(program.kernel or range(len(program.names)))
+        host = list(program.host_ns)
         for bucket in buckets:
             for op in bucket:
                 duration[op], kernel[op] = 0, bucket[0]
             duration[bucket[0]] = self.merging.duration([job_of[op] for op in bucket])
-        return replace(program, duration_ns=tuple(duration), kernel=tuple(kernel))
+            for op in bucket[1:] if host else ():
+                host[op] = 0
+        return replace(program, duration_ns=tuple(duration), kernel=tuple(kernel), host_ns=tuple(host))
 
     # Settings.
 

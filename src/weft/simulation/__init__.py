@@ -1,1 +1,1 @@
-"""The execution model, and what it says of an order."""
+"""The simulator: the times, the memory and the timeline of a graph in a given order."""

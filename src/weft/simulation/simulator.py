@@ -10,10 +10,10 @@ A launch puts its collective on its group's queue when the stream reaches it, so
 first collective of each queue runs. If k of them run on one link, each progresses at 1/k of its speed alone, latency
 included. Compute progresses at 1 / (1 + slowdown) of its speed while any collective runs, and collectives at 1 / (1 +
 their slowdown) while compute runs. Copies are launched and waited for in the same way, on queues of their own: those to
-and from host memory, and those that a group makes through symmetric memory. No compute slows them. Compute beside them
-loses the share of the multiprocessors that they take: none for copy engines. If several collectives and copies run, the
-one that slows compute most counts. The step ends with the last operation or collective, as if the end of the graph
-waited for everything in flight.
+and from host memory, and those that a group makes through symmetric memory. No compute slows them. While they run,
+compute loses the share of the multiprocessors that they take: none for copy engines. If several collectives and copies
+run, the one that slows compute most counts. The step ends with the last operation or collective, as if the end of the
+graph waited for everything in flight.
 
 Rounding: progress is counted in units so fine that every speed is a whole number of units per nanosecond. An end is the
 first whole nanosecond at which no work is left. Only ends are rounded, never the remaining work of other operations, so

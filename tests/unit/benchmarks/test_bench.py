@@ -76,7 +76,7 @@ def test_where_the_default_fails_its_best_variant_that_runs_is_timed_and_the_fai
 def test_a_step_that_somebody_else_leaves_shorter_is_named(beside: Any) -> None:
     table = beside("bench_table")
     lost = row(16, 1000, 0.5)
-    assert table.summary([lost]).endswith("The naive order is not shorter in any row either.")
+    assert table.losses([lost]) == "The naive order never beats Weft's planner either."
     lost["results"]["weft planner"] = result(115.5, [0.5])
     assert table.summary([lost]).endswith(
         "**Where Weft's step is longer**: FSDP, 8, 16 layers: 1.050 of Inductor's best."

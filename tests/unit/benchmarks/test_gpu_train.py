@@ -210,10 +210,43 @@ def test_failures_stand_below_the_table_and_pages_are_filled_between_marks(besid
     assert "8 to 4" in text
     assert "DIFFER" in text
     assert "- tp, 2 ranks, weft: RuntimeError: out of / memory" in text
-    assert "The cluster of 2 ranks was not measured: no trace" in text
+    assert "- results, 2: the cluster was not measured: no trace" in text
     page.write_text("no marks")
     with pytest.raises(ValueError, match="no marks"):
         module.fill([results], page)
+
+
+def test_the_table_holds_the_latest_run_of_each_job_that_ran(beside: Any) -> None:
+    def row(parallel: str, variant: str, **figures: Any) -> dict[str, Any]:
+        told = {"spread_ms": 1.0, "values_agree": True, "gradient_error": 0.0} if "step_ms" in figures else {}
+        return {"parallel": parallel, "ranks": 2, "variant": variant, **told, **figures}
+
+    cluster = {"ranks": 2, "peak_tflops": {"bf16": 300.0}, "memory_gbps": 3000.0}
+    cluster |= {"overlap_slowdown": 0.1, "collective_slowdown": 0.2}
+    about = {"machine": "a GPU", "torch": "2.11"}
+    later = about | {
+        "rows": [row("fsdp", "weft", step_ms=40.0), row("tp", "weft", error="it hangs")],
+        "clusters": {"fsdp:2:step": {**cluster, "connections": 32}, "tp:2:step": cluster},
+    }
+    earlier = about | {
+        "rows": [
+            *(row("fsdp", name, step_ms=50.0) for name in ("graph naive", "weft", "weft cudagraphs")),
+            *(row("tp", name, step_ms=70.0) for name in ("eager", "weft")),
+        ],
+        "clusters": {"2, graphs": cluster, "2, steps": cluster, "4": cluster},
+    }
+    lines = beside("train_table").document([("later", later), ("earlier", earlier)]).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][1:]
+    assert [(cell[0], cell[2], cell[3]) for cell in cells] == [
+        ("fsdp", "graph naive", "50.0"),
+        ("fsdp", "weft", "40.0"),
+        ("fsdp", "weft cudagraphs", "50.0"),
+        ("tp", "eager", "70.0"),
+        ("tp", "weft", "70.0"),
+    ]
+    told = [line.split(": each")[0] for line in lines if line.startswith("- ")]
+    assert told == ["- later, fsdp:2:step", "- earlier, 2, graphs", "- earlier, 2, steps"]
+    assert lines[-3].endswith("; 32 hardware queues")
 
 
 def test_predictions_of_all_runs_are_listed_the_worst_first(beside: Any) -> None:

@@ -57,6 +57,6 @@ def test_a_longer_step_is_counted(simple: Any):
     row |= {"best": "hoist-launches,sink-waits", "best_ms": 2.0, "is_shorter": False}
     table = simple.page([row])
     assert "| TP + SP, 8 ranks | step, 8 | 9 | 3.00 | 2.00 | none | 2.50 (+25.00 %) |" in table
-    assert "1 of 0 joint steps and 1 parts are longer than a simple pipeline." in table
+    assert "Weft's step is longer in 1 of these 0 joint steps and 1 parts." in table
     assert "Not compared: DDP, 8 ranks (joint, 16); DDP, 64 ranks (joint, 16)" in table
     assert "TP + SP, 8 ranks (step, 8)" not in table

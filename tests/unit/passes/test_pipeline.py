@@ -168,6 +168,11 @@ def test_the_exact_preset_has_exact_passes_only():
     assert {each.numerics for each in Pipeline.parse("clean,algebra,communication").passes} == {Numerics.EXACT}
 
 
+def test_no_preset_computes_in_another_dtype():
+    for name in PRESETS:
+        assert Numerics.CHANGES_DTYPE not in {each.numerics for each in Pipeline.parse(name).passes}
+
+
 def test_stages_and_presets_stand_among_passes():
     assert str(Pipeline.parse("sink-waits,algebra,hoist-launches")) == "sink-waits,simplify-arithmetic,hoist-launches"
     assert str(Pipeline.parse("none,sink-waits")) == "sink-waits"

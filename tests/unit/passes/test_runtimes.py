@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 import weft
 import weft.zoo
+from tests.tiers import quick_first
 from weft.errors import PipelineError
 from weft.graph import ops
 from weft.graph.collective import collectives
@@ -110,7 +111,7 @@ def test_backward_gathers_exactly_one_unit_ahead_and_waits_for_the_scatter_befor
 
 
 @pytest.mark.parametrize(
-    ("parallel", "ranks", "runtime"), [("fsdp", 8, "fsdp2"), ("fsdp", 64, "fsdp2"), ("ddp", 16, "ddp")]
+    ("parallel", "ranks", "runtime"), quick_first([("fsdp", 8, "fsdp2"), ("fsdp", 64, "fsdp2"), ("ddp", 16, "ddp")])
 )
 def test_a_runtime_lies_between_the_captured_order_and_the_plan(parallel: str, ranks: int, runtime: str):
     captured = weft.zoo.load("llama-1b", parallel, ranks, layers=3, sequence=2048)

@@ -65,7 +65,7 @@ def assert_alike(before: GraphModule, after: GraphModule, inputs: list[list[Any]
             assert error < (2**-6 if ".experts_" in name.replace("forward_", ".") else 1e-6), name
 
 
-@pytest.mark.parametrize("routing", ["random", "one rank"])
+@pytest.mark.parametrize("routing", quick_first(["random", "one rank"]))
 @pytest.mark.parametrize(("parallel", "chunks"), quick_first([("ep-fsdp", 2), ("ep-fsdp", 4), ("none", 2)]))
 def test_rows_that_reach_experts_in_chunks_come_back_the_same(parallel: str, chunks: int, routing: str):
     """Gradients of experts are sums of bf16 products; all else is f32 or wider."""
@@ -145,7 +145,7 @@ def spelled(spelling: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("routing", ["random", "one expert"])
+@pytest.mark.parametrize("routing", quick_first(["random", "one expert"]))
 @pytest.mark.parametrize(("spelling", "chunks"), quick_first([*((s, 2) for s in SPELLINGS), ("as compiled", 4)]))
 def test_a_graph_of_torch_compile_in_chunks_computes_the_same(spelling: str, chunks: int, routing: str):
     module = weft.parse(spelled(spelling))
@@ -204,6 +204,7 @@ def test_a_batch_of_unknown_size_stays_whole():
     assert sentence.startswith("the batch is not split: the size of the inputs in dim 0 is not known")
 
 
+@pytest.mark.slow
 def test_chunks_have_even_parts_of_assumed_sizes():
     module = zoo.load("dropless-debug", "ep-fsdp", mesh={"dp": 2, "ep": 2}, layers=1, batch=4)
     result = weft.optimize(module, "h100-8x8", pipeline="split-batch{chunks=2}", sizes="balanced")
@@ -226,7 +227,7 @@ WRONG_ROUTES = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_ROUTES)
+@pytest.mark.parametrize("case", quick_first(WRONG_ROUTES))
 def test_rows_that_take_another_way_stay_whole(case: str):
     module = zoo.load("dropless-debug", "ep-fsdp", mesh={"dp": 2, "ep": 2}, layers=1, batch=4)
     text, (old, new) = weft.listing(module), WRONG_ROUTES[case]
@@ -254,6 +255,7 @@ def test_a_batch_whose_rows_mix_stays_whole(model: str, parallel: str, reason: s
     assert reason in sentence
 
 
+@pytest.mark.slow
 def test_the_number_of_chunks_is_chosen_by_simulation():
     module = zoo.load("llama-1b", "tp", mesh={"tp": 8}, layers=1, batch=4, vocabulary=8192)
     passes = "clean,split-batch,schedule-overlap"

@@ -10,6 +10,7 @@ import pytest
 from torch.fx import GraphModule
 
 import weft
+from tests.tiers import quick_first
 from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
@@ -52,7 +53,7 @@ def parameters(module: GraphModule) -> int:
     return sum(value.nbytes for name, value in zip(names, inputs, strict=True) if name in states)
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", "tp", "ddp", "fsdp-tp"])
+@pytest.mark.parametrize("parallel", quick_first(["fsdp", "tp", "ddp", "fsdp-tp"]))
 def test_the_peak_is_that_of_the_simulator_but_for_rounding(parallel: str):
     module = step(parallel)
     found = memory(module)

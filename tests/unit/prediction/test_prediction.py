@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from typer.testing import CliRunner, Result
 
 import weft
+from tests.tiers import quick_first
 from weft.cli.main import app
 from weft.graph.about import ABOUT_KEY, TOKENS_KEY
 from weft.graph.dag import Dag
@@ -55,6 +56,7 @@ def test_eager_takes_longer_than_compiled():
     assert times[0] < times[1]
 
 
+@pytest.mark.slow
 def test_eager_selective_checkpointing_keeps_what_backward_never_reads():
     module = step(checkpoint="selective", sequence=4096)
     unread = module.meta["weft.about"]["saved_unread_bytes"]
@@ -74,7 +76,7 @@ def test_recomputation_counts_for_the_hardware_only():
     assert plain.hardware < again.hardware
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", "tp", "ddp", "fsdp-tp"])
+@pytest.mark.parametrize("parallel", quick_first(["tp", "fsdp", "ddp", "fsdp-tp"]))
 def test_the_collectives_tell_the_parallelism(parallel: str):
     assert parallelism([Dag(step(parallel).graph)]) == parallel
 

@@ -11,6 +11,7 @@ from weft.report.sweep import Cell
 from weft.report.sweep_plot import plot
 
 TOTALS = Totals(10.0, 4.0, 5.0, 1.0, 6.0, 0.25, 1024, 2, 128)
+CHOICES: dict[str, Any] = {"choices_bound_us": 5.0}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -47,6 +48,18 @@ def test_plans_are_a_line_by_peak_above_their_bound():
     assert low < high  # the step of 10 us is higher up, at the smaller peak
     assert [x for x, _ in points(bound)] == [left, right]
     assert all(y > high for _, y in points(bound))
+
+
+def test_the_bound_of_all_choices_is_a_line_of_its_own():
+    def known(each: Cell) -> Cell:
+        return each if each.policy or each.after is None else replace(each, after=replace(each.after, **CHOICES))
+
+    chosen, orders = sorted(drawn(list(map(known, CELLS)), "polyline")[:2], key=lambda line: points(line)[0][1])[::-1]
+    assert chosen.get("stroke-dasharray") != orders.get("stroke-dasharray")
+    assert len(drawn(list(map(known, CELLS)), "polyline")) == 1 + len(drawn(CELLS, "polyline"))
+    assert all(y > other for (_, y), (_, other) in zip(points(chosen), points(orders), strict=True))
+    legend = [each.text for each in drawn(list(map(known, CELLS)), "text") if each.get("style")]
+    assert "bound of all choices" in legend
 
 
 def test_policies_are_points_with_names():

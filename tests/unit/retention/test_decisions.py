@@ -18,6 +18,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.graph.operator_effects import profile_of
 from weft.passes.pipeline import Pipeline
+from weft.report.simulated import SimulatedReport
 from weft.retention.sites import Sites
 from weft.simulation.build import program_of
 from weft.simulation.timeline import Timeline
@@ -129,6 +130,27 @@ def test_text_and_json_of_the_report_have_the_table():
     rows = json.loads(report.to_json())["memory"]
     assert [row["group"] for row in rows] == [row.group for row in report.memory]
     assert "in the given graph" in str(report)
+
+
+@pytest.mark.slow
+def test_the_report_bounds_every_choice_within_the_limit():
+    module = captured()
+    loose, tight = (optimized(module, int(peak_of(module) * share)).report for share in (1.2, 0.9))
+    bounds: list[int] = []
+    for report in (loose, tight):
+        assert isinstance(report, SimulatedReport)
+        assert report.choices_bound is not None
+        bounds.append(report.choices_bound.bound_ns)
+        assert bounds[-1] <= report.graphs[1].timeline.step_ns
+        assert report.summary.after.choices_bound_us == bounds[-1] / 1000
+        assert report.summary.before.choices_bound_us is None
+    assert bounds[0] <= bounds[1]
+
+
+def test_a_run_that_decides_nothing_has_no_bound_of_choices():
+    report = weft.optimize(captured(), CLUSTER, effort="fast").report
+    assert isinstance(report, SimulatedReport)
+    assert report.choices_bound is None
 
 
 def test_without_a_limit_no_pass_decides_about_memory():

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 import weft
 import weft.zoo
-from tests.tiers import quick_only
+from tests.tiers import quick_first, quick_only
 from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.plan.plan import Retention
@@ -46,6 +46,7 @@ def test_a_policy_keeps_the_results_and_leaves_the_given_graph_alone(policy: Ret
     assert weft.listing(captured()) == before
 
 
+@pytest.mark.slow
 def test_keeping_all_and_gathering_again_are_what_the_zoo_captures():
     for policy, reshard in ((RetentionPolicy.KEEP, "never"), (RetentionPolicy.GATHER, "always")):
         made, zoo = (weft.simulate(each, CLUSTER) for each in (follow(policy)[0], captured(reshard=reshard)))
@@ -65,7 +66,7 @@ def test_the_less_a_policy_keeps_the_more_is_made_again():
     assert again["gathered again"] > 0
 
 
-@pytest.mark.parametrize("policy", [RetentionPolicy.GATHER, LESS])
+@pytest.mark.parametrize("policy", quick_first([LESS, RetentionPolicy.GATHER]))
 def test_the_graph_that_was_made_is_read_as_its_policy(policy: RetentionPolicy):
     made, table = follow(policy)
     found = count(read_policy(made, read_groups(made), CLUSTER))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tiers import quick_first
@@ -167,6 +169,37 @@ def test_launches_beside_each_other_become_one():
     found = search(source, merging=LatencyOf40)  # type: ignore[arg-type]
     assert found.step_ns == 10 + 40 + 3 * 10
     assert [len(bucket) for bucket in found.buckets] == [3]
+
+
+def test_launches_become_one_to_save_the_host_time():
+    """The host needs 100 for each launch: four reductions of 50 take 10 + 400 + 50 apart, 10 + 100 + 80 as one."""
+    ops = [compute("a", 10), *(launch(f"r{k}", 50, needs="a") for k in range(4))]
+    source = program(*ops, *(wait(f"r{k}") for k in range(4)), OUTPUT)
+    source = replace(source, host_ns=(10, *[100] * 4, *[0] * 5))
+    found = search(source, merging=LatencyOf40)  # type: ignore[arg-type]
+    assert run(source).step_ns == 10 + 4 * 100 + 50
+    assert [len(bucket) for bucket in found.buckets] == [4]
+    assert found.step_ns == 10 + 100 + 40 + 4 * 10
+
+
+def test_a_read_by_the_host_moves_to_where_it_delays_least():
+    """Before `a`, the host waits for `c` only, and issues the small kernels while `a` runs."""
+    small_kernels = [compute(f"k{k}", 10, "r" if k == 0 else f"k{k - 1}") for k in range(5)]
+    source = program(
+        compute("c", 10),
+        compute("a", 1000),
+        launch("g", 50, needs="a"),
+        compute("r", 0, "c", drains=True),
+        *small_kernels,
+        wait("g"),
+        OUTPUT,
+    )
+    source = replace(source, host_ns=(10, 10, 10, 10, *[100] * 5, 0, 0))
+    found = search(source)
+    assert run(source).step_ns == 10 + 10 + 1000 + 5 * 100 + 10
+    order = names(source, found.order)
+    assert order.index("r") < order.index("a")
+    assert found.step_ns < 10 + 10 + 1000 + 5 * 10 + 50
 
 
 def training_step(num: int) -> Program:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 import torch.distributed as dist
@@ -124,6 +126,43 @@ def test_a_cached_graph_that_is_later_than_a_fault_is_a_divergence_on_its_own_ra
     found = tell(board, NAME, 1, cached(0, 1))
     assert found is not None
     assert "this rank runs the rewritten graph" in found[0]
+
+
+class CountedBoard(StoreBoard):
+    """Counts the requests for votes."""
+
+    num_requests = 0
+
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        object.__setattr__(self, "num_requests", self.num_requests + 1)
+        return super().read_all(keys)
+
+
+def test_a_thousand_votes_are_read_with_few_requests():
+    board, ranks = CountedBoard(dist.HashStore()), range(1024)
+    for rank in ranks[1:]:
+        board.write_once(f"vote/{NAME}/{rank}", json.dumps(asdict(ready(*ranks))))
+    assert decide(board, NAME, 0, ready(*ranks)) == Resolution()
+    assert board.num_requests < 40
+
+
+def test_a_rank_that_waits_asks_for_little(monkeypatch: pytest.MonkeyPatch):
+    """While half of a thousand votes are missing, each look at the board takes two requests."""
+    monkeypatch.setattr(consensus, "WAIT_S", 3600.0)
+    board, ranks = CountedBoard(dist.HashStore()), range(1024)
+    looks: list[int] = []
+
+    def late(_seconds: float) -> None:
+        looks.append(board.num_requests)
+        if len(looks) == 4:
+            for rank in ranks[1:]:
+                board.write_once(f"vote/{NAME}/{rank}", json.dumps(asdict(ready(*ranks))))
+
+    monkeypatch.setattr(consensus.time, "sleep", late)
+    for rank in ranks[2::2]:
+        board.write_once(f"vote/{NAME}/{rank}", json.dumps(asdict(ready(*ranks))))
+    assert decide(board, NAME, 0, ready(*ranks)) == Resolution()
+    assert looks == [2, 4, 6, 8]
 
 
 def connected(groups: Sequence[Sequence[int]], rank: int) -> set[int]:

@@ -29,7 +29,7 @@ VALUES = re.compile(
     r"^(tensor\((?:'[^']*'|\"[^\"]*\"), \w+\[[^\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\))?), .*\)$", re.MULTILINE
 )
 TOKENS = re.compile(rf"\A{TOKENS_KEY}\(\d+\)\n\n?")
-"""The line of the tokens, with the empty line after it if there are no other declarations."""
+"""The line of the tokens, with the empty line after it if no other declaration follows."""
 INDENT = "    "
 
 

@@ -19,7 +19,7 @@ After::
     a_again = silu(x)
     dw = mm(a_again_t, db)
 
-With `offload=true`, a value may also leave for pinned host memory::
+With `offload=true`, a value may also move to pinned host memory::
 
     a = silu(x)
     a_offload = weft.offload.default(a)
@@ -30,14 +30,14 @@ With `offload=true`, a value may also leave for pinned host memory::
     a_fetched = weft.wait_copy.default(a_fetch, a_offloaded)
     dw = mm(a_fetched_t, db)
 
-Alike values, such as the same tensor of each layer, are decided together, and split by layers only at the limit. Each
+Similar values, such as the same tensor of each layer, are decided together, and split by layers only at the limit. Each
 choice is planned as a whole step with its order and its buckets (`retention/decider.py`), as `schedule-overlap` does
 afterwards. The given graph is among the choices, so the step is never longer than without this pass. If nothing fits,
 the pass raises an error with the smallest peak found and the step that it costs. Without a memory limit, the pass does
 nothing. With one, `weft.optimize` runs it before the `schedule-overlap` of a preset.
 
-Declines: values that draw random numbers, are returned or written, whose inputs are overwritten before backward, or
-whose collectives meet ranks that hold other graphs.
+Declines: values that draw random numbers, are returned or written, or whose inputs are overwritten before backward;
+collectives of groups whose ranks hold different graphs.
 Numerics: exact. Bytes on the wire: more for gathers that run again, fewer for gathers that are kept. Memory: within the
 limit once the result is scheduled.
 """

@@ -1,4 +1,4 @@
-"""Scatter over one mesh axis, all-reduce over the others, and gather again, where a sum over several axes is faster so.
+"""Scatter over one mesh axis, all-reduce over the others, and gather again, where that makes a sum faster.
 
 Why: DTensor all-reduces a gradient over one mesh axis after the other, so every rank sends the whole tensor over the
 slow links between nodes. If the ranks of a node scatter it first, each rank sends one part over these links.

@@ -18,10 +18,10 @@ After::
     y = mm(g, w)
 
 A search (`scheduling/search.py`) finds the order; the simulator on the given cluster judges it. By that judgement the
-step is never longer than in the order of the graph. The peak memory never exceeds the limit or, without one, the
-graph's own peak by more than 5 %. If no order keeps the limit, the pass raises an error with the smallest peak found.
-Collectives that queue up at the same time are merged by the operator that takes lists, without copies. Reductions may
-be delayed until their bucket is full.
+step is never longer than in the order of the graph. The peak memory never exceeds the limit. Without a limit, it
+exceeds the graph's own peak by at most 5 % or 64 MiB, whichever is more. If no order keeps the limit, the pass raises
+an error with the smallest peak found. Collectives that queue up at the same time are merged by the operator that takes
+lists, without copies. Reductions may be delayed until their bucket is full.
 
 The step is also never longer than that of `hoist-launches,sink-waits`. In graphs of up to 300 nodes the same holds for
 simple pipelines that merge launches first: each bucketing pass in each strategy, DDP's buckets and FSDP2's layers. In

@@ -1,7 +1,7 @@
-"""Compute a step in chunks of the batch, so that one chunk's communication runs beside another's compute.
+"""Compute a step in chunks of the batch, so that one chunk communicates while another computes.
 
 Why: tensor parallelism gathers and scatters activations between products that need them. A single batch has nothing to
-compute meanwhile. Two halves of it have: the other half.
+compute meanwhile. If it is split in two, one half computes while the other communicates.
 
 Before::
 
@@ -20,8 +20,8 @@ After::
 
 The pass follows the rows of the batch through the graph, operator by operator (`weft.rewriting.batch_rows`). Values
 that do not depend on the batch, such as gathered weights, are computed once. Gradients of weights are added up in the
-order of the chunks, after casts, and reduced over ranks once. On a cluster, the chunks run in a staggered order if the
-simulator finds one that is shorter: each chunk is some exchanges behind the chunk before it. A later pass improves it.
+order of the chunks, after casts, and reduced over ranks once. If a cluster is given, the chunks run in a staggered
+order, each some exchanges behind the chunk before it, if that is shorter in the simulator. A later pass improves it.
 
 Declines: an operator that mixes rows (a statistic over the batch, a position counted over all tokens, an exchange of
 rows that is not part of expert routing), one without a rule, random numbers, a batch that does not split, and a step

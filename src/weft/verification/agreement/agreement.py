@@ -1,4 +1,4 @@
-"""Agreement: checks without running anything that the graphs of all ranks can run together.
+"""Agreement: checks, without running anything, that the graphs of all ranks can run together.
 
     found = check([weft.parse(text) for text in listings])     # one graph per rank; they may differ
     print(found)                                               # 8 ranks agree: 4 graphs, 312 launches

@@ -18,9 +18,10 @@ connected, they would run different collectives, and hang. At least one of them 
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ PAUSE_S = 0.01
 """Time between two looks at the board for each missing vote, in seconds."""
 MAX_PAUSE_S = 0.5
 """Longest time between two looks at the board, in seconds."""
+NUM_TOGETHER = 64
+"""Votes that a rank reads with one request. A look at the board asks for the first missing ones only, so that thousands
+of ranks that wait do not slow the store down for the others."""
 FRESH_CACHES = (
     "start all ranks with empty compiler caches (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1), or with WEFT_DISABLE=1, which "
     "leaves all graphs as they are"
@@ -47,8 +51,8 @@ class BallotBox(Protocol):
         """Store a text unless the key exists; the text that the key has now."""
         ...
 
-    def read(self, key: str) -> str | None:
-        """The text, or None if the key does not exist now."""
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        """The texts in the order of the keys, or None unless all keys exist now."""
         ...
 
 
@@ -148,15 +152,40 @@ def _collect(
     end = time.monotonic() + wait_s
     while True:
         missing = _missing(votes)
-        read = {rank: vote for rank in sorted(missing) if (vote := _read(board, name, rank)) is not None}
+        is_last = not missing - silent or time.monotonic() >= end
+        if is_last or (not is_patient and board.read_all([_objection_key(name)])):
+            read = _present(board, name, sorted(missing))
+        else:
+            read = _first_present(board, name, sorted(missing - silent))
         votes |= read
         if not is_patient and any(not vote.plan for vote in votes.values()):
             return votes
         if read:  # they may name more ranks
             continue
-        if not missing - silent or time.monotonic() >= end:
+        if is_last:
             return votes
         time.sleep(min(PAUSE_S * len(missing), MAX_PAUSE_S))
+
+
+def _first_present(board: BallotBox, name: str, ranks: Sequence[int]) -> dict[int, Vote]:
+    """The votes of the first ranks, up to the first part of `NUM_TOGETHER` in which one is missing."""
+    found: dict[int, Vote] = {}
+    for start in range(0, len(ranks), NUM_TOGETHER):
+        part = ranks[start : start + NUM_TOGETHER]
+        texts = board.read_all([_key(name, rank) for rank in part])
+        if texts is None:
+            break
+        found |= dict(zip(part, map(_vote, texts), strict=True))
+    return found
+
+
+def _present(board: BallotBox, name: str, ranks: Sequence[int]) -> dict[int, Vote]:
+    """All votes of these ranks that exist now; a part with missing ones is halved."""
+    texts = board.read_all([_key(name, rank) for rank in ranks]) if ranks else []
+    if texts is not None:
+        return dict(zip(ranks, map(_vote, texts), strict=True))
+    half = len(ranks) // 2
+    return _present(board, name, ranks[:half]) | _present(board, name, ranks[half:]) if half else {}
 
 
 def _missing(votes: Mapping[int, Vote]) -> set[int]:
@@ -183,15 +212,16 @@ def _late(name: str, why: str) -> str:
 
 
 def _cast(board: BallotBox, name: str, rank: int, vote: Vote) -> Vote:
-    """Write the vote of a rank unless it has one; the vote that it has."""
+    """Write the vote of a rank unless it has one; the vote that it has.
+
+    A vote to leave the graph as it was is announced first: whoever sees the vote could have seen the announcement.
+    """
+    if not vote.plan:
+        board.write_once(_objection_key(name), str(rank))
     return _vote(board.write_once(_key(name, rank), json.dumps(asdict(vote))))
 
 
-def _read(board: BallotBox, name: str, rank: int) -> Vote | None:
-    text = board.read(_key(name, rank))
-    return None if text is None else _vote(text)
-
-
+@functools.lru_cache(maxsize=64)  # most ranks vote alike
 def _vote(text: str) -> Vote:
     data: dict[str, Any] = json.loads(text)
     data["ranks"] = tuple(tuple(each) for each in data["ranks"])
@@ -200,3 +230,7 @@ def _vote(text: str) -> Vote:
 
 def _key(name: str, rank: int) -> str:
     return f"vote/{name}/{rank}"
+
+
+def _objection_key(name: str) -> str:
+    return f"vote/{name}/objection"

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -87,8 +87,16 @@ class StoreBoard:
         self.store.set(f"{self.prefix}/{key}", text)
 
     def read(self, key: str) -> str | None:
-        name = f"{self.prefix}/{key}"
-        return self.store.get(name).decode() if self.store.check([name]) else None  # `get` alone would block
+        texts = self.read_all([key])
+        return texts[0] if texts is not None else None
+
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        """The texts in the order of the keys, or None unless all keys exist now."""
+        names = [f"{self.prefix}/{key}" for key in keys]
+        if not self.store.check(names):  # `get` alone would block
+            return None
+        values = self.store.multi_get(names) if self.store.has_extended_api() else map(self.store.get, names)
+        return [value.decode() for value in values]
 
     def write_once(self, key: str, text: str) -> str:
         """Store a text unless the key exists; the text that the key has now."""

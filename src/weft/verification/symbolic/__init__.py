@@ -1,1 +1,1 @@
-"""The symbolic proof that two graphs compute the same."""
+"""The symbolic proof that two graphs compute the same values."""

@@ -1,4 +1,4 @@
-"""Prove that two graphs compute the same, at any size and without data.
+"""Prove, without data, that two graphs of any size compute the same values.
 
 Contract: sound, not complete. `proved` means that every output, every written input, every random draw and every
 external effect is the same on every rank for all data. This assumes that each operator is a function of its arguments,

@@ -126,6 +126,22 @@ def offloaded(terms: Terms, value: Value, device: str) -> Value:
     return Value(value.shape, value.dtype, join(marked))
 
 
+def on_host(call: Call) -> list[Value]:
+    """`weft::copy_to_host`: the elements of the sources one after the other, in host memory."""
+    shape, dtype = call.results[0]
+    if any(value.dtype != dtype for value in call.sources):
+        raise Undecided
+    found = _shaped(join(run for value in call.sources for run in value.runs), shape, dtype, None)
+    return [found if call.same_device else offloaded(call.terms, found, "")]
+
+
+def read_by_host(terms: Terms, value: Value) -> Value:
+    """The value of a number without the mark of host memory: the host reads the same number there as on the device."""
+    is_marked = (isinstance(label := terms.labels[a], tuple) and label[0] == HOST for a, _, _ in value.runs)
+    runs = ((terms.operands[a][0][0] if m else a, s, n) for (a, s, n), m in zip(value.runs, is_marked, strict=True))
+    return Value((), value.dtype, join(runs))
+
+
 def fetched(terms: Terms, value: Value, device: str) -> Value:
     """The value on a device again, if it was copied to host memory from there."""
     if any(terms.labels[atom] != (HOST, device) for atom, _, _ in value.runs):

@@ -265,6 +265,12 @@ MOVES = (
         Domain(ANY, {"tensors": TENSORS, "dtypes": TENSORS, "num_rows": (1, 2), "alignment": (1, 8)}),
         index_maps.packed,
     ),
+    Law(
+        "elements of several tensors, in host memory",
+        ("weft::copy_to_host",),
+        Domain(ANY, {"tensors": TENSORS}),
+        index_maps.on_host,
+    ),
 )
 CASTS = (
     Law(

@@ -28,7 +28,7 @@ from weft.graph.host import transfer_of
 from weft.graph.operator_effects import PLAIN, Profile, draws, is_alias
 from weft.verification.symbolic import collectives
 from weft.verification.symbolic.arguments import SymbolicArguments, Token, containers, leaves, name_of
-from weft.verification.symbolic.index_maps import Call, fetched, offloaded
+from weft.verification.symbolic.index_maps import Call, fetched, offloaded, read_by_host
 from weft.verification.symbolic.laws import laws_of
 from weft.verification.symbolic.storage import (
     BEYOND_THE_TENSOR,
@@ -198,6 +198,8 @@ class SymbolicRun(SymbolicArguments):
             try:
                 if profile.host_copy:
                     return self._copied_over_host_link(node)
+                if node.target is ops.READ_NUMBER:
+                    return self._read_number(node)
                 found = self._follow(node, node.target)
                 if found is not None:
                     return found
@@ -223,6 +225,17 @@ class SymbolicRun(SymbolicArguments):
         if ops.host_copy(node.target) is ops.HostCopy.FROM_HOST:
             return fetched(self.terms, call.source, call.device)
         return offloaded(self.terms, call.source, str(source.device))
+
+    def _read_number(self, node: Node) -> Any:
+        """A number that the host reads: the same from a copy in host memory as from the device."""
+        (source,) = node.all_input_nodes
+        value = self.read(self.held[source])
+        if not isinstance(value, Value):
+            raise Undecided
+        number = self.terms.number(read_by_host(self.terms, value))
+        return self.result(
+            ops.value_of(node), self.terms.atom(("call", name_of(node.target)), None, None, values=(number,))
+        )
 
     def _draw(self, node: Node) -> Any:
         # A draw fills memory in memory order, so the result depends on its strides.
