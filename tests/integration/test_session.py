@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import weft
 from tests.integration import functions
 from tests.integration.worlds import PYTHONPATH, REPOSITORY
+from weft.compat.compilers import settings_of
 from weft.frontends.run_report import GraphEntry, read_entries, write_entry
 from weft.frontends.session import NO_COLLECTIVES, SESSION
 from weft.passes.base import all_passes
@@ -257,7 +258,11 @@ def test_a_graph_that_was_left_as_it_was_has_its_collectives(mesh: DeviceMesh, m
 
 def test_ddp_puts_its_all_reduces_into_the_graphs(mesh: DeviceMesh):
     del mesh
-    with torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False):
+    settings, fusion = settings_of("inductor"), "_fuse_ddp_communication"  # which DDP switches on
+    with (
+        torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False),
+        settings.patch({fusion: getattr(settings, fusion)}),
+    ):
         model = weft.ddp(torch.nn.Linear(4, 4))
 
         @torch.compile(backend="weft_eager")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from weft.graph.assumed_sizes import BALANCED, assume_sizes
 from weft.zoo.catalog import ENTRIES, load
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import parallelise
-from weft.zoo.parallel.tensor import check_split
+from weft.zoo.parallel.tensor import check_split, plan_by_names, why_not_split
 
 OPTIMIZER = "fused-adamw"
 CHECKPOINTS = ("none", "selective", "full")
@@ -126,7 +126,7 @@ class ZooModel(TrainedModel):
         if not hasattr(model, "tensor_plan"):
             return False
         try:
-            check_split(model, "tp", degree)
+            check_split(model, model.tensor_plan, "tp", degree)  # type: ignore[arg-type]
         except CaptureError:
             return False
         return True
@@ -152,7 +152,8 @@ class ImportedModel(TrainedModel):
     """A model of the user's own: `package.module:function`.
 
     `function(batch)` returns a function that makes the model, and the example inputs of a batch of that size. The model
-    called with these inputs returns the loss. The first input holds tokens, one row for each sequence.
+    called with these inputs returns the loss. The first input holds tokens, one row for each sequence. Its blocks are
+    split for tensor parallelism by their names, or by the plan in its attribute `tensor_plan` (`tensor.py`).
     """
 
     path: str
@@ -171,14 +172,19 @@ class ImportedModel(TrainedModel):
 
     @property
     def num_parameters(self) -> int:
-        with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self._example(1)[0]().parameters())
+        return sum(parameter.numel() for parameter in _imported_without_data(self).parameters())
+
+    def splits_over(self, degree: int) -> bool:
+        model = _imported_without_data(self)
+        plan = _plan_of(model)
+        return "sum" in plan.values() and why_not_split(model, plan, degree) is None
 
     def capture(self, layout: TrainingLayout, microbatch: int, num_layers: int | None = None) -> GraphModule:
         make_model, inputs = self._example(microbatch)
 
         def make(mesh: DeviceMesh | None) -> nn.Module:
             model = make_model()
+            model.tensor_plan = _plan_of(model)  # type: ignore[assignment]
             parallelise(model, layout.parallel, mesh, PRECISION, layout.reshard)
             return model
 
@@ -204,6 +210,18 @@ class ImportedModel(TrainedModel):
             do = nearest(name, dir(found)) or "give package.module:function"
             raise CaptureError(compose("advise", f"{home} has no function called {name!r}", do=do))
         return function
+
+
+@functools.lru_cache(maxsize=4)
+def _imported_without_data(model: ImportedModel) -> nn.Module:
+    with torch.device("meta"):
+        return model._example(1)[0]()  # pyright: ignore[reportPrivateUsage]
+
+
+def _plan_of(model: nn.Module) -> Mapping[str, str]:
+    """The plan for tensor parallelism that a model states, or that fits the names of its modules."""
+    stated: Any = getattr(model, "tensor_plan", None)
+    return stated if isinstance(stated, Mapping) else plan_by_names(model)
 
 
 def model_of(name: str) -> TrainedModel:

@@ -509,11 +509,12 @@ INVOKE = "invoke_subgraph"
 
 def higher_order_op(name: str) -> HigherOrderOperator | None:
     """The higher-order operator of that name, or None. Those with a home of their own are registered when asked."""
-    home = "torch._higher_order_ops.triton_kernel_wrap" if name.startswith("triton_kernel_") else ""
-    home = "torch._inductor.fx_utils" if name == CONTROL_DEPS else home
-    if home:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(home)
+    homes = ["torch._higher_order_ops.triton_kernel_wrap"] if name.startswith("triton_kernel_") else []
+    homes += ["torch._inductor.fx_utils", "torch._inductor.lowering"] if name == CONTROL_DEPS else []  # second: to 2.12
+    for home in homes:
+        if not hasattr(torch.ops.higher_order, name):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(home)
     found = getattr(torch.ops.higher_order, name, None)
     return found if isinstance(found, HigherOrderOperator) else None
 

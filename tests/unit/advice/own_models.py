@@ -29,5 +29,73 @@ def decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
     return Decoder, (tokens, tokens)
 
 
+class Attention(nn.Module):
+    """Attention with the names and the call of Hugging Face's Llama."""
+
+    def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.head_dim = dim // num_heads
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Tensor) -> tuple[Tensor, None]:
+        rows = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (f(hidden_states).view(rows).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        found = nn.functional.scaled_dot_product_attention(
+            q + position_embeddings.to(q.dtype), k, v, is_causal=True, enable_gqa=True
+        )
+        return self.o_proj(found.transpose(1, 2).flatten(2)), None
+
+
+class FeedForward(nn.Module):
+    """A feed-forward block with the names of Hugging Face's Llama."""
+
+    def __init__(self, dim: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(dim, inner, bias=False)
+        self.up_proj = nn.Linear(dim, inner, bias=False)
+        self.down_proj = nn.Linear(inner, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One layer with the names of Hugging Face's Llama."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(dim), nn.RMSNorm(dim)
+        self.self_attn, self.mlp = Attention(dim, 4, 2), FeedForward(dim, 4 * dim)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        x = x + self.self_attn(hidden_states=self.input_layernorm(x), position_embeddings=places)[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class NamedDecoder(nn.Module):
+    """A decoder whose blocks have names that Weft knows; it returns its loss."""
+
+    def __init__(self, vocabulary: int = 128, dim: int = 64, num_layers: int = 2, sequence: int = 32) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, dim)
+        self.register_buffer("places", torch.linspace(0, 1, sequence).view(1, 1, sequence, 1))
+        self.layers = nn.ModuleList(Layer(dim) for _ in range(num_layers))
+        self.lm_head = nn.Linear(dim, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x, self.get_buffer("places"))
+        return nn.functional.cross_entropy(self.lm_head(x).flatten(0, 1).float(), targets.flatten())
+
+
+def named_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    tokens = torch.zeros(batch, 32, dtype=torch.long)
+    return NamedDecoder, (tokens, tokens)
+
+
 def without_inputs(_batch: int) -> nn.Module:
     return Decoder()

@@ -140,7 +140,7 @@ def _special_layouts(
     """Layouts of the parameters that tensor or expert parallelism splits; inserts communication into the modules."""
     if strategy.tensor is not None:
         plan = _ask(model, parallel, "tensor_plan")
-        check_split(model, strategy.tensor, mesh[strategy.tensor].size())
+        check_split(model, plan, strategy.tensor, mesh[strategy.tensor].size())
         layouts = split_layouts(model, plan, strategy.tensor)
         add_exchanges(model, plan, mesh, strategy.tensor)
         return layouts
