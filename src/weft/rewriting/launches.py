@@ -31,6 +31,16 @@ def group_of(draft: Draft, launch: AnyNode, context: Context) -> Group:
     return context.groups.group(argument_of(draft, launch))
 
 
+def known_groups(draft: Draft, context: Context) -> list[tuple[Group, AnyNode]]:
+    """The groups whose ranks are known and hold the same graph, each with a launch of the graph that uses it."""
+    first: dict[str, AnyNode] = {}
+    for node in draft.dag.nodes:
+        if ops.launch_form(node.target) is not None:
+            first.setdefault(group_of(draft, node, context).name, node)
+    usable = first.keys() - context.groups.unplaced - context.withheld.keys()
+    return [(group, first[group.name]) for group in context.groups if group.name in usable]
+
+
 def argument_of(draft: Draft, launch: AnyNode) -> Any:
     """The group argument of a launch, planned or in the graph."""
     form = ops.launch_form(launch.target)

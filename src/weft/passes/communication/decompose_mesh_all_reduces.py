@@ -48,7 +48,15 @@ from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft
-from weft.rewriting.launches import all_reduced, gathered, group_of, scattered, why_not_axes, why_not_commute
+from weft.rewriting.launches import (
+    all_reduced,
+    gathered,
+    group_of,
+    known_groups,
+    scattered,
+    why_not_axes,
+    why_not_commute,
+)
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply
 
@@ -125,7 +133,7 @@ class DecomposeMeshAllReduces(GraphwisePass):
         if ops.op_of("all_reduce") not in {node.target for node in graph.nodes}:
             return self.step([], [])
         draft = Draft(graph)
-        known = _known_groups(draft, context)
+        known = [_Axis("", group, launch) for group, launch in known_groups(draft, context)]
         decisions: list[Decision] = []
         for node in draft.dag.nodes:
             site = _site(draft, node) if ops.is_wait(node.target) else None
@@ -170,16 +178,6 @@ class DecomposeMeshAllReduces(GraphwisePass):
         if not faster:
             return Refusal(Reason.NO_GAIN, f"{name} stays: no other form over the same axes is faster")
         return min(faster, key=lambda form: form.us(Cluster.collective_us, cluster, full))
-
-
-def _known_groups(draft: Draft, context: Context) -> list[_Axis]:
-    """The groups that launches of the graph use, whose ranks are known and hold the same graph."""
-    first: dict[str, AnyNode] = {}
-    for node in draft.dag.nodes:
-        if ops.launch_form(node.target) is not None:
-            first.setdefault(group_of(draft, node, context).name, node)
-    usable = first.keys() - context.groups.unplaced - context.withheld.keys()
-    return [_Axis("", group, first[group.name]) for group in context.groups if group.name in usable]
 
 
 def _site(draft: Draft, node: AnyNode) -> _Chain | None:
