@@ -11,7 +11,7 @@ on `effort` alone. If no choice fits, the error names the smallest peak found an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Graph, Node
@@ -165,7 +165,12 @@ class Decider:
         best = min(planned, key=self._rank, default=None)
         if best is not None and best.peak_bytes <= self.limit and _least_ns(program) >= best.step_ns:
             return
-        found = search(program, self.context.effort, self.limit, self._merging(dag, dag.nodes), self.settings)
+        effort, merging = self.context.effort, self._merging(dag, dag.nodes)
+        found = search(program, effort, self.limit, merging, self.settings)
+        if choice is None:  # a limit steers the search; the step that is planned without it may be shorter, and fit
+            free = search(program, effort, None, merging)
+            if free.peak_bytes <= self.limit and free.step_ns < found.step_ns:
+                found = replace(free, limit_bytes=self.limit)
         self.context.known_orders.append((program, found))
         planned.append(Trial(choice, action, found.step_ns, found.peak_bytes))
 
