@@ -11,7 +11,7 @@ depends on `effort` alone. If no choice fits, the error names the smallest peak 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch.fx import Graph, Node
@@ -41,6 +41,10 @@ TRIALS = {"fast": 9, "default": 9, "best": 60}
 """Maximum number of choices that are judged."""
 PATIENCE = 2
 """Number of choices along the chain that may be worse than the best before the search turns elsewhere."""
+NEAR = 64
+"""A choice misses the limit narrowly if its peak exceeds it by at most 1/64."""
+SHAVED = 2
+"""Maximum number of changes that are judged to make such a choice fit."""
 LESS = 32
 """A rival of the best choice holds less by at least this part of the limit: 1/32."""
 
@@ -125,6 +129,7 @@ class Decider:
             if self.best.choice == choices[first]:
                 self._split(choices, first)
             self._refine()
+            self._shave()
 
     def _confirmed(self) -> Trial:
         """The shortest of a few choices, each planned in full; if none fits, the one with the smallest peak."""
@@ -165,7 +170,12 @@ class Decider:
         best = min(planned, key=self._rank, default=None)
         if best is not None and best.peak_bytes <= self.limit and _least_ns(program) >= best.step_ns:
             return
-        found = search(program, self.context.effort, self.limit, self._merging(dag, dag.nodes), self.settings)
+        effort, merging = self.context.effort, self._merging(dag, dag.nodes)
+        found = search(program, effort, self.limit, merging, self.settings)
+        if choice is None:  # a limit steers the search; the step that is planned without it may be shorter, and fit
+            free = search(program, effort, None, merging)
+            if free.peak_bytes <= self.limit and free.step_ns < found.step_ns:
+                found = replace(free, limit_bytes=self.limit)
         self.context.known_orders.append((program, found))
         planned.append(Trial(choice, action, found.step_ns, found.peak_bytes))
 
@@ -254,6 +264,29 @@ class Decider:
                     break
             else:
                 return
+
+    def _shave(self) -> None:
+        """Of the choices that miss the limit narrowly, take the cheapest, and make a few sites more again."""
+        cost = {t.choice: self._cost_ns(t.choice) for t in self.trials.values() if t.choice and self._is_near(t)}
+        start = min(cost, key=lambda choice: cost[choice], default=None)
+        if start is None or self.best.choice is None or cost[start] >= self._cost_ns(self.best.choice):
+            return
+        held, over = self._held_bytes(start), self.trials[start].peak_bytes - self.limit
+        found: list[tuple[float, Choice]] = []
+        for k, group in enumerate(self.sites.groups):
+            more = (with_group(start, k, number) for number in range(start[k] + 1, len(group.sites) + 1))
+            changed = next((choice for choice in more if held - self._held_bytes(choice) >= over), None)
+            found += [(self._cost_ns(changed), changed)] if changed is not None else []
+        for _, choice in sorted(found)[:SHAVED]:
+            self.most_trials += 1
+            if self.fits(choice):
+                return
+
+    def _is_near(self, trial: Trial) -> bool:
+        return 0 < trial.peak_bytes - self.limit <= self.limit // NEAR
+
+    def _cost_ns(self, choice: Choice) -> float:
+        return self.rates.cost_ns(self.estimator.work(choice))
 
     def _neighbours(self, choice: Choice | None) -> Iterator[Choice]:
         if choice is None:
