@@ -73,7 +73,7 @@ def again_claim(limit_bytes: int, run: Run) -> dict[str, object]:
     """The fields that repeated work adds to the claim of a machine."""
     flows = [[*flow] for flow in run.flows]
     where = {"kind": "again", "limit_bytes": limit_bytes, "shorter_ns": run.shorter_ns, "at": run.at}
-    return where | {"price": run.price, "flows": flows}
+    return {**where, "price": run.price, "flows": flows}
 
 
 def proof_of(claim: dict[str, object], heads: Rests, tails: Rests) -> dict[str, object]:

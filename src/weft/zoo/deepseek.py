@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class DeepseekConfig(DroplessConfig):
         return self.rotary_width
 
 
-SMALL = {"latent_width": 16, "head_width": 8, "rotary_width": 4, "dense_ffn_dim": 192}
+SMALL: dict[str, Any] = {"latent_width": 16, "head_width": 8, "rotary_width": 4, "dense_ffn_dim": 192}
 PRESETS = {
     "debug": DeepseekConfig(64, 2, 8, 8, 96, 256, 32, query_latent_width=24, **SMALL),
     # The shapes of DeepSeek-V2-Lite, which torchtitan trains as DeepSeek-V3 16B, and of DeepSeek-V3.
@@ -93,8 +93,8 @@ class LatentAttention(nn.Module):
         shared = rotary.turn(placed[:, :, None]).expand(-1, -1, plain.shape[2], -1)
         keys = torch.cat([plain, shared], -1)
         values = F.pad(values, [0, self.rotary_width])
-        parts = (part.transpose(1, 2) for part in (queries, keys, values))
-        mixed = F.scaled_dot_product_attention(*parts, is_causal=True)[..., : self.head_width]
+        queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)[..., : self.head_width]
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
