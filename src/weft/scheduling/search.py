@@ -6,7 +6,8 @@ same program gives the same result on every rank.
 
 The search first tries a portfolio of settings, then the plain orders of frameworks (`recipes.py`). It spends the rest
 of its evaluations on random changes: of settings, and in small programs of the places of single jobs. If the program
-has late launches (`job_tables.py`), it finally tries settings that treat them differently.
+has late launches (`job_tables.py`), it finally tries settings that treat them differently. If it is large as well, and
+exposed to communication, the search then moves, splits and merges single launches (`launch_moves.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from weft.graph.dag import collector_paused
 from weft.scheduling.job_tables import JobTables
 from weft.scheduling.jobs import NARROW_SPANS, Emitter, Jobs, jobs_of
+from weft.scheduling.launch_moves import LaunchMoves
 from weft.scheduling.local_moves import Moves, with_waits
 from weft.scheduling.memory_budget import NO_LIMIT
 from weft.scheduling.recipes import recipe
@@ -63,6 +65,12 @@ EARLY = tuple(
 """Settings that launch gathers as early as memory allows. With a memory limit, most of the shortest orders use them."""
 FEW_JOBS = 200
 """Programs with at most this many jobs are also searched by moving single jobs."""
+LAUNCH_OPERATIONS = {"fast": 0, "default": 500_000, "best": 4_000_000}
+"""Total number of operations of all evaluations of moved launches together."""
+EXPOSED = 20
+"""Launches are moved while at least this many thousandths of the step are exposed."""
+MISSES = 8
+"""Illegal moves that may be tried for each evaluation of moved launches."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,7 @@ class _Found:
 class _Search:
     def __init__(self, program: Program, effort: Effort, limit_bytes: int | None, merging: MergingOf | None) -> None:
         self.program = program
+        self.effort: Effort = effort
         size = max(len(program.names), 1)
         self.left = min(max(OPERATIONS[effort] // size, LEAST[effort]), MOST[effort])
         self.num_evaluations = self.left
@@ -209,6 +218,7 @@ class _Search:
             self.try_recipes()
             self.improve()
             self.try_late()
+            self.move_launches(LAUNCH_OPERATIONS[self.effort])
         best = self.best
         program = self.merged(best.buckets)
         trace = run(program, best.order)
@@ -451,6 +461,33 @@ class _Search:
             slack = current.step_ns * LONGER * (MOVES - number) // (MOVES * 1000)
             if self.keep(found) or (found.peak_bytes <= self.limit and found.step_ns <= current.step_ns + slack):
                 units, current = moved, found
+
+    def move_launches(self, operations: int) -> None:
+        """Move, split and merge launches of a large program with late launches; keep what makes the step no longer.
+
+        Like the settings for late launches, these evaluations come on top of all others.
+        """
+        if self.merging is None or not self.best.units or len(self.jobs) <= FEW_JOBS or not any(self.tables.is_late):
+            return
+        moves, current, units = LaunchMoves(self.jobs, self.merging, self.random), self.best, list(self.best.units)
+        exposed = self.exposed_jobs(current)
+        for _ in range(operations // len(self.program.names)):
+            if sum(exposed.values()) * 1000 < EXPOSED * current.step_ns:
+                return
+            tries = (moves.changed_launch(units, exposed) for _ in range(MISSES))
+            moved = next((found for found in tries if found is not None), None)
+            if moved is None:
+                continue
+            found = self.judge(Schedule(tuple(moved)), current.knobs)
+            if found.peak_bytes <= self.limit and found.step_ns <= current.step_ns:
+                if self.keep(found):
+                    exposed = self.exposed_jobs(found)
+                units, current = moved, found
+
+    def exposed_jobs(self, found: _Found) -> dict[int, int]:
+        """The exposed time of each launch of an order, by job."""
+        trace = run(self.merged(found.buckets), [op for op in found.order if self.takes_part[op]], is_legal=True)
+        return {self.jobs.job_of[op]: ns for op, ns in trace.exposed_ns.items()}
 
     def as_given(self) -> list[Unit]:
         """The jobs in their own order, each launch waited for before its first consumer."""

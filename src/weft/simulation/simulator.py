@@ -364,6 +364,8 @@ class _Stream:
         if wires.beside_pace == wires.alone_pace and not wires.shares and wires.beside == wires.alone:
             return now + duration
         wires.advance(now)
+        if not wires.num_running:  # whatever is launched later advances the clock first
+            return now + duration
         wires.set_speed(wires.beside)
         left = duration * wires.alone_pace
         while wires.pace < wires.alone_pace:
