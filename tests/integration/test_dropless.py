@@ -60,14 +60,21 @@ def test_a_router_that_knows_nothing_leaves_the_experts_of_a_rank_empty():
     assert all(0 < number < 128 for rank in even for number in rank)
 
 
-def test_a_step_whose_sizes_the_host_reads_is_planned_shorter_though_the_reads_stay():
+def test_the_planner_shortens_a_step_whose_sizes_the_host_reads_and_the_preset_joins_the_reads():
     module = load(layers=2)
-    planned = weft.optimize(module, CLUSTER, sizes="balanced").module
-    before, after = weft.simulate(module, CLUSTER, sizes="balanced"), weft.simulate(planned, CLUSTER, sizes="balanced")
+    planned = {
+        spec: weft.optimize(module, CLUSTER, spec, sizes="balanced").module for spec in ("schedule-overlap", "auto")
+    }
+    before, after = (
+        weft.simulate(module, CLUSTER, sizes="balanced"),
+        weft.simulate(planned["auto"], CLUSTER, sizes="balanced"),
+    )
     assert after.step_us < 0.8 * before.step_us
     eager = Cluster.load(CLUSTER).running("eager")
-    stalls = [[stall.name for stall in host_stalls(program_of(m, read_groups(m), eager))] for m in (module, planned)]
-    assert sorted(stalls[0]) == sorted(stalls[1]) != []
+    graphs = (module, planned["schedule-overlap"], planned["auto"])
+    given, moved, joined = ([s.name for s in host_stalls(program_of(m, read_groups(m), eager))] for m in graphs)
+    assert sorted(moved) == sorted(given)
+    assert 0 < len(joined) < len(given)
 
 
 @pytest.mark.slow

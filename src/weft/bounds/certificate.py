@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from weft.bounds.earliest_starts import Heads, arguments_for
 from weft.bounds.problem import Clock, MergingAssumption, Tasks
-from weft.bounds.repeated_work import Run
+from weft.bounds.repeated_work import ForcedRun
 
 Certificate = dict[str, object]
 
@@ -69,7 +69,7 @@ def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:
     return {"kind": "memory", "limit_bytes": limit_bytes, "count": count}
 
 
-def again_claim(limit_bytes: int, run: Run) -> dict[str, object]:
+def again_claim(limit_bytes: int, run: ForcedRun) -> dict[str, object]:
     """The fields that repeated work adds to the claim of a machine."""
     flows = [[*flow] for flow in run.flows]
     where = {"kind": "again", "limit_bytes": limit_bytes, "shorter_ns": run.shorter_ns, "at": run.at}

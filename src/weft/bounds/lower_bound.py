@@ -55,7 +55,7 @@ from weft.bounds.problem import (
     wire_cost,
     with_durations,
 )
-from weft.bounds.repeated_work import Moments, RepeatedWork
+from weft.bounds.repeated_work import ForcedWork, Moments
 from weft.graph.dag import collector_paused
 from weft.quantities import duration_text, size_text
 from weft.simulation.program import Program
@@ -272,7 +272,7 @@ def repeated_candidates(
             most = each.heads.start[moment.at], min(tails.values(), default=0)
             one = around(machine, resource, each.heads, each.tails, most)
             first = machine_candidate("repeated work", one, each.heads, each.tails)
-            repeated = RepeatedWork(moments, moment, timed, resource, each.clock)
+            repeated = ForcedWork(moments, moment, timed, resource, each.clock)
             run = repeated.within(limit_bytes, first.value + cost, known_ns)
             if run is None:
                 continue

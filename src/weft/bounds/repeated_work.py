@@ -62,7 +62,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Run:
+class ForcedRun:
     """Work that runs again on a resource, with the flow that proves it."""
 
     step_ns: int
@@ -141,7 +141,7 @@ def reachable(starts: list[int], edges: list[list[int]]) -> set[int]:
     return found
 
 
-class RepeatedWork:
+class ForcedWork:
     """The work on one resource that a memory limit forces to run again."""
 
     def __init__(self, moments: Moments, moment: Moment, timed: Tasks, resource: int, clock: Clock) -> None:
@@ -164,7 +164,7 @@ class RepeatedWork:
         saved = program.latency_ns[op] if self.is_merging else 0
         return progress_in(max(0, again_ns - saved), program.slowdown_ppm if self.clock is Clock.WORK else 0)
 
-    def within(self, limit_bytes: int, first_ns: int, known_ns: int) -> Run | None:
+    def within(self, limit_bytes: int, first_ns: int, known_ns: int) -> ForcedRun | None:
         """The longest step that is proved, where first runs alone take `first_ns`; None if nothing has to run again.
 
         If values may wait in host memory, a shorter step has less time to copy them there. More time means more room
@@ -185,12 +185,12 @@ class RepeatedWork:
                 high = step_ns
         return proved
 
-    def _run(self, room: int, first_ns: int) -> Run | None:
+    def _run(self, room: int, first_ns: int) -> ForcedRun | None:
         """The most work that a flow proves for so much room. Raises if no mixture fits."""
         network, at = self.network, self.moment.at
         if network.demanded_bytes <= room:
             return None
-        found: list[Run] = []
+        found: list[ForcedRun] = []
         # The value is concave in the price: a minimum of lines, one for each cut. Two lines bracket the best price.
         low, high = (0, 0, network.demanded_bytes - room), (0, 0, 0)
         price = network.top_price
@@ -199,7 +199,7 @@ class RepeatedWork:
             line = price, total - price * room, held - room
             work_ns = line[1] >> SHIFT
             if not found or work_ns > found[-1].work_ns:
-                found.append(Run(first_ns + work_ns, work_ns, at, price, network.flows()))
+                found.append(ForcedRun(first_ns + work_ns, work_ns, at, price, network.flows()))
             if price == network.top_price and line[2] > 0:
                 needs = size_text(self.moment.fixed_bytes + held)
                 what = f"no choice fits: {self.choices.program.names[at]} needs {needs} in any order"

@@ -151,7 +151,8 @@ class _Tidier:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
         made = self.edit.call(target, args, kwargs, name=NUMBER.sub("", node.name), value=ops.value_of(node))
         made.meta.update({key: node.meta[key] for key in KEPT if node.meta.get(key)})
-        made.meta.update({IN_POLICY_KEY: True} if policy_of(node) is not None else {})
+        # An item of a tuple or list calls no operator, so torch asks no policy about it.
+        made.meta.update({IN_POLICY_KEY: True} if policy_of(node) is not None and target is not getitem else {})
         annotations = {key: value for key, value in node.meta.get(ANNOTATIONS, {}).items() if key != POLICY_KEY}
         made.meta.update({ANNOTATIONS: annotations} if annotations else {})  # the policy has been carried out here
         return made
