@@ -63,7 +63,8 @@ def test_a_router_that_knows_nothing_leaves_the_experts_of_a_rank_empty():
 def test_the_planner_shortens_a_step_whose_sizes_the_host_reads_and_the_preset_joins_the_reads():
     module = load(layers=2)
     planned = {
-        spec: weft.optimize(module, CLUSTER, spec, sizes="balanced").module for spec in ("schedule-overlap", "auto")
+        spec: weft.optimize(module, CLUSTER, pipeline=spec, sizes="balanced").module
+        for spec in ("schedule-overlap", "auto")
     }
     before, after = (
         weft.simulate(module, CLUSTER, sizes="balanced"),
