@@ -3,9 +3,9 @@
 # %% [markdown]
 # # Tutorial
 #
-# This tutorial leads from a model to an optimized training step in eight short pieces: capture, read the listing,
-# simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. The script `docs/tutorial.py`
-# printed all output below. Run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
+# This tutorial leads from a model to an optimized training step in eight short sections: capture, read the listing,
+# simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. All output below comes from the
+# script `docs/tutorial.py`. Run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
 #
 # ```sh
 # python docs/tutorial.py
@@ -13,9 +13,9 @@
 #
 # ## Capture
 #
-# The model's weights are sharded over four ranks, as in FSDP. Each layer gathers its weight before it multiplies; the
-# gradient is averaged and scattered afterwards. `weft.capture` traces the training step with fake tensors and as many
-# fake ranks as you ask for, so it allocates no memory for tensors and needs no GPU.
+# The model's weights are sharded over four ranks, as in FSDP. Each layer gathers its weight before its matmul. In the
+# backward pass, the weight's gradient is averaged over the ranks and scattered. `weft.capture` traces the training step
+# with fake tensors and as many fake ranks as you ask for, so it allocates no memory for tensors and needs no GPU.
 
 # %%
 import re
@@ -55,8 +55,8 @@ print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
 # ## Read the listing
 #
 # A listing shows the graph as text. Each line is a value with its type and the operator that computes it; `group`
-# declares the ranks that communicate. `all_gather` *launches* a collective, and `wait` blocks until its result is
-# there. `base='input_1'` says that two inputs share memory: this example passes the same tensor twice.
+# declares the ranks that communicate. `all_gather` *launches* a collective, and `wait` blocks until its result has
+# arrived. `base='input_1'` says that two inputs share memory: this example passes the same tensor twice.
 
 # %%
 print(weft.listing(gm))
@@ -67,7 +67,7 @@ print(weft.listing(gm))
 #
 # ## Simulate
 #
-# How long does that take on four of the eight H100 of a node? `exposed` is the time that the GPUs wait for
+# How long does the step take on four of the eight H100s of a node? `exposed` is the time that the GPUs wait for
 # communication.
 
 # %%
@@ -93,12 +93,12 @@ for decision in bucketed.report.applied + bucketed.report.declined:
 print(f"step {weft.simulate(bucketed.module, cluster='h100-8').step_us:.0f} us, {before.step_us:.0f} us before")
 
 # %% [markdown]
-# It is not: the first product now waits for two weights instead of one. Order and buckets must be decided together.
+# It is not: the first matmul now waits for two weights instead of one. Order and buckets must be decided together.
 #
 # ## Plan
 #
-# The planner does that, and `weft.optimize` runs it by default. It moves launches, waits and compute, merges
-# collectives where that pays, and compares candidate orders with the simulator.
+# The planner decides both together, and `weft.optimize` runs it by default. It moves launches, waits and compute,
+# merges collectives where that pays, and compares candidate orders in the simulator.
 
 # %%
 result = weft.optimize(gm, cluster="h100-8")
@@ -106,22 +106,22 @@ after = weft.simulate(result.module, cluster="h100-8")
 print(f"step {after.step_us:.0f} us, including {after.exposed_us:.0f} us exposed; {after.gap:.1%} above the bound")
 
 # %% [markdown]
-# The listing shows how. Here are only its matrix products, launches and waits. Each gather is launched
-# while another layer multiplies, and the step waits for the scattered gradients at the end. An operator `..._coalesced`
-# launches several collectives as one.
+# The listing shows the new order; here are only its matmuls, launches and waits. An operator `..._coalesced` launches
+# several collectives as one. The gathers of the second and third weight are merged, and run during the first matmul.
+# The first two reduce-scatters are merged too, and the step waits for all gradients only at the end.
 
 # %%
 shown = re.compile(r"\b(mm|all_gather|reduce_scatter|all_gather_coalesced|reduce_scatter_coalesced|wait)\(")
 print("\n".join(line for line in weft.listing(result.module).splitlines() if shown.search(line)))
 
 # %% [markdown]
-# `print(result.report)` prints the figures as a table, and `result.report.save_html("report.html")` draws
-# both timelines.
+# `print(result.report)` prints the figures as a table, and `result.report.save_html("report.html")` draws the
+# timelines before and after.
 #
 # ## Explain
 #
-# Which collectives are still exposed, and what would have to change? Every collective has a decision. For an exposed
-# collective, it names the obstacle and the time that removing the obstacle could save.
+# Which collectives are still exposed, and what would have to change? The report has a decision on every collective. For
+# an exposed one, the decision names the obstacle and the time that removing the obstacle could save.
 
 # %%
 for decision in result.report.declined:
@@ -129,14 +129,14 @@ for decision in result.report.declined:
         print(f"{decision.reason.value}: {decision.sentence}")
 
 # %% [markdown]
-# No compute of this graph can hide the first gather and the last scatter. In a training loop, the
-# optimizer and the next step could.
+# No compute of this graph can hide the first gather and the last reduce-scatter. In a training loop, the optimizer and
+# the next step could.
 #
 # ## Prove
 #
-# Does the new graph compute the same values? Three checks, independent of the passes, show that it does: invariants
-# after every pass (inside `weft.optimize`), a symbolic proof for all data at this size, and the values of all four
-# ranks, computed in this process for a smaller model.
+# Does the new graph compute the same values? `weft.optimize` has checked the invariants of the graph after every pass.
+# A symbolic proof, which is independent of the passes, covers all data at this size. For a smaller model, `weft.verify`
+# also runs both graphs on four virtual ranks in this process and compares the values.
 
 # %%
 print(prove(gm, result.module))
@@ -164,4 +164,4 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # In a training script, Weft is one line, `torch.compile(model, backend="weft")`: see `integrations.md`. On the command
 # line there are `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. `concepts.md`
-# explains the terms, and `planning.md` how the planner finds its orders.
+# explains the terms, and `planning.md` explains how the planner finds its orders.
