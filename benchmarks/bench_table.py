@@ -55,7 +55,7 @@ def page(found: Figures) -> str:
         if any(row.get("whole") for row in rows):
             parts += ["### The whole call against Inductor's pass", whole(rows)]
     if rows := rows_of(found, "rewrites"):
-        parts += ["### Rewrites against Inductor's post-grad passes", rewrites(rows)]
+        parts += ["### Rewrites against Inductor's post-grad passes", textwrap.fill(REWRITES, 120), rewrites(rows)]
     for each in rows_of(found, "merging"):
         parts += ["### Merging, compared with Inductor's bucketing", *merging(each)]
     for each in rows_of(found, "graph"):
@@ -149,12 +149,15 @@ def summary(rows: Sequence[Figures]) -> str:
     told = (
         f"The step of Weft's planner is shorter than Inductor's best in {sum(ratio < 1 for ratio in ratios)} of "
         f"{len(ratios)} rows, by less than 0.1 % in {sum(0.999 < ratio < 1 for ratio in ratios)} of them. "
-        f"It takes {min(ratios):.3f} to {max(ratios):.3f} of the time of Inductor's best "
+        f"The ratio of the two step times is {min(ratios):.3f} to {max(ratios):.3f} "
         f"(geometric mean {statistics.geometric_mean(ratios):.3f})."
     )
     if times:
         mean = statistics.geometric_mean(times)
-        told += f" Its pass is {min(times):.1f} to {max(times):.1f} times as fast (geometric mean {mean:.1f})."
+        told += (
+            f" The pass of Weft's planner is {min(times):.1f} to {max(times):.1f} times as fast as Inductor's "
+            f"(geometric mean {mean:.1f})."
+        )
     return f"{told} {losses(rows)}"
 
 
@@ -186,7 +189,7 @@ def growth(rows: Sequence[Figures]) -> str:
     timed = [row for row in rows if row["timed"]]
     counts = sorted({row["layers"] for row in timed})
     head = ["parallelism", "nodes", *(f"{count} layers, Inductor / Weft's planner" for count in counts)]
-    head += ["grows as, Inductor", "grows as, Weft's planner"]
+    head += ["growth, Inductor", "growth, Weft's planner"]
     lines: list[list[str]] = []
     for parallel in NAMES:
         mine = sorted((row for row in timed if row["parallel"] == parallel), key=lambda row: row["layers"])
@@ -225,9 +228,15 @@ def _power(sizes: Sequence[int], times: Sequence[float | None]) -> str:
     return f"N^{found:.2f}" if found is not None else ""
 
 
+REWRITES = (
+    "*Same* means only the rewrites that Inductor makes by default; *all* adds some of Weft's others ([Speed of "
+    "rewrites](rewrites.md#speed))."
+)
+
+
 def rewrites(rows: Sequence[Figures]) -> str:
-    head = ("step", "nodes", "left by Inductor", "by Weft, the same rewrites", "by Weft, all")
-    head += ("s, Inductor / Weft, the same / all", "times as fast, the same / all")
+    head = ("step", "nodes", "nodes left by Inductor", "by Weft, same", "by Weft, all")
+    head += ("seconds: Inductor / Weft, same / Weft, all", "times as fast: same / all")
     lines = (
         [
             row["scenario"],
@@ -259,13 +268,14 @@ def merging(found: Figures) -> list[str]:
 
 
 DEPENDENCIES = (
-    "All passes of Weft share one analysis of dependencies. The table compares the time to build it with torch's "
-    "stable topological sort of the same graph, and shows its memory and the time to move 1000 nodes."
+    "All passes of Weft share one analysis of dependencies. The table compares the time to build this analysis "
+    "with the time of torch's stable topological sort of the same graph. It also shows the memory that the analysis "
+    "takes, and the time to move 1000 nodes."
 )
 
 
 def graph(rows: Sequence[Figures]) -> str:
-    head = ("nodes", "dependencies, s", "torch's stable sort, s", "ratio", "bytes for each node", "1000 moves, s")
+    head = ("nodes", "dependencies, s", "torch's stable sort, s", "ratio", "bytes per node", "1000 moves, s")
     lines = (
         [
             str(row["nodes"]),

@@ -1,8 +1,8 @@
 """The pages that people read, as data: their blocks of code, commands and output, and their links.
 
 A block is a program (`python`), commands (`sh`, or indented lines of which the first is a command), data (`toml`) or
-output (`text`, no language, or other indented lines). The line *Not run by the tests: REASON* right above a block, or
-above several that follow each other, says that nothing of them is run.
+output (`text`, no language, or other indented lines). The paragraph *The tests do not run this block: REASON* right
+above a block, or above several that follow each other, says that nothing of them is run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "docs"
-NOT_RUN = "Not run by the tests: "
+NOT_RUN = "The tests do not run this block: "
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(weft|make|python|torchrun|pytest|git|pip)\b")
 FENCE = "```"
 
@@ -82,7 +82,10 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
             follows = True
         elif line.strip():
             follows = False
-            reason = line.removeprefix(NOT_RUN).rstrip(".") if line.startswith(NOT_RUN) else ""
+            if line.startswith(NOT_RUN):
+                reason = line.removeprefix(NOT_RUN)
+            else:
+                reason = f"{reason} {line}" if reason and lines[i - 1].strip() else ""
         i += 1
 
 
@@ -94,7 +97,7 @@ def _block(page: str, start: int, language: str, lines: list[str], reason: str, 
         kind = "commands"
     else:
         kind = "output"
-    return Block(page, start + 1, kind, text, reason, follows)
+    return Block(page, start + 1, kind, text, reason.rstrip("."), follows)
 
 
 def spoken(text: str) -> list[str]:

@@ -13,7 +13,8 @@ Text with `code`.
     weft sweep a.txt \\
         --cluster h100-8
 
-Not run by the tests: it needs a GPU.
+The tests do not run this block: it needs a GPU, and
+it takes hours.
 
 ```sh
 make all
@@ -38,10 +39,10 @@ def test_blocks_are_found_with_their_kinds_and_reasons():
     found = list(blocks_of("page.md", PAGE))
     assert [(block.kind, block.line, block.not_run) for block in found] == [
         ("commands", 5, ""),
-        ("commands", 12, "it needs a GPU"),
-        ("python", 18, ""),
-        ("output", 22, ""),
-        ("output", 25, ""),
+        ("commands", 13, "it needs a GPU, and it takes hours"),
+        ("python", 19, ""),
+        ("output", 23, ""),
+        ("output", 26, ""),
     ]
     assert found[0].commands == ["weft passes", "weft sweep a.txt --cluster h100-8"]
     assert found[-1].text == "some output\n  more\n"
