@@ -198,11 +198,11 @@ class StreamPass(Pass):
             return cut
         part = SYMMETRIC.fit(cut)
         unshared = why_not_shared(cut.launch, context, asked_for=self.kernel != "auto")
-        return SYMMETRIC.why_not(part, unshared) or replace(part, fused=True)
+        return SYMMETRIC.why_not(part, unshared) or SYMMETRIC.fused(part)
 
     def _lowering(self, cut: Chunking, context: Context) -> tuple[Lowering, Chunking] | Refusal:
         """The first of the requested lowerings that can run a site, with the part that it runs, or why none can."""
-        if cut.fused:
+        if cut.fused is not None:
             return SYMMETRIC, cut
         asked_for = self.kernel != "auto"
         names: tuple[Name, ...] = (self.kernel,) if self.kernel != "auto" else AUTO if self.chunks else ("portable",)

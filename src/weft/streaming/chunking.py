@@ -46,6 +46,17 @@ class Operand:
     """The argument as a view of its base."""
 
 
+class FusedForm(NamedTuple):
+    """A site as one operator through symmetric memory takes it."""
+
+    shape: tuple[int, ...]
+    """Of the left operand over all ranks."""
+    dim: int
+    """The dim that is gathered or scattered."""
+    copied: tuple[Node, ...] = ()
+    """Nodes that are replaced by a copy, because the operator returns its results with the dim of the ranks first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Chunking:
     """One collective and its calls, split into chunks."""
@@ -68,8 +79,8 @@ class Chunking:
     """For a ring, whose chunks are the shards of the ranks: this rank's index in the group."""
     decomposed_over: int = 0
     """Size of the group, for an all-reduce whose chunks run as reduce-scatter and all-gather; otherwise 0."""
-    fused: bool = False
-    """Whether one operator through symmetric memory runs all chunks."""
+    fused: FusedForm | None = None
+    """How one operator through symmetric memory runs the whole site; None if chunks run."""
 
     @property
     def shape(self) -> tuple[int, ...]:

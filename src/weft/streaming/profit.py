@@ -251,7 +251,7 @@ class _Choice:
 
 def _manner(cut: Chunking) -> str:
     """How a site runs, as the end of a sentence."""
-    return "as one fused operator" if cut.fused else f"in {cut.chunks} chunks"
+    return "as one fused operator" if cut.fused is not None else f"in {cut.chunks} chunks"
 
 
 def _key(site: StreamSite) -> Hashable:

@@ -29,7 +29,7 @@ from weft.graph.ops import Kind
 from weft.graph.orders import topological
 from weft.graph.products import operands_of
 from weft.simulation.program import OpKind, Program
-from weft.streaming.chunking import Chunking, Operand, replaced, still_needed
+from weft.streaming.chunking import Chunking, FusedForm, Operand, replaced, still_needed
 from weft.streaming.view_layouts import sizes_of
 
 
@@ -93,8 +93,9 @@ class ChunkCosts:
         moved = sum(2 * _bytes(operand.node) // cut.chunks for operand in taken if operand.chunk_dim.outer > 1)
         return self.traffic_ns(moved)
 
-    def fused_ns(self, cut: Chunking) -> int:
-        """One operator that multiplies while it communicates, and the join of its operands if it sums products."""
+    def fused_ns(self, cut: Chunking, form: FusedForm) -> int:
+        """One operator that multiplies while it communicates, the join of its operands if it sums products, and copies
+        of its results where others need another order in memory."""
         group, scatters = self.groups.group(group_argument(cut.launch)), cut.result is not None
         found = [tuple(map(sizes_of, operands_of(product))) for product in cut.products]
         sizes = [(left or (0,), right or (0, 0)) for left, right in found]
@@ -104,17 +105,19 @@ class ChunkCosts:
         columns = tuple((sizes_of(product) or (0,))[-1] for product in products)
         part = _bytes(cut.launch if scatters else cut.launch.all_input_nodes[0])
         dtype = product_dtype(cut.products[0]) or torch.float32
-        shape = FusedShape(scatters, rows, terms, columns, dtype, part)
+        left = rows * terms if scatters else prod(cut.shape)
+        reordered = left if prod(form.shape[: form.dim]) > 1 else 0
+        shape = FusedShape(scatters, rows, terms, columns, dtype, part, reordered)
         joined = [node for product in cut.products for node in operands_of(product)] if scatters and sizes[1:] else []
         ns = shape.ns(self.cluster.num_ranks_of(group), self.cluster.symmetric(group), self.cluster.device)
-        return ns + self.traffic_ns(2 * sum(map(_bytes, joined)))
+        return ns + self.traffic_ns(2 * sum(map(_bytes, joined))) + sum(map(self.join_ns, form.copied))
 
     def alone_ns(self, cut: Chunking) -> tuple[int, int]:
         """The site with nothing else running: whole, and in chunks."""
         calls = list(cut.calls.items())
         whole = sum(self.call_ns(node, operands.values(), 1) for node, operands in calls)
-        if cut.fused:
-            return whole + self.collective_ns(cut, 1), self.fused_ns(cut)
+        if cut.fused is not None:
+            return whole + self.collective_ns(cut, 1), self.fused_ns(cut, cut.fused)
         part = sum(
             self.call_ns(node, operands.values(), cut.chunks) + self.copies_ns(cut, node) for node, operands in calls
         )
@@ -181,14 +184,14 @@ class TrialProgram:
             op = self.ops[self.dag.index[node]]
             op.kind, op.duration, op.queue, op.waits_for, op.allocates = OpKind.NOTHING, 0, -1, (), ()
             op.preds, op.uses = (), ()
-        if cut.fused:
-            self._fuse(cut)
+        if cut.fused is not None:
+            self._fuse(cut, cut.fused)
         elif cut.result is None:
             self._gather(cut, gone)
         else:
             self._scatter(cut, gone)
 
-    def _fuse(self, cut: Chunking) -> None:
+    def _fuse(self, cut: Chunking, form: FusedForm) -> None:
         """Replace a site by one operation, which makes all results and the gathered tensor."""
         index, launch = self.dag.index, cut.launch
         waits = [user for user in launch.users if ops.is_wait(user.target)]
@@ -200,7 +203,7 @@ class TrialProgram:
         place = index[cut.products[-1]] if cut.result is None else index[launch]
         held = tuple(s for pred in preds for s, _ in self.program.allocates[pred])
         allocates = tuple(storage for node in made for storage in self.program.allocates[index[node]])
-        ns = self.costs.fused_ns(cut)
+        ns = self.costs.fused_ns(cut, form)
         op = _TrialOp(launch.name, OpKind.COMPUTE, ns, tuple(preds), (place, 0), allocates=allocates, uses=held)
         whole = self._add(op)
         for node in made:

@@ -17,6 +17,7 @@ from weft.simulation.program import OpKind
 from weft.simulation.simulator import run
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import read_gather
+from weft.streaming.lowerings.symmetric_memory import SymmetricMemory
 from weft.streaming.scatter_sites import read_scatter
 from weft.streaming.trial_program import ChunkCosts, TrialProgram
 
@@ -34,6 +35,36 @@ def scatter(rows: int) -> GraphModule:
     return weft.parse(
         f"group('tp', size=8)\n\ndef graph(a: bf16[{8 * rows}, 8192], b: bf16[8192, 8192]):\n    y = mm(a, b)\n"
         "    rs = reduce_scatter(y, 'sum', 8, 'tp')\n    w = wait(rs)\n    return [w]\n"
+    )
+
+
+def gather_along(dim: int, kind: str) -> GraphModule:
+    """A gather of shards of three dims along one of them, and a product of its rows."""
+    shape = [4, 1024, 4096]
+    whole = [8 * n if d == dim else n for d, n in enumerate(shape)]
+    rows, terms = whole[0] * whole[1], whole[2]
+    parts = "".join(f"    p{k} = s[{k}]\n" for k in range(8))
+    joined = f"    s = split(w, 4)\n{parts}    c = cat([{', '.join(f'p{k}' for k in range(8))}], {dim})\n"
+    source, used = ("c", joined) if dim else ("w", "")
+    used += f"    e = relu({source})\n" if "used" in kind else ""
+    return weft.parse(
+        f"group('tp', size=8)\n\ndef graph(x: bf16{shape}, b: bf16[{terms}, 4096]):\n    ag = all_gather(x, 8, 'tp')\n"
+        f"    w = wait(ag)\n{used}    v = view({source}, [{rows}, {terms}])\n    y = mm(v, b)\n"
+        f"    return [{'y, e' if 'used' in kind else 'y'}]\n"
+    )
+
+
+def scatter_along(dim: int, terms: int) -> GraphModule:
+    """A product, or a sum of two, and a scatter of its rows along one of two dims."""
+    inputs = ", ".join(f"a{k}: bf16[32768, 4096], b{k}: bf16[4096, 4096]" for k in range(terms))
+    products = "".join(f"    y{k} = mm(a{k}, b{k})\n" for k in range(terms))
+    products += "    z = add(y0, y1)\n" if terms == 2 else ""
+    sizes = "[32, 1024, 4096]" if dim == 0 else "[4, 8192, 4096]"
+    parts = "".join(f"    p{k} = s[{k}]\n" for k in range(8))
+    joined = f"    s = split(u, 1024, 1)\n{parts}    c = cat([{', '.join(f'p{k}' for k in range(8))}])\n" if dim else ""
+    return weft.parse(
+        f"group('tp', size=8)\n\ndef graph({inputs}):\n{products}    u = view({'z' if terms == 2 else 'y0'}, {sizes})\n"
+        f"{joined}    rs = reduce_scatter({'c' if dim else 'u'}, 'sum', 8, 'tp')\n    w = wait(rs)\n    return [w]\n"
     )
 
 
@@ -104,6 +135,32 @@ def test_a_trial_takes_as_long_as_the_graph_with_chunks(kind: str, chunks: int):
     after = Pipeline.parse(f"{name}{{chunks={chunks}}}").run(module).module
     expected = run(program_of(after, groups, cluster)).step_ns
     assert run(trial.result()).step_ns == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim"),
+    [
+        (kind, dim)
+        for kind, dims in (("gather", 3), ("gather, used", 3), ("scatter", 2), ("scatter of a sum", 2))
+        for dim in range(dims)
+    ],
+)
+def test_a_trial_takes_as_long_as_the_graph_with_a_fused_operator(kind: str, dim: int):
+    module = scatter_along(dim, terms=2 if "sum" in kind else 1) if "scatter" in kind else gather_along(dim, kind)
+    cluster, groups, dag = Cluster.load(CLUSTER), read_groups(module), Dag(module.graph)
+    collective = next(collectives(module.graph))
+    site = read_scatter(collective, dag) if "scatter" in kind else read_gather(collective, dag)
+    assert not isinstance(site, Refusal)
+    cut, kernel = site.cut(2), SymmetricMemory()
+    assert isinstance(cut, Chunking)
+    assert kernel.why_not(kernel.fit(cut), None) is None
+    trial = TrialProgram(program_of(dag, groups, cluster), dag, ChunkCosts(cluster, groups))
+    trial.stream(kernel.fused(kernel.fit(cut)))
+    name = "fuse-matmul-reduce-scatters" if "scatter" in kind else "fuse-all-gather-matmuls"
+    made = Pipeline.parse(f"{name}{{kernel=symmetric-memory chunks=2}}").run(module, cluster=cluster)
+    assert "symm_mem" in str([node.target for node in made.module.graph.nodes])
+    expected = run(program_of(made.module, groups, cluster)).step_ns
+    assert run(trial.result()).step_ns == pytest.approx(expected, rel=0.001)
 
 
 def test_a_trial_issues_its_chunks_from_the_host():

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from weft.graph.edit import Edit
 from weft.graph.metadata import contiguous_strides
 from weft.graph.products import OPERANDS
 from weft.plan.decision import Reason, Refusal
-from weft.streaming.chunking import SCALED, Chunking, Operand, replaced, still_needed
+from weft.streaming.chunking import SCALED, Chunking, FusedForm, Operand, replaced, still_needed
 from weft.streaming.layouts import Digit, Layout, Unfollowed, identity
 from weft.streaming.lowerings.portable import ChunkBuilder
 from weft.streaming.lowerings.protocol import Name
@@ -48,13 +48,6 @@ LEFT = "self"
 """The name of the left operand of an fp8 product."""
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::matmul", "aten::linear", SCALED)
 VIEWS = "no gather or scatter along one dim explains the views in between"
-
-
-class _OperatorForm(NamedTuple):
-    """A site as the operators take it: the shape of the left operand over all ranks, and the dim of the ranks."""
-
-    shape: tuple[int, ...]
-    dim: int
 
 
 class SymmetricMemory:
@@ -93,16 +86,49 @@ class SymmetricMemory:
     def _refusal(self, cut: Chunking, sentence: str) -> Refusal:
         return Refusal(Reason.NO_KERNEL, sentence, cut.launch.name)
 
+    def fused(self, cut: Chunking) -> Chunking:
+        """The site as one operator, for its price; ask `why_not` first."""
+        form = _form(cut)
+        return replace(cut, fused=form._replace(copied=tuple(_copied(cut, form))))
+
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
         """Replace a site by the fused operator."""
-        form = _gather_form(cut, cut.products[0]) if cut.result is None else _scatter_form(cut)
-        if form is None:
-            raise ValueError(f"{cut.launch.name} was built without asking why_not first")
+        form = _form(cut)
         if _is_scaled(cut.products[0]):
             made = _ScaledFusedGather(edit, cut) if cut.result is None else _ScaledFusedScatter(edit, cut)
         else:
             made = _FusedGather(edit, cut) if cut.result is None else _FusedScatter(edit, cut)
         return made.build_as(form)
+
+
+def _form(cut: Chunking) -> FusedForm:
+    form = _gather_form(cut, cut.products[0]) if cut.result is None else _scatter_form(cut)
+    if form is None:
+        raise ValueError(f"{cut.launch.name} has no fused form: ask why_not first")
+    return form
+
+
+def _copied(cut: Chunking, form: FusedForm) -> list[Node]:
+    """The nodes of a gather that are replaced by copies of what the operator returns.
+
+    It returns the dim of the ranks first in memory. Unless that dim is the first one, a view cannot restore the order.
+    """
+    if cut.result is not None or prod(form.shape[: form.dim]) == 1:
+        return []
+    copied = list(cut.products) if form.dim < len(form.shape) - 1 else []
+    gone = replaced(cut)
+    if cut.launch not in gone:
+        views = [view for view in _lefts(cut) if view not in gone]
+        copied += {sizes_of(view): view for view in reversed(views)}.values()
+        copied += [] if cut.launch in replaced(cut, views) else [cut.launch]
+    return copied
+
+
+def _lefts(cut: Chunking) -> list[Node]:
+    """The left operands of the products that are views of the gathered tensor."""
+    operands = [cut.calls[product].get(OPERANDS[qualified(product.target)][0]) for product in cut.products]
+    found = [each.node for each in operands if each is not None and each.base is cut.launch]
+    return [node for node in dict.fromkeys(found) if not ops.is_wait(node.target)]
 
 
 def _is_scaled(product: Node) -> bool:
@@ -206,14 +232,14 @@ def _keeps_order(operand: Operand) -> bool:
     return operand.layout == identity(sizes_of(operand.base) or ()).reshaped(operand.layout.shape)
 
 
-def _gather_form(cut: Chunking, product: Node) -> _OperatorForm | None:
+def _gather_form(cut: Chunking, product: Node) -> FusedForm | None:
     """A product of a gathered tensor as torch's operators take it; None if it has another form."""
     try:
         left = _over_gathered(cut, cut.calls[product].get(OPERANDS[qualified(product.target)][0]), _is_scaled(product))
         for dim in range(len(cut.shape) if left is not None else 0):
             whole = _gathered(cut.shape, cut.num_ranks, dim)
             if left is not None and whole.shape[-1] == left.shape[-1] and left == whole.reshaped(left.shape):
-                return _OperatorForm(whole.shape, dim)
+                return FusedForm(whole.shape, dim)
     except Unfollowed:
         return None
     return None
@@ -239,7 +265,7 @@ def _gathered(shard: tuple[int, ...], num_ranks: int, dim: int) -> Layout:
     return Layout(tuple(dims))
 
 
-def _scatter_form(cut: Chunking) -> _OperatorForm | None:
+def _scatter_form(cut: Chunking) -> FusedForm | None:
     """The sum of products that is scattered as torch's operators take it; None if it has another form."""
     try:
         return _scattered(cut)
@@ -247,7 +273,7 @@ def _scatter_form(cut: Chunking) -> _OperatorForm | None:
         return None
 
 
-def _scattered(cut: Chunking) -> _OperatorForm | None:
+def _scattered(cut: Chunking) -> FusedForm | None:
     result = cut.result
     if result is None or result.layout is None:
         return None
@@ -262,10 +288,10 @@ def _scattered(cut: Chunking) -> _OperatorForm | None:
     place = ranks[0]
     in_rows = len(found.dims[0])
     if place >= in_rows:
-        return _OperatorForm((rows, columns), 1) if place == in_rows else None
+        return FusedForm((rows, columns), 1) if place == in_rows else None
     before = prod(digit.size for digit in digits[:place])
     inner = prod(digit.size for digit in digits[place + 1 : in_rows])
-    return _OperatorForm((before, cut.num_ranks * inner, columns), 1)
+    return FusedForm((before, cut.num_ranks * inner, columns), 1)
 
 
 class _FusedBuilder(ChunkBuilder):
@@ -302,7 +328,7 @@ class _FusedBuilder(ChunkBuilder):
 
 
 class _FusedGather(_FusedBuilder):
-    def build_as(self, form: _OperatorForm) -> dict[Node, Node]:
+    def build_as(self, form: FusedForm) -> dict[Node, Node]:
         cut = self.chunking
         gone = replaced(cut)
         self.anchor = cut.products[-1]
@@ -317,7 +343,7 @@ class _FusedGather(_FusedBuilder):
             replacements[product] = self.with_bias(self.shaped(item, product, product.name), product)
         if needed:
             whole = self.as_sent(self.call(getitem, (node, 0), f"{self.launch.name}_gathered", self.launch))
-            views = [view for view in self.lefts() if view not in gone]
+            views = [view for view in _lefts(cut) if view not in gone]
             for view in views:
                 if (shape := sizes_of(view)) not in rows:
                     rows[shape] = self.shaped(whole, view, f"{self.launch.name}_rows")
@@ -332,7 +358,7 @@ class _FusedGather(_FusedBuilder):
             self.edit.erase(old)
         return replacements
 
-    def multiplied(self, form: _OperatorForm, needed: bool) -> Node:
+    def multiplied(self, form: FusedForm, needed: bool) -> Node:
         """The node of the fused operator."""
         source = self.collective.inputs[0]
         value = (self.new(ops.value_of(source), form.shape, form.dim) if needed else None, self.results(form))
@@ -346,7 +372,7 @@ class _FusedGather(_FusedBuilder):
             return node
         return self.call(aten.add.Tensor, (bias, node), f"{product.name}_sum", product)
 
-    def results(self, form: _OperatorForm) -> list[Tensor]:
+    def results(self, form: FusedForm) -> list[Tensor]:
         """Fake values of the products, in the dims of the operator."""
         products: list[Tensor] = [ops.value_of(node) for node in self.chunking.products]
         return [self.new(value, (*form.shape[:-1], int(value.shape[-1])), form.dim) for value in products]
@@ -358,13 +384,6 @@ class _FusedGather(_FusedBuilder):
             return whole
         return self.call(aten.view.dtype, (whole, sent.dtype), f"{self.launch.name}_bytes", self.launch)
 
-    def lefts(self) -> list[Node]:
-        """The left operands of the products that are views of the gathered tensor."""
-        names = [(product, OPERANDS[qualified(product.target)][0]) for product in self.chunking.products]
-        operands = [self.chunking.calls[product].get(name) for product, name in names]
-        found = [each.node for each in operands if each is not None and each.base is self.launch]
-        return [node for node in dict.fromkeys(found) if not ops.is_wait(node.target)]
-
     def shaped(self, node: Node, like: Node, name: str) -> Node:
         """A result in the shape and, as far as views need it, in the order of the node that it replaces."""
         shape = list(sizes_of(like) or ())
@@ -374,7 +393,7 @@ class _FusedGather(_FusedBuilder):
 
 
 class _FusedScatter(_FusedBuilder):
-    def build_as(self, form: _OperatorForm) -> dict[Node, Node]:
+    def build_as(self, form: FusedForm) -> dict[Node, Node]:
         cut = self.chunking
         gone = replaced(cut)
         terms = _terms(cut)
@@ -400,21 +419,21 @@ class _FusedScatter(_FusedBuilder):
         left = self.call(aten.cat.default, (lefts, last), f"{name}_left", products[0])
         return left, self.call(aten.cat.default, (rights,), f"{name}_right", products[0])
 
-    def as_rows(self, left: Node, form: _OperatorForm) -> Node:
+    def as_rows(self, left: Node, form: FusedForm) -> Node:
         """A left operand, or its scales by row, with the dims of the operator."""
         shape = [*form.shape[:-1], (sizes_of(left) or (0,))[-1]]
         if len(form.shape) == 2 or list(sizes_of(left) or ()) == shape:
             return left
         return self.call(aten.reshape.default, (left, shape), f"{left.name}_rows", left)
 
-    def scattered(self, left: Node, right: Node, form: _OperatorForm, value: Tensor) -> Node:
+    def scattered(self, left: Node, right: Node, form: FusedForm, value: Tensor) -> Node:
         """The node of the fused operator."""
         args = (left, right, self.collective.reduce_op, form.dim, self.group)
         return self.fused("fused_matmul_reduce_scatter", args, value)
 
 
 class _ScaledFusedGather(_FusedGather):
-    def multiplied(self, form: _OperatorForm, needed: bool) -> Node:
+    def multiplied(self, form: FusedForm, needed: bool) -> Node:
         products = [ops.bind(node) for node in self.chunking.products]
         source, dtype = self.collective.inputs[0], ops.value_of(products[0][LEFT]).dtype
         if ops.value_of(source).dtype != dtype:
@@ -431,7 +450,7 @@ class _ScaledFusedGather(_FusedGather):
         )
         return self.fused("fused_all_gather_scaled_matmul", args, value)
 
-    def by_rows(self, scale: Node, form: _OperatorForm) -> Node:
+    def by_rows(self, scale: Node, form: FusedForm) -> Node:
         """The scale of the left operand. Row scales get the dims of the operand."""
         shape = [*form.shape[:-1], 1]
         if prod(sizes_of(scale) or ()) == 1 or list(sizes_of(scale) or ()) == shape:
@@ -440,7 +459,7 @@ class _ScaledFusedGather(_FusedGather):
 
 
 class _ScaledFusedScatter(_FusedScatter):
-    def scattered(self, left: Node, right: Node, form: _OperatorForm, value: Tensor) -> Node:
+    def scattered(self, left: Node, right: Node, form: FusedForm, value: Tensor) -> Node:
         bound = ops.bind(self.chunking.products[0])
         scale: Node = bound["scale_a"]
         scale = scale if prod(sizes_of(scale) or ()) == 1 else self.as_rows(scale, form)
