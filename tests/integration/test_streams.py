@@ -95,3 +95,16 @@ def test_the_report_says_what_became_of_each():
     result = weft.optimize(before, cluster="h100-1x8", pipeline="fuse-all-gather-matmuls,fuse-matmul-reduce-scatters")
     assert {decision.reason.value for decision in result.report.declined} >= {"no-gain", "no-product", "dependency"}
     assert "no-gain" in str(result.report)
+
+
+def test_an_mlp_whose_input_is_sharded_along_the_sequence_is_streamed():
+    mlp = weft.parse(
+        "group('tp', size=8)\n\n"
+        "def graph(x: bf16[1024, 8192], up: bf16[8192, 3584], down: bf16[3584, 8192]):\n"
+        "    ag = all_gather(x, 8, 'tp')\n    w = wait(ag)\n    h = mm(w, up)\n    a = silu(h)\n    y = mm(a, down)\n"
+        "    rs = reduce_scatter(y, 'sum', 8, 'tp')\n    r = wait(rs)\n    return [r]\n"
+    )
+    result = weft.optimize(mlp, cluster=CLUSTER)
+    assert {decision.nodes[0] for decision in result.report.applied} >= {"ag", "rs"}
+    whole = weft.optimize(mlp, cluster=CLUSTER, pipeline="schedule-overlap")
+    assert weft.simulate(result.module, cluster=CLUSTER).step_us < weft.simulate(whole.module, cluster=CLUSTER).step_us
