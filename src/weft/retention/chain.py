@@ -145,7 +145,7 @@ def chain(estimator: Estimator, rates: Rates) -> Iterator[Choice]:
                 return
         _, k = heapq.heappop(waiting)
         ratio = _ratio(estimator, rates, now, choice, k)
-        if waiting and ratio > waiting[0][0]:
+        if ratio == NEVER or (waiting and ratio > waiting[0][0]):
             heapq.heappush(waiting, (ratio, k))
             continue
         choice, now = _best_change(estimator, rates, now, choice, k)
@@ -160,7 +160,8 @@ def with_group(choice: Choice, k: int, again: int) -> Choice:
 def _made_again(estimator: Estimator, now: RepeatedWork, choice: Choice, k: int) -> tuple[Choice, RepeatedWork]:
     """The choice that makes one group more again, and its work.
 
-    If sources of as many bytes would be held instead, such as the chunks of a product, they are made again too.
+    If sources of as many bytes would be held instead, such as the chunks of a product, they are made again too. The
+    choice stays the same if this would run the whole early part again.
     """
     groups = estimator.sites.groups
     changed = with_group(choice, k, len(groups[k].sites))
@@ -170,6 +171,9 @@ def _made_again(estimator: Estimator, now: RepeatedWork, choice: Choice, k: int)
         for j, group in enumerate(groups):
             if group.is_source and not added.isdisjoint(group.sites):
                 changed = with_group(changed, j, len(group.sites))
+        sources = [group for group, number in zip(groups, changed, strict=True) if group.is_source and number]
+        if estimator.sites.are_streams(sources):
+            return choice, now
         then = estimator.work(changed)
     return changed, then
 

@@ -10,7 +10,7 @@ in the number of nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -207,7 +207,7 @@ class Sites:
         needed = [site for site in worth if self.is_free(site)]
         sources = [site for site in sorted(self.stops) if self.is_free(site)]
         groups = self._alike(needed, is_source=False)
-        return (*groups, *(g for g in self._alike(sources, is_source=True) if not self._is_stream(g)))
+        return (*groups, *(g for g in self._alike(sources, is_source=True) if not self.are_streams([g])))
 
     def _alike(self, chosen: list[int], is_source: bool) -> tuple[SiteGroup, ...]:
         found: dict[Hashable, list[int]] = {}
@@ -229,23 +229,26 @@ class Sites:
             groups.append(SiteGroup(name, tuple(sites), gathered, frozenset(sites) & self.repeated, is_source))
         return tuple(groups)
 
-    def _is_stream(self, group: SiteGroup) -> bool:
+    def are_streams(self, groups: Sequence[SiteGroup]) -> bool:
         """Whether one site of a group is made of another one, as each sum of residuals is of the one before.
 
-        Making all of them again would run the whole early part a second time.
+        Making all sites of these sources again would then run the whole early part a second time. A residual stream may
+        consist of several groups: each of them alone is made of the others.
         """
-        inside, stops = set(group.sites), self.stops - set(group.sites)
-        for start in group.sites[1:2]:
-            seen: set[int] = set()
-            waiting = [self.dag.index[source] for source in input_nodes(self.dag.nodes[start])]
-            while waiting:
-                i = waiting.pop()
-                if i in seen or self.site_of[i] in stops:
-                    continue
+        stops = self.stops.difference(*(group.sites for group in groups))
+        return any(self._reaches(group.sites[1], frozenset(group.sites), stops) for group in groups if group.sites[1:])
+
+    def _reaches(self, start: int, sites: frozenset[int], stops: frozenset[int]) -> bool:
+        """Whether an early node is made of one of these sites without any of these stops between them."""
+        index, seen = self.dag.index, set[int]()
+        waiting = [index[source] for source in input_nodes(self.dag.nodes[start])]
+        while waiting:
+            i = waiting.pop()
+            if i in sites:
+                return True
+            if i not in seen and self.site_of[i] not in stops:
                 seen.add(i)
-                if i in inside:
-                    return True
-                waiting += [self.dag.index[source] for source in input_nodes(self.dag.nodes[i])]
+                waiting += [index[source] for source in input_nodes(self.dag.nodes[i])]
         return False
 
     def _is_held_long(self, site: int) -> bool:

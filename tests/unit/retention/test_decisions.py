@@ -19,8 +19,12 @@ from weft.graph.groups import read_groups
 from weft.graph.operator_effects import profile_of
 from weft.passes.pipeline import Pipeline
 from weft.report.simulated import SimulatedReport
+from weft.retention.chain import Estimator, Rates, chain, kept_sites
+from weft.retention.rebuild import rebuild
+from weft.retention.repeated_program import repeated_program
 from weft.retention.sites import Sites
 from weft.simulation.build import program_of
+from weft.simulation.memory import Footprint
 from weft.simulation.timeline import Timeline
 
 CLUSTER = "h100-8"
@@ -35,6 +39,12 @@ def sites_of(module: GraphModule) -> Sites:
     groups = read_groups(module)
     dag = Dag(module.graph)
     return Sites(dag, program_of(dag, groups, Cluster.load(CLUSTER)), groups, {})
+
+
+@functools.cache
+def captured_with_tp(layers: int = 2, **changes: Any) -> GraphModule:
+    options: dict[str, Any] = {"parallel": "fsdp-tp", "mesh": {"dp": 8, "tp": 8}, "part": "step"}
+    return weft.zoo.load("llama-8b", layers=layers, **options, **changes)
 
 
 def peak_of(module: GraphModule) -> int:
@@ -101,6 +111,44 @@ def test_a_larger_limit_gives_no_longer_step():
     steps = [planned(captured(), int(peak * share)).step_ns for share in (0.9, 0.95, 1.0, 1.1, 1.3)]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < steps[0]
+
+
+@pytest.mark.slow
+def test_under_tensor_parallelism_a_larger_limit_gives_no_longer_step():
+    module = captured_with_tp()
+    peak = weft.simulate(module, "h100-8x8").peak_bytes
+    steps: list[int] = []
+    for share in (0.75, 0.85, 1.0, 1.15):
+        limit = int(peak * share)
+        result = weft.optimize(module, "h100-8x8", memory_limit_bytes=limit, effort="fast")
+        made = weft.simulate(result.module, "h100-8x8")
+        assert made.peak_bytes <= limit
+        steps.append(made.step_ns)
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < steps[0]
+
+
+@pytest.mark.slow
+def test_the_gather_of_an_activation_runs_again_where_that_pays():
+    module = captured_with_tp()
+    limit = int(weft.simulate(module, "h100-8x8").peak_bytes * 0.8)
+    result = weft.optimize(module, "h100-8x8", memory_limit_bytes=limit, effort="fast")
+    rows = [row for row in result.report.memory if row.group == "layers.*.attention all_gather"]
+    assert ("recomputed", "kept") in {(row.choice, row.given) for row in rows}
+    assert weft.simulate(result.module, "h100-8x8").peak_bytes <= limit
+
+
+@pytest.mark.slow
+def test_sums_of_residuals_under_tensor_parallelism_are_not_all_made_again():
+    module = captured_with_tp()
+    groups, cluster = read_groups(module), Cluster.load("h100-8x8")
+    dag = Dag(module.graph)
+    sites = Sites(dag, program_of(dag, groups, cluster), groups, {})
+    choices = list(chain(Estimator(sites), Rates()))
+    made = repeated_program(sites, rebuild(sites, kept_sites(sites, choices[-1]))).program
+    checkpointed = weft.simulate(captured_with_tp(checkpoint="full"), cluster)
+    assert Footprint(made).peak(range(len(made.names))) <= checkpointed.peak_bytes
+    assert len(set(choices)) == len(choices)
 
 
 @pytest.mark.slow
