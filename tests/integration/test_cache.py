@@ -128,9 +128,9 @@ def test_what_is_in_the_file_of_a_cluster_is_part_of_the_identity(tmp_path: Path
     file = tmp_path / "ours.toml"
     text = (
         "name = 'ours'\nnum_nodes = 1\nranks_per_node = 8\n"
-        "[[levels]]\nname = 'wire'\nspans = 'node'\nlatency_us = 8\nbandwidth_gbps = 100\n"
+        "[[levels]]\nname = 'wire'\nspans = 'node'\nlatency = '8 us'\nbandwidth = '100 GB/s'\n"
     )
     file.write_text(text)
     before = Options(cluster=str(file)).identity
-    file.write_text(text.replace("latency_us = 8", "latency_us = 9"))
+    file.write_text(text.replace("8 us", "9 us"))
     assert Options(cluster=str(file)).identity != before

@@ -41,6 +41,7 @@ STEPS = {
     "hsdp": ("llama-debug", "hsdp", {"replicate": 2, "shard": 2}),
     "tp": ("llama-debug", "tp", {"tp": 4}),
     "fsdp-tp": ("llama-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
+    "hsdp-tp": ("llama-debug", "hsdp-tp", {"replicate": 2, "shard": 2, "tp": 2}),
     "moe": ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}),
     "moe-tp": ("moe-debug", "tp", {"tp": 2}),
     "latent": ("deepseek-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
@@ -67,7 +68,7 @@ def counts(module: GraphModule) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("part", ["backward", "step"])
-@steps("ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "moe", "vision", quick=("ddp", "fsdp-tp"))
+@steps("ddp", "fsdp", "hsdp", "tp", "fsdp-tp", "hsdp-tp", "moe", "vision", quick=("ddp", "fsdp-tp"))
 def test_every_part_of_every_parallelism_is_valid_and_has_a_text(step: str, part: Any):
     name, parallel, mesh = STEPS[step]
     module = zoo.load(name, parallel, mesh=mesh, layers=1, part=part, batch=2)  # `capture` checks every invariant
@@ -237,6 +238,14 @@ def test_a_captured_graph_can_be_optimized_and_computes_the_same(step: str):
     assert weft.listing(result.module) != weft.listing(module)
     inputs = [[*p, *b] for p, b in zip(model.parts(), model.batches(1), strict=True)]
     assert compare(model.run(module, inputs), model.run(result.module, inputs), num_terms=1).bitwise
+
+
+@pytest.mark.slow
+def test_a_planned_step_over_three_axes_is_proved():
+    module = zoo.load(*STEPS["hsdp-tp"][:2], mesh=STEPS["hsdp-tp"][2], layers=1)
+    result = weft.optimize(module, cluster="h100-2x4", verify="equivalence")
+    assert {decision.pass_name for decision in result.report.applied} >= {"sink-all-reduces", "schedule-overlap"}
+    assert "proved equal" in result.report.witnesses[-1]
 
 
 # Dynamic batch.

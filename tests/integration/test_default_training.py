@@ -31,6 +31,8 @@ FOUR: list[Step] = [
     ("llama-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
     ("llama-debug", "hsdp", {"replicate": 2, "shard": 2}),
     ("llama-debug", "hsdp-dtensor", {"replicate": 2, "shard": 2}),
+    ("llama-debug", "hsdp-tp", {"replicate": 2, "shard": 2, "tp": 1}),
+    ("llama-debug", "hsdp-tp", {"replicate": 2, "shard": 1, "tp": 2}),
     ("llama-debug", "ddp-dtensor", {"outer": 2, "inner": 2}),
     ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}),
     ("vision-debug", "ddp", {"dp": 4}),

@@ -57,9 +57,9 @@ base = "h100-1x8"
 name = "fast-host"
 
 [device.host_memory]
-bandwidth_gbps = 1e6
-latency_us = 0.0
-limit_bytes = 1_000_000_000
+bandwidth = "1000000 GB/s"
+latency = "0 us"
+limit = "1 GB"
 """
 """A link to host memory on which small tensors pay to be copied."""
 

@@ -7,7 +7,15 @@ from math import prod
 
 from weft.zoo.parallel.strategies import Strategy, strategy_of
 
-TITLES = {"ddp": "DDP", "fsdp": "FSDP", "hsdp": "HSDP", "fsdp-tp": "FSDP x TP", "tp": "TP", "ep-fsdp": "FSDP x EP"}
+TITLES = {
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "hsdp": "HSDP",
+    "fsdp-tp": "FSDP x TP",
+    "hsdp-tp": "HSDP x TP",
+    "tp": "TP",
+    "ep-fsdp": "FSDP x EP",
+}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ all ranks are listed:
     fsdp       one axis
     hsdp       shards over one, two, four ... nodes, replicas over the rest
     fsdp-tp    tensor parallelism with sequence parallelism inside a node, FSDP across
+    hsdp-tp    the same with copies of the state: as many as possible, or two
     tp         tensor parallelism over all ranks, if they are one node
     ep-fsdp    experts over a power of two of ranks; everything is sharded over all ranks
 
@@ -54,6 +55,9 @@ def _meshes(model: TrainedModel, cluster: Cluster) -> Iterator[tuple[str, tuple[
             yield "tp", (degree,)
         else:
             yield "fsdp-tp", (num_ranks // degree, degree)
+            sizes = [each for each in _doublings(per_node, num_ranks) if num_ranks % each == 0 and each > degree]
+            for size in dict.fromkeys(sizes[:1] + sizes[-1:]):  # all would double the search
+                yield "hsdp-tp", (num_ranks // size, size // degree, degree)
     for degree in _doublings(2, min(model.num_experts, num_ranks - 1) + 1):
         if model.num_experts % degree == 0 and num_ranks % degree == 0:
             yield "ep-fsdp", (num_ranks // degree, degree)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +15,7 @@ from weft.cli.pipeline_run import optimize_source, plan_file, save_plan
 from weft.errors import compose, nearest
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
     from weft.passes.pipeline import LogEntry
-    from weft.report.baseline import Baseline
     from weft.report.report import Report
 
 HtmlOption = Annotated[
@@ -76,7 +72,7 @@ def optimize(
         if path is not None and cluster is None:
             what = f"{option} needs a cluster to simulate"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
-    module, result = optimize_source(
+    _, result = optimize_source(
         source,
         cluster,
         pipeline,
@@ -92,7 +88,6 @@ def optimize(
     from rich.console import Console
 
     from weft.graph.listings.text import render
-    from weft.report.simulated import SimulatedReport
 
     _print_after(result.log, print_after or [])
     listing = render(result.module)
@@ -100,25 +95,13 @@ def optimize(
     _draw(result.report, source, html, trace)
     if output is not None or not as_json:
         usage.write(listing, output)
-    baseline = _baseline(module, cluster)
     if not as_json:
         result.report.show(Console(stderr=True))
-        if baseline is not None and isinstance(result.report, SimulatedReport):
-            usage.show("\n".join(baseline.lines(result.report.summary.after.step_us)), err=True)
         return
     told: dict[str, Any] = {"report": json.loads(result.report.to_json())}
-    told["report"]["baseline"] = None if baseline is None else asdict(baseline)
     if output is None:
         told["listing"] = listing
     usage.write(json.dumps(told, indent=1, sort_keys=True) + "\n", None)
-
-
-def _baseline(module: GraphModule, cluster: str | None) -> Baseline | None:
-    """The captured step as its runtime executes it, if there is a cluster to simulate."""
-    from weft.cost.cluster import Cluster
-    from weft.report.baseline import baseline_of
-
-    return baseline_of(module, Cluster.load(cluster)) if cluster is not None else None
 
 
 def _refuse_files(options: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""`weft sweep`: one graph on several clusters, with several pipelines and limits, as a table and a plot."""
+"""`weft sweep`: graphs on several clusters, with several pipelines and limits, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ FINE = 100
 """Limits inside of a range are whole GiB, MiB or KiB where that moves them by at most 1/100 of their distance."""
 
 Arguments = Annotated[
-    list[str], typer.Argument(metavar="SOURCE", help=f"{usage.SOURCE_HELP} With --merge: the files of all shards.")
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help=f"{usage.SOURCE_HELP} Several are compared in one table. With --merge: the files of all shards.",
+    ),
 ]
 ClustersOption = Annotated[
     list[str] | None,
@@ -67,7 +71,9 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Save the combinations here, one line of JSON each."),
 ]
-MergeOption = Annotated[bool, typer.Option("--merge", help="Run nothing; join the files that -o or --json wrote.")]
+MergeOption = Annotated[
+    bool, typer.Option("--merge", help="Run nothing; join the files that -o or --json wrote, also of several sweeps.")
+]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each parameter.")
 ]
@@ -92,7 +98,7 @@ def sweep(
     tokens: usage.TokensOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Optimize and simulate a graph for every combination of clusters, pipelines and limits. Needs no GPU.
+    """Optimize and simulate graphs for every combination of clusters, pipelines and limits. Needs no GPU.
 
     A combination that fails is a row with its error, and the exit status is 1. A combination whose worker dies is run
     again. A memory limit that is too small is not a failure: its row shows the smallest peak that was found.
@@ -229,25 +235,28 @@ def _run(
     shard: tuple[int, int],
     tokens: int | None,
 ) -> list[Cell]:
-    if len(sources) != 1:
-        raise usage.UsageError(compose("sweep", f"{len(sources)} sources are given", do="give one, or --merge"))
+    for twice in (source for i, source in enumerate(sources) if source in sources[:i]):
+        raise usage.UsageError(compose("sweep", f"{twice} is given twice", do="give it once"))
     axes.check()
     with usage.progress("importing torch"):
         from weft.cli.source import load_source
         from weft.cost.cluster import Cluster
         from weft.passes.pipeline import Pipeline
-        from weft.report.sweep import SweepAxes, run_tasks, shard_of, tasks_of
+        from weft.report.sweep import SweepAxes, SweptGraph, run_tasks, shard_of, tasks_of
 
     for name in axes.clusters:
         Cluster.load(name)
     for spec in axes.pipelines:
         Pipeline.parse(spec)
     with usage.activity(f"reading {sources[0]}") as tell:
-        module = load_source(sources[0])
-        policies = _policies(sources[0], tell) if axes.has_policies else {}
+        graphs: list[SweptGraph] = []
+        for source in sources:
+            tell(f"reading {source}")
+            module = load_source(source)
+            graphs.append(SweptGraph(source, module, _policies(source, tell) if axes.has_policies else {}))
         tell("preparing the cells")
-        swept = SweepAxes(axes.clusters, axes.pipelines, axes.memory_limits, axes.bucket_bytes, policies)
-        tasks = tasks_of(module, swept, tokens, effort.value)
+        swept = SweepAxes(axes.clusters, axes.pipelines, axes.memory_limits, axes.bucket_bytes)
+        tasks = tasks_of(graphs, swept, tokens, effort.value)
     mine = shard_of(tasks, *shard)
     cells: list[Cell] = []
     with dask_executor(dask) as (executor, _), usage.progress_bar(f"{len(tasks)} cells", len(mine)) as advance:

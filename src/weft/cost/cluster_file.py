@@ -7,28 +7,28 @@
     [[levels]]                  # innermost first
     name = "nvlink"
     spans = "node"              # "node", "cluster", or a number of consecutive ranks
-    latency_us = 8.4
-    hop_us = 3.4                # for each step around a ring; default 0
-    bandwidth_gbps = 370.0      # 1e9 bytes per second that one rank sends
-    by_ranks = { 2 = 270.0 }    # bandwidths of groups of at most this many ranks, where they differ
+    latency = "8.4 us"
+    hop = "3.4 us"              # for each step around a ring; default 0
+    bandwidth = "370 GB/s"      # that one rank sends; or "2960 Gbit/s"
+    by_ranks = { 2 = "270 GB/s" }       # of groups of at most this many ranks, where they differ
     rails = false               # true: gathers, scatters and all-reduces use the links of all ranks of a block at once
     min_saturating_bytes = 0    # fewer bytes than this never saturate the level
 
     [levels.all_reduce]         # for kinds of collectives that differ; missing values are as above
-    bandwidth_gbps = 480.0
+    bandwidth = "480 GB/s"
 
     [levels.symmetric]          # copies through symmetric memory; leave it out if the ranks cannot share memory
-    latency_us = 5.0            # a barrier between the ranks
-    hop_us = 7.0                # one copy
-    bandwidth_gbps = 332.0
+    latency = "5 us"            # a barrier between the ranks
+    hop = "7 us"                # one copy
+    bandwidth = "332 GB/s"
     sm_share = 0.0              # share of the multiprocessors that the copies occupy; 0: copy engines make them
 
     [device]                    # the device of every rank; everything is optional
     name = "H100 SXM"
     peak_tflops = { bf16 = 989.0, f32 = 67.0 }
-    memory_gbps = 3350.0
-    memory_bytes = 80_000_000_000
-    launch_gap_us = 2.0         # between two kernels; default 0
+    memory = "80 GB"
+    memory_bandwidth = "3350 GB/s"
+    launch_gap = "2 us"         # between two kernels; default 0
     overlap_slowdown = 0.2      # share by which compute slows while a collective runs; default 0
     collective_slowdown = 0.1   # share by which collectives slow while compute runs; default 0
     matmul_efficiency = 0.7     # the share of the peak that large products reach
@@ -52,9 +52,9 @@
     optimizer_us = 1.0          # one operator for one tensor of an optimizer over lists of tensors
 
     [device.host_memory]        # pinned host memory for offloaded values; without it, nothing is offloaded
-    bandwidth_gbps = 55.0       # of copies, in each direction
-    latency_us = 10.0           # of one copy; default 0
-    limit_bytes = 100_000_000_000       # for each rank
+    bandwidth = "55 GB/s"       # of copies, in each direction
+    latency = "10 us"           # of one copy; default 0
+    limit = "100 GB"            # for each rank
 
     [[tables]]                  # measured times take precedence over all of the above
     kind = "all_gather"
@@ -63,9 +63,8 @@
     us = [30.0, 120.0]
     level = "nvlink"            # where it was measured; optional
 
-Quantities may be stated with their units instead (`stated_quantities.py`): `bandwidth = "400 Gbit/s"`, `latency`, `hop`
-and `launch_gap` in us or ms, `memory = "80 GB"`, `memory_bandwidth = "3350 GB/s"`. A file may name a preset and state
-only what differs; it finds levels by their names:
+Older files have the unit in the key: `bandwidth_gbps = 370.0` (1e9 bytes per second), `latency_us`, `memory_bytes`.
+They load with a warning. A file may name a preset and state only what differs; it finds levels by their names:
 
     base = "h100-16x8"
     name = "ours"
@@ -99,7 +98,7 @@ from weft.cost.device import MATMUL_EFFICIENCY, Device, HostMemory
 from weft.cost.kernels import AttentionKernel, AttentionRate, HostTimes
 from weft.cost.levels import Level, Link, Transport
 from weft.cost.measured_table import Table
-from weft.cost.stated_quantities import converted
+from weft.cost.stated_quantities import converted, without_units
 from weft.errors import ClusterError, ClusterWarning, compose, nearest
 from weft.graph.ops import Kind
 from weft.quantities import size_text
@@ -355,10 +354,35 @@ def read(who: str, content: bytes) -> ClusterFields:
     if "base" in table:
         table = _with_base(who, table)
     made = _build(who, table, faults)
-    _check_between_nodes(who, table, must_state=has_units)
-    for note in implausible(made):
+    _check_rates(who, given, made)
+    notes = [*_check_between_nodes(who, table, must_state=has_units), *implausible(made)]
+    if old := without_units(given):
+        place, line = old[0]
+        count = "a number has its unit" if len(old) == 1 else f"{len(old)} numbers have their units"
+        notes.append(f"{count} only in the key, such as {place}; write {line}")
+    for note in notes:
         warnings.warn(f"cluster {who}: {note}", ClusterWarning, stacklevel=3)
     return made
+
+
+def _check_rates(who: str, given: Mapping[str, Any], made: ClusterFields) -> None:
+    """Refuse a number of 1e9 bytes per second that no network reaches: it probably counts bits."""
+    levels = _tables(given.get("levels"))
+    places = {level["name"]: k for k, level in enumerate(levels) if "bandwidth_gbps" in level}
+    faults: list[str] = []
+    for level in made.levels:
+        gbps = level.link.bandwidth_gbps
+        if level.name in places and _is_network(level, made) and gbps > NETWORK_GBPS:
+            faults.append(
+                f"levels[{places[level.name]}].bandwidth_gbps: {gbps:g} counts 1e9 bytes per second, more than any "
+                f'network adapter sends; if {gbps:g} Gbit/s are meant, write bandwidth = "{gbps:g} Gbit/s"'
+            )
+    if faults:
+        raise _refused(who, faults)
+
+
+def _is_network(level: Level, cluster: ClusterFields) -> bool:
+    return level.num_ranks > cluster.ranks_per_node and level.wire != "nvlink"
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
@@ -393,18 +417,22 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return made
 
 
-def _check_between_nodes(who: str, table: Mapping[str, Any], *, must_state: bool) -> None:
-    """Refuse a level between nodes of several ranks that does not say whose bandwidth it states."""
+def _check_between_nodes(who: str, table: Mapping[str, Any], *, must_state: bool) -> list[str]:
+    """Refuse a level between nodes of several ranks that does not say whose bandwidth it states; or a note on it."""
+    notes: list[str] = []
+    size = table["ranks_per_node"]
     for k, level in enumerate(table["levels"]):
-        if level["spans"] != "cluster" or table["ranks_per_node"] == 1 or table["num_nodes"] == 1 or "rails" in level:
+        is_inside = level["spans"] == "node" or (isinstance(level["spans"], int) and level["spans"] <= size)
+        if is_inside or size == 1 or table["num_nodes"] == 1 or "rails" in level:
             continue
         what = (
-            f"levels[{k}].rails: state it. true: each of the {table['ranks_per_node']} ranks of a node has this "
+            f"levels[{k}].rails: state it. true: each of the {size} ranks of a node has this "
             "bandwidth to other nodes, and a collective uses all of them; false: one of them at a time"
         )
-        if must_state:
+        if must_state or (size >= MANY_RANKS and level["bandwidth_gbps"] >= SHARED_GBPS):
             raise _refused(who, [what])
-        warnings.warn(f"cluster {who}: {what}; it counts as false", ClusterWarning, stacklevel=4)
+        notes.append(f"{what}; it counts as false")
+    return notes
 
 
 NETWORK_GBPS = 100.0
@@ -429,7 +457,7 @@ def implausible(cluster: ClusterFields) -> list[str]:
                 f"leaves {gbps / size:g} GB/s for each if all send; if each rank has an adapter of its own, write "
                 "rails = true"
             )
-        if level.num_ranks > size and gbps > NETWORK_GBPS:
+        if _is_network(level, cluster) and gbps > NETWORK_GBPS:
             found.append(
                 f"{level.name} carries {gbps:g} GB/s for each rank between nodes, more than 800 Gbit/s; "
                 f'if {gbps:g} Gbit/s are meant, write bandwidth = "{gbps:g} Gbit/s"'
@@ -448,7 +476,7 @@ def _presets() -> dict[str, list[str]]:
     """Preset names by device: several numbers of nodes, or of ranks if the device file has no links between nodes."""
     found: dict[str, list[str]] = {}
     for device, content in _devices().items():
-        table = _parse(device, content)
+        table = _device_table(device, content)
         full = table["ranks_per_node"]
         if any(level["spans"] == "cluster" for level in table["levels"]):
             found[device] = [f"{device}-{nodes}x{full}" for nodes in PRESET_NODES]
@@ -491,6 +519,11 @@ def _devices() -> dict[str, bytes]:
     return {file.name.removesuffix(".toml"): file.read_bytes() for file in files if file.name.endswith(".toml")}
 
 
+def _device_table(device: str, content: bytes) -> dict[str, Any]:
+    """The table of a device file with the model's keys; tests check that these files have no faults."""
+    return converted(_parse(device, content))[0]
+
+
 @functools.lru_cache(maxsize=16)
 def _preset(name: str) -> ClusterFields:
     return _build(repr(name), preset_table(name))
@@ -504,7 +537,7 @@ def preset_table(name: str) -> dict[str, Any]:
         do = "\n".join(filter(None, [nearest(name, known), f"presets: {_listed()}, with any number of nodes"]))
         raise ClusterError(compose("cluster", f"no cluster is called {name!r}", do=do))
     device, num_nodes, ranks_per_node = found[1], int(found[2] or 1), int(found[3])
-    table = _parse(device, devices[device])
+    table = _device_table(device, devices[device])
     if ranks_per_node > table["ranks_per_node"]:
         what = f"it asks for {ranks_per_node} ranks per node, but a node of {device} has {table['ranks_per_node']}"
         raise ClusterError(compose(f"cluster {name!r}", what, do=f"write {device}-NODESx{table['ranks_per_node']}"))

@@ -6,6 +6,7 @@ baseline is that step as the runtime that fits its parallelism runs it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -34,27 +35,33 @@ class Baseline:
     num_collectives: int
     notes: tuple[str, ...] = ()
 
-    def lines(self, after_us: float) -> list[str]:
+    @property
+    def title(self) -> str:
+        """The runtime for people."""
+        return RUNTIMES[self.runtime].title
+
+    def sentence(self, after_us: float) -> str:
         """Text for a report whose optimized step takes `after_us`."""
         change = (after_us / self.step_us - 1) * 100 if self.step_us else 0.0
-        return [
-            f"before is the captured order, which waits for each collective at once. As {RUNTIMES[self.runtime].title}"
+        return (
+            f"before is the captured order, which waits for each collective at once. As {self.title}"
             f" runs it, the step takes {duration_text(self.step_us)} ({duration_text(self.exposed_us)} exposed,"
-            f" peak {size_text(self.peak_bytes)}); after is {change:+.1f} % against that",
-            *(f"note: {note}" for note in self.notes),
-        ]
+            f" peak {size_text(self.peak_bytes)}); after is {change:+.1f} % against that"
+        )
 
 
-def baseline_of(module: GraphModule, cluster: Cluster) -> Baseline | None:
+def baseline_of(
+    module: GraphModule, cluster: Cluster, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+) -> Baseline | None:
     """The baseline of a captured step; None if no runtime fits it, or if the runtime would leave it as it is."""
-    groups = read_groups(module)
-    name = FITTING.get(recognise(Dag(module.graph), groups))
+    table = read_groups(module, groups)
+    name = FITTING.get(recognise(Dag(module.graph), table))
     if name is None:
         return None
-    run = run_as(module, name, cluster=cluster)
+    run = run_as(module, name, cluster=cluster, groups=groups)
     if not any(entry.changed for entry in run.log):
         return None
-    timeline = simulate(program_of(run.module, groups, cluster))
+    timeline = simulate(program_of(run.module, table, cluster))
     return Baseline(
         name,
         timeline.step_us,

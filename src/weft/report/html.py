@@ -52,6 +52,10 @@ class ReportPage:
     """The passes of the run, in their order."""
     warning: str = ""
     """A sentence for the top of the page, such as that the step does not fit."""
+    baseline: str = ""
+    """The comparison with the step that people run today."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the optimized step, such as on bytes that it need not send."""
     error_bar: str = ""
     """How far the simulated step may be off, and what that rests on."""
     owned: tuple[OwnedMemory, OwnedMemory] | None = None
@@ -72,6 +76,8 @@ class ReportPage:
             why=self.after.why_slow,
             sentence=headline(self.summary),
             layers=[row.row for row in self.after.exposed_layers],
+            baseline=self.baseline,
+            notes=self.notes,
             error_bar=self.error_bar,
             owners=_owner_rows(self.owned) if self.owned else [],
             reasons=_reasons(self.before.records),

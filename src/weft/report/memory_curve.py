@@ -30,7 +30,7 @@ BY_HAND = COLORS[1:2] + COLORS[3:]
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """The cells of one cluster, pipeline and bucket size."""
+    """The cells of one source, cluster, pipeline and bucket size."""
 
     cells: Sequence[Cell]
 
@@ -41,7 +41,8 @@ class MemoryCurve:
     def title(self) -> str:
         first = self.cells[0]
         bucket = "" if first.max_bucket_bytes is None else f", buckets of {exact_size_text(first.max_bucket_bytes)}"
-        return f"step by peak memory, {first.cluster}, {first.pipeline}{bucket}"
+        source = "" if first.source is None else f", {first.source}"
+        return f"step by peak memory, {first.cluster}, {first.pipeline}{bucket}{source}"
 
     @cached_property
     def planned(self) -> list[tuple[Cell, Totals, int]]:
@@ -78,9 +79,9 @@ class MemoryCurve:
 
 def memory_curves(cells: Sequence[Cell]) -> list[MemoryCurve]:
     """The curves of a sweep with policies."""
-    found: dict[tuple[str, str, int | None], list[Cell]] = {}
+    found: dict[tuple[str | None, str, str, int | None], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.cluster, cell.pipeline, cell.max_bucket_bytes), []).append(cell)
+        found.setdefault((cell.source, cell.cluster, cell.pipeline, cell.max_bucket_bytes), []).append(cell)
     return [MemoryCurve(members) for members in found.values() if any(cell.policy for cell in members)]
 
 

@@ -138,6 +138,7 @@ class Report:
         data = asdict(Report(**told)) | {
             "plan_digest": self.plan_digest,
             "simulated": self._simulated() if simulate else None,
+            "baseline": self._baseline() if simulate else None,
             "notes": list(self.notes),
         }
         del data["bare_plan"]
@@ -211,6 +212,10 @@ class Report:
 
     def _simulated(self) -> dict[str, Any] | None:
         """The simulation of both graphs for the JSON."""
+        return None
+
+    def _baseline(self) -> dict[str, Any] | None:
+        """The step that people run today, for the JSON."""
         return None
 
 

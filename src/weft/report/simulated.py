@@ -1,7 +1,8 @@
 """SimulatedReport: a report with both of its graphs simulated on a cluster, once somebody asks.
 
 Contract: `weft.optimize` freezes both graphs, so that later edits of the modules change nothing here. They are priced,
-simulated and bounded when the report is printed, written or asked for the plan.
+simulated and bounded when the report is printed, written or asked for the plan. So is the graph before as a runtime
+executes it.
 
 The bound of the graph before holds for every order and every merging of its collectives. Passes may also remove work,
 so the run after is compared with the smaller of that bound and its own.
@@ -33,6 +34,7 @@ from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
 from weft.prediction.memory import does_not_fit
 from weft.prediction.memory_by_owner import OwnedMemory, memory_by_owner
 from weft.prediction.step_kind import step_kind
+from weft.report.baseline import Baseline, baseline_of
 from weft.report.collective_record import CollectiveRecord
 from weft.report.explain import Explanation, explain
 from weft.report.html import ReportPage
@@ -200,6 +202,17 @@ class SimulatedReport(Report):
         after = self.graphs[1]
         return notes_on_bytes_between_nodes(after.graph.module, self.simulated_cluster, after.given)
 
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """The graph before as the runtime of its parallelism executes it; None if none fits."""
+        before = self.graphs[0]
+        return baseline_of(before.graph.module, self.simulated_cluster, before.given)
+
+    @property
+    def compared_with_runtime(self) -> str | None:
+        """The comparison of the graph after with the baseline, as a sentence."""
+        return None if self.baseline is None else self.baseline.sentence(self.summary.after.step_us)
+
     @property
     def notes(self) -> tuple[str, ...]:
         step, peak = self.errors
@@ -207,16 +220,20 @@ class SimulatedReport(Report):
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
             for what, bar in (("times", step), ("memory", peak))
         )
-        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *self.between_nodes, *bars)
+        described = notes_on(self.simulated_cluster)
+        of_runtime = self.baseline.notes if self.baseline is not None else ()
+        return (*super().notes, *self.size_notes, *described, *self.between_nodes, *of_runtime, *bars)
 
     def summary_lines(self) -> list[str]:
-        return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
+        return [*filter(None, [self.does_not_fit]), *self.summary.lines(), *filter(None, [self.compared_with_runtime])]
 
     def show_summary(self, console: Console, indent: int = 0) -> None:
         if console.is_terminal:
             if self.does_not_fit:
                 console.print(Padding(f"[red]{self.does_not_fit}[/]", (0, 0, 0, indent)))
             console.print(Padding(self.summary.to_rich(), (0, 0, 0, indent)))
+            if self.compared_with_runtime:
+                console.print(Padding(self.compared_with_runtime, (0, 0, 0, indent)), highlight=False)
         else:
             super().show_summary(console, indent)
 
@@ -241,6 +258,8 @@ class SimulatedReport(Report):
             self.witnesses,
             self.passes,
             warning=self.does_not_fit or "",
+            baseline=self.compared_with_runtime or "",
+            notes=self.between_nodes,
             error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
             owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
         )
@@ -260,6 +279,9 @@ class SimulatedReport(Report):
                 name: each.owned_memory.at_peak for name, each in zip(("before", "after"), self.graphs, strict=True)
             },
         }
+
+    def _baseline(self) -> dict[str, Any] | None:
+        return None if self.baseline is None else asdict(self.baseline)
 
 
 def with_simulations(
@@ -282,7 +304,7 @@ def with_simulations(
     made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
     for each in made.graphs:
         if each.graph.has_nested_graphs or made.size_notes:  # other sizes may be assumed later
-            _ = each.program, each.records, each.launches, made.work, made.kind
+            _ = each.program, each.records, each.launches, made.work, made.kind, made.baseline
     return made
 
 

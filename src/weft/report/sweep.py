@@ -1,13 +1,13 @@
-"""Sweep: one graph on several clusters with several pipelines and limits; each combination is a cell of a table.
+"""Sweep: graphs on several clusters with several pipelines and limits; each combination is a cell of a table.
 
     cells = sweep(module, ["h100-8x8", "a100-8x8"], memory_limits=[20 << 30, 24 << 30])
 
 Contract: a cell depends only on the listing and the marks of a graph, its tokens, the effort and its place on the axes,
-so cells run in any process and in any order. They are numbered by cluster, then by pipeline, memory limit and bucket
-size, and are returned in that order. Policies, which fix by hand what stays in memory, are planned without a limit;
-they come after the limits. A cell that fails holds its error; a cell whose worker dies is run again. If no schedule was
-found that meets its memory limit, a cell also holds a limit that can be met. Each cell is one line of JSON; `merge`
-joins the lines of all shards of a sweep.
+so cells run in any process and in any order. They are numbered by graph, then by cluster, pipeline, memory limit and
+bucket size, and are returned in that order. Policies, which fix by hand what stays in memory, are planned without a
+limit; they come after the limits. A cell that fails holds its error; a cell whose worker dies is run again. If no
+schedule was found that meets its memory limit, a cell also holds a limit that can be met. Each cell is one line of
+JSON; `merge` joins the lines of all shards of one or more sweeps.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from weft.graph.listings.text import digest, parse, render
 from weft.graph.marks import Mark, marks_of, put_marks
 from weft.passes.pipeline import Pipeline
 from weft.plan.plan import Retention
+from weft.report.baseline import Baseline, baseline_of
 from weft.report.report import GraphRecord, Report, record_memory, record_passes
 from weft.report.simulated import with_simulations
 from weft.report.summary import Totals
@@ -52,7 +53,7 @@ class Cell:
     """One cluster with one pipeline under one pair of limits."""
 
     sweep: str
-    """Digest of the graph and of all axes. Only cells with the same digest can be merged."""
+    """Digest of the graphs and of all axes: equal for the shards of one sweep."""
     index: int
     num_cells: int
     """Number of cells of the whole sweep."""
@@ -60,10 +61,16 @@ class Cell:
     pipeline: str
     memory_limit_bytes: int | None = None
     max_bucket_bytes: int | None = None
+    source: str | None = None
+    """Name of the graph; None if the sweep was given one graph without a name."""
     policy: str | None = None
     """Name of the policy that the graph follows by hand; None for the given graph."""
     before: Totals | None = None
     after: Totals | None = None
+    runtime: str | None = None
+    """The runtime that people run the graph with today; None if none fits."""
+    runtime_us: float | None = None
+    """The step of the graph with that runtime."""
     recomputed: int | None = None
     """Number of values that backward recomputes; None without a memory limit and a policy."""
     gathered_again: int | None = None
@@ -98,7 +105,7 @@ class Task:
 
 
 def sweep(
-    module: GraphModule,
+    module: GraphModule | Mapping[str, GraphModule],
     clusters: Sequence[str | Path | Cluster],
     pipelines: Sequence[str | Pipeline] = ("auto",),
     executor: Executor | None = None,
@@ -114,13 +121,16 @@ def sweep(
 ) -> list[Cell]:
     """Optimize and simulate a graph on every cluster with every pipeline under every limit; None means unlimited.
 
+    Several graphs are given by their names; policies apply to each of them.
     `memory_limits` are limits for `weft.optimize`; `bucket_bytes` are largest bucket sizes for `schedule-overlap`.
     `policies` are steps to compare with, each as its own graph, or as a policy that the given graph is to follow.
     The cells run on the executor. Without one they run in this process, or in a pool of `jobs` spawned processes. The
     shard (i, n), with i from 1 to n, takes every n-th cell from the i-th on. `done` is called with each cell in order.
     """
-    axes = SweepAxes(clusters, pipelines, memory_limits, bucket_bytes, policies or {})
-    tasks = tasks_of(module, axes, tokens_per_step, effort)
+    axes = SweepAxes(clusters, pipelines, memory_limits, bucket_bytes)
+    named = {None: module} if isinstance(module, GraphModule) else module
+    graphs = [SweptGraph(name, each, policies or {}) for name, each in named.items()]
+    tasks = tasks_of(graphs, axes, tokens_per_step, effort)
     cells: list[Cell] = []
     for cell in run_tasks(shard_of(tasks, *shard), executor, jobs):
         cells.append(cell)
@@ -130,15 +140,23 @@ def sweep(
 
 
 @dataclass(frozen=True)
+class SweptGraph:
+    """A graph of a sweep."""
+
+    name: str | None
+    module: GraphModule
+    policies: Mapping[str, GraphModule | RetentionPolicy]
+    """Steps to compare with, planned without a memory limit."""
+
+
+@dataclass(frozen=True)
 class SweepAxes:
-    """The values that a sweep combines."""
+    """The values that a sweep combines for each graph."""
 
     clusters: Sequence[str | Path | Cluster]
     pipelines: Sequence[str | Pipeline]
     memory_limits: Sequence[int | None]
     bucket_bytes: Sequence[int | None]
-    policies: Mapping[str, GraphModule | RetentionPolicy]
-    """Steps to compare with, planned without a memory limit."""
 
 
 def shard_of(tasks: Sequence[Task], first: int, num_shards: int) -> Sequence[Task]:
@@ -165,35 +183,37 @@ def run_tasks(tasks: Sequence[Task], executor: Executor | None = None, jobs: int
                     place += 1
     finally:
         _module_of.cache_clear()
+        _baseline_of.cache_clear()
 
 
 def tasks_of(
-    module: GraphModule, axes: SweepAxes, num_tokens: int | None = None, effort: Effort = "default"
+    graphs: Sequence[SweptGraph], axes: SweepAxes, num_tokens: int | None = None, effort: Effort = "default"
 ) -> list[Task]:
     """The tasks of all cells, in order. Raises for unknown clusters and passes."""
     check_tokens(num_tokens)
-    tokens = num_tokens if num_tokens is not None else tokens_per_step(module)
     described = [each if isinstance(each, Cluster) else Cluster.load(each) for each in axes.clusters]
     names = [each.name if isinstance(each, Cluster) else str(each) for each in axes.clusters]
     specs = [str(Pipeline.parse(each) if isinstance(each, str) else each) for each in axes.pipelines]
     labels = [str(each) for each in axes.pipelines]
     sizes = [[str(size) for size in given] for given in (axes.memory_limits, axes.bucket_bytes)]
     known = {"cluster": names, "pipeline": labels, "memory limit": sizes[0], "size of buckets": sizes[1]}
-    _check_once(known)
-    listing, marks = render(module), marks_of(module)
+    _check_once({"graph": [str(graph.name) for graph in graphs]} | known)
     tasks: list[Task] = []
-    for name, cluster in zip(names, described, strict=True):
-        by_hand = _follow_all(module, axes.policies, cluster)
-        for label, spec in zip(labels, specs, strict=True):
-            for limit, bucket in product(axes.memory_limits, axes.bucket_bytes):
-                cell = Cell("", len(tasks), 0, name, label, limit, bucket)
-                tasks.append(Task(cell, listing, marks, cluster, spec, tokens, effort))
-            for (policy, made), bucket in product(by_hand, axes.bucket_bytes):
-                place = Cell("", len(tasks), 0, name, label, None, bucket, policy)
-                cell = replace(place, recomputed=made.recomputed, gathered_again=made.gathered_again)
-                tasks.append(Task(cell, made.listing, made.marks, cluster, spec, tokens, effort))
-    facts = [digest(repr((task.listing, task.marks, task.cell))) for task in tasks]
-    facts += [*(each.digest for each in described), *specs, str(tokens), effort]
+    for graph in graphs:
+        tokens = num_tokens if num_tokens is not None else tokens_per_step(graph.module)
+        listing, marks = render(graph.module), marks_of(graph.module)
+        for name, cluster in zip(names, described, strict=True):
+            by_hand = _follow_all(graph.module, graph.policies, cluster)
+            for label, spec in zip(labels, specs, strict=True):
+                for limit, bucket in product(axes.memory_limits, axes.bucket_bytes):
+                    cell = Cell("", len(tasks), 0, name, label, limit, bucket, graph.name)
+                    tasks.append(Task(cell, listing, marks, cluster, spec, tokens, effort))
+                for (policy, made), bucket in product(by_hand, axes.bucket_bytes):
+                    place = Cell("", len(tasks), 0, name, label, None, bucket, graph.name, policy)
+                    cell = replace(place, recomputed=made.recomputed, gathered_again=made.gathered_again)
+                    tasks.append(Task(cell, made.listing, made.marks, cluster, spec, tokens, effort))
+    facts = [digest(repr((task.listing, task.marks, task.cell, task.tokens_per_step))) for task in tasks]
+    facts += [*(each.digest for each in described), *specs, effort]
     identity = digest("\n".join(facts))
     return [replace(task, cell=replace(task.cell, sweep=identity, num_cells=len(tasks))) for task in tasks]
 
@@ -275,6 +295,9 @@ def _run(task: Task) -> Cell:
     ).summary
     seconds = sum(entry.seconds for entry in run.log)
     cell = replace(task.cell, before=found.before, after=found.after, pass_seconds=seconds)
+    usual = _baseline_of(task.listing, task.marks, threading.get_ident(), task.cluster)
+    if usual is not None:
+        cell = replace(cell, runtime=usual.runtime, runtime_us=usual.step_us)
     if limit is None:
         return cell
     recomputed, gathered_again = _count_repeated(record_memory(run.log))
@@ -304,12 +327,21 @@ def _module_of(listing: str, marks: tuple[Mark, ...], _thread: int) -> GraphModu
     return module
 
 
+@lru_cache(maxsize=1)
+def _baseline_of(listing: str, marks: tuple[Mark, ...], thread: int, cluster: Cluster) -> Baseline | None:
+    """The step that people run today: the same for all pipelines and limits of a cluster."""
+    return baseline_of(_module_of(listing, marks, thread), cluster)
+
+
 def _failed(task: Task, error: Exception) -> Cell:
     return replace(task.cell, error=f"{type(error).__name__}: {error}")
 
 
 def merge(paths: Sequence[str | Path]) -> list[Cell]:
-    """The cells of a whole sweep from the files of its shards. The error lists all faults, not only the first."""
+    """The cells of whole sweeps from the files of their shards, sweep by sweep in the order of the files.
+
+    The error lists all faults, not only the first.
+    """
     found: list[tuple[str, Cell]] = []
     faults: list[str] = []
     for path in paths:
@@ -325,12 +357,18 @@ def merge(paths: Sequence[str | Path]) -> list[Cell]:
                 found.append((f"{path}:{number}", _cell_of(line)))
             except ValueError as error:
                 faults.append(f"{path}:{number}: {error}")
-    faults += _contradictions(found) if not faults else []
+    sweeps: dict[str, list[tuple[str, Cell]]] = {}
+    for place, cell in found:
+        sweeps.setdefault(cell.sweep, []).append((place, cell))
+    if not faults:
+        faults += [] if found else ["the files have no cells"]
+        faults += [fault for members in sweeps.values() for fault in _contradictions(members)]
+        faults += _repeated(found)
     if faults:
         shown = faults[:MAX_ERRORS] + ([f"... and {len(faults) - MAX_ERRORS} more"] if len(faults) > MAX_ERRORS else [])
-        do = "give the files of all shards of one sweep, each once"
-        raise ReadError(compose("merge", "the files are not one sweep", where=shown, do=do))
-    return sorted((cell for _, cell in found), key=lambda cell: cell.index)
+        do = "give the files of all shards of each sweep, each once"
+        raise ReadError(compose("merge", "the files are not whole sweeps", where=shown, do=do))
+    return [cell for members in sweeps.values() for _, cell in sorted(members, key=lambda each: each[1].index)]
 
 
 _CELLS = TypeAdapter(Cell)
@@ -358,15 +396,12 @@ def _numbers(data: dict[str, Any]) -> Iterator[float]:
 
 
 def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
-    """Cells of other sweeps, duplicate cells and missing cells."""
-    if not found:
-        yield "the files have no cells"
-        return
+    """Faults of the cells of one sweep: duplicates, and missing cells."""
     first_place, first = found[0]
     places: dict[int, str] = {}
     for place, cell in found:
-        if (cell.sweep, cell.num_cells) != (first.sweep, first.num_cells):
-            yield f"{place}: it belongs to another sweep than {first_place}"
+        if cell.num_cells != first.num_cells:
+            yield f"{place}: its sweep has {cell.num_cells} cells, according to {first_place} {first.num_cells}"
         elif cell.index >= cell.num_cells:
             yield f"{place}: cell {cell.index} of {cell.num_cells}, counted from 0"
         elif cell.index in places:
@@ -378,4 +413,15 @@ def _contradictions(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
         gaps = (i for i in range(first.num_cells) if i not in places)
         shown = [str(next(gaps)) for _ in range(min(missing, MAX_ERRORS))]
         rest = f" and {missing - MAX_ERRORS} more" if missing > MAX_ERRORS else ""
-        yield f"{missing} of {first.num_cells} cells are missing: {', '.join(shown)}{rest}"
+        where = f"{missing} of {first.num_cells} cells are missing in the sweep of {first_place}"
+        yield f"{where}: {', '.join(shown)}{rest}"
+
+
+def _repeated(found: Sequence[tuple[str, Cell]]) -> Iterator[str]:
+    """Cells of several sweeps that nothing but their figures would tell apart."""
+    seen: dict[tuple[object, ...], tuple[str, str]] = {}
+    for place, cell in found:
+        axes = (cell.source, cell.cluster, cell.pipeline, cell.memory_limit_bytes, cell.max_bucket_bytes, cell.policy)
+        first, identity = seen.setdefault(axes, (place, cell.sweep))
+        if identity != cell.sweep:
+            yield f"{place}: another sweep has this combination of source, cluster, pipeline and limits: {first}"

@@ -1,7 +1,7 @@
 """Panels of a sweep: step time against each axis that has several values, with one line per choice of the others.
 
-The cluster axis has one panel; every other axis has one panel per cluster. A sweep with policies has a curve instead of
-a panel for its memory limits (`memory_curve.py`).
+The source axis has one panel, the cluster axis one per source, and every other axis one per source and cluster. A sweep
+with policies has a curve instead of a panel for its memory limits (`memory_curve.py`).
 
 Contract: values are equally spaced. Sizes are in ascending order, with "not given" last. The scale does not begin at
 zero, so both ends are labelled. A failed cell is a cross at the foot; its tooltip gives the limit that would fit, if
@@ -19,7 +19,7 @@ from weft.report.plain_text import plain_line
 from weft.report.sweep import Cell
 from weft.report.sweep_table import place_texts
 
-AXES = ("cluster", "pipeline", "memory limit", "bucket size")
+AXES = ("source", "cluster", "pipeline", "memory limit", "bucket size")
 HEIGHT, FOOT, LEFT, GAP = 150, 44, 90, 110
 """In pixels: height of a panel, height of the names under it, width of its scale, distance between two values."""
 LEGEND, MAX_LEGEND = 260, 6
@@ -42,8 +42,9 @@ class Panel:
 
     @property
     def title(self) -> str:
-        where = f", {self.cells[0].cluster}" if self.number else ""
-        return f"step by {AXES[self.number]}{where}"
+        first = self.cells[0]
+        of_axis = (None if self.number < 2 else first.cluster, None if self.number < 1 else first.source)
+        return ", ".join([f"step by {AXES[self.number]}", *filter(None, of_axis)])
 
     @property
     def width(self) -> int:
@@ -61,12 +62,12 @@ class Panel:
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
     """The panels of all axes on which the cells differ."""
-    by_cluster: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_cluster.setdefault(cell.cluster, []).append(cell)
     found: list[Panel] = []
     for number in range(len(AXES)):
-        for members in by_cluster.values() if number else [cells]:
+        together: dict[tuple[str, ...], list[Cell]] = {}
+        for cell in cells:
+            together.setdefault(place_texts(cell)[: min(number, 2)], []).append(cell)
+        for members in together.values():
             has_curve = AXES[number] == "memory limit" and any(cell.policy for cell in members)
             values = {place_texts(cell)[number]: _size(cell, number) for cell in members}
             if len(values) > 1 and not has_curve:
@@ -76,7 +77,7 @@ def panels(cells: Sequence[Cell]) -> list[Panel]:
 
 def _size(cell: Cell, number: int) -> int:
     """The sort key of a cell on an axis; names keep their order."""
-    sizes = {2: cell.memory_limit_bytes, 3: cell.max_bucket_bytes}
+    sizes = {3: cell.memory_limit_bytes, 4: cell.max_bucket_bytes}
     if number not in sizes:
         return 0
     size = sizes[number]
@@ -95,7 +96,7 @@ def draw(panel: Panel, top: int, margin: int) -> Iterator[str]:
     for i, value in enumerate(panel.values):
         name = "not given" if value == "-" else value
         yield draw_text(left + i * GAP + 8, foot + 6, name, "name")
-    skipped = 0 if panel.number == 0 else 1  # the cluster is in the title
+    skipped = min(panel.number, 2)  # the source and the cluster are in the title
     for k, (others, line) in enumerate(panel.lines().items()):
         told = ", ".join(text for text in others[skipped:] if text != "-") or panel.title
         if k < MAX_LEGEND:

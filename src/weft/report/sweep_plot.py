@@ -17,11 +17,11 @@ from weft.report.memory_curve import draw_curve, memory_curves
 from weft.report.plain_text import plain_line
 from weft.report.sweep import Cell
 from weft.report.sweep_panels import FOOT, HEIGHT, draw, panels
-from weft.report.sweep_table import place_texts
+from weft.report.sweep_table import place_texts, with_different_sources
 
 LABEL_WIDTH, BAR_WIDTH, TIME_WIDTH, MARGIN = 310, 480, 190, 16
 LINE = 22
-MAX_LABEL = 46
+MAX_LABEL, MAX_HEAD = 46, 120
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1d242c}.head{font-weight:650}.time{fill:#66717d}"
     ".was{fill:#d3dae2}.covered{fill:#2f9e8f}.exposed{fill:#e2672f}.bound{stroke:#7b52cc;stroke-width:2}"
@@ -31,19 +31,28 @@ LEGEND = (("was", "before"), ("covered", "compute and hidden"), ("exposed", "exp
 
 
 def plot(cells: Sequence[Cell]) -> str:
-    """The chart: bars by cluster on one scale, marked with the proved lower bounds, and step time by axis."""
-    longest = max([1e-9, *(totals.step_us for cell in cells for totals in (cell.before, cell.after) if totals)])
+    """The chart: bars by source and cluster on one scale, marked with the proved bounds, and step time by axis."""
+    cells = with_different_sources(cells)
+    steps = [totals.step_us for cell in cells for totals in (cell.before, cell.after) if totals]
+    longest = max([1e-9, *steps, *(cell.runtime_us or 0.0 for cell in cells)])
     drawn: list[str] = list(_legend())
     y = MARGIN + 2 * LINE
-    for cluster, group in groupby(cells, key=lambda cell: cell.cluster):
+    for (source, cluster), group in groupby(cells, key=lambda cell: (cell.source, cell.cluster)):
         members = list(group)
-        drawn.append(_text(MARGIN, y, cluster, "head"))
+        head = cluster if source is None else f"{cluster}: {source}"
+        drawn.append(_text(MARGIN, y, head, "head", MAX_HEAD))
         y += LINE
         before = next((cell.before for cell in members if cell.before), None)
         if before is not None:
             width = before.step_us / longest * BAR_WIDTH
             drawn += _row(y, "before", duration_text(before.step_us))
             drawn.append(_bar(y, 0, width, "was"))
+            y += LINE
+        usual = next((cell for cell in members if cell.runtime_us is not None and cell.policy is None), None)
+        if usual is not None:
+            runtime_us = usual.runtime_us or 0.0
+            drawn += _row(y, f"run today: {usual.runtime}", duration_text(runtime_us))
+            drawn.append(_bar(y, 0, runtime_us / longest * BAR_WIDTH, "was"))
             y += LINE
         for cell in members:
             drawn += _cell(y, cell, longest)
@@ -93,8 +102,8 @@ def _cell(y: int, cell: Cell, longest: float) -> Iterator[str]:
 
 
 def _label(cell: Cell) -> str:
-    """The place of a cell on all axes but the cluster."""
-    return ", ".join(text for text in place_texts(cell)[1:] if text != "-")
+    """The place of a cell on all axes but the source and the cluster."""
+    return ", ".join(text for text in place_texts(cell)[2:] if text != "-")
 
 
 def _row(y: int, label: str, told: str) -> Iterator[str]:
@@ -107,9 +116,9 @@ def _bar(y: int, start: float, width: float, name: str) -> str:
     return f'<rect class="{name}" x="{x:.1f}" y="{y}" width="{max(width, 0):.1f}" height="16"/>'
 
 
-def _text(x: int, y: int, text: str, name: str) -> str:
+def _text(x: int, y: int, text: str, name: str, limit: int = MAX_LABEL) -> str:
     """One line of text; a long line is truncated, and its tooltip has the whole."""
     whole = plain_line(text)
-    shown = whole if len(whole) <= MAX_LABEL else f"{whole[: MAX_LABEL - 1]}…"
+    shown = whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
     tooltip = f"<title>{escape(whole)}</title>" if shown != whole else ""
     return f'<text class="{name}" x="{x}" y="{y + 13}">{tooltip}{escape(shown)}</text>'

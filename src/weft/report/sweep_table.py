@@ -6,24 +6,47 @@ Contract: names of clusters, pipelines and policies are untrusted text: control 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from weft.quantities import count_text, duration_text, exact_size_text, share_text, size_text
 from weft.report.plain_text import plain, plain_line, table
 from weft.report.sweep import Cell
 
-PLACES = ("cluster", "pipeline", "memory limit", "buckets", "policy")
+PLACES = ("source", "cluster", "pipeline", "memory limit", "buckets", "policy")
 FIGURES = (
-    *("step", "exposed", "bound", "bound of choices", "gap", "peak memory", "recomputed", "gathered again"),
+    *(
+        "step",
+        "run today",
+        "exposed",
+        "bound",
+        "bound of choices",
+        "gap",
+        "peak memory",
+        "recomputed",
+        "gathered again",
+    ),
     *("collectives", "passes", "MFU", "tokens/s"),
 )
 WHERE_KNOWN = (
-    *("memory limit", "buckets", "policy", "bound of choices", "recomputed", "gathered again", "MFU", "tokens/s"),
+    *(
+        "source",
+        "memory limit",
+        "buckets",
+        "policy",
+        "run today",
+        "bound of choices",
+        "recomputed",
+        "gathered again",
+        "MFU",
+        "tokens/s",
+    ),
 )
 """Columns that are omitted if no cell has a value for them."""
 
 
 def sweep_text(cells: Iterable[Cell]) -> str:
     """The cells as a table, followed by their errors. Limits that miss the same peak share one error, the last one."""
+    cells = with_different_sources(cells)
     head = [*PLACES, *FIGURES]
     rows = [head]
     errors: dict[object, str] = {}
@@ -32,7 +55,7 @@ def sweep_text(cells: Iterable[Cell]) -> str:
         if cell.error is not None:
             message = plain(cell.error).replace("\n", "\n    ")
             place = ", ".join(map(plain_line, _told(cell)))
-            alike = (cell.cluster, cell.pipeline, cell.max_bucket_bytes, cell.fitting_bytes)
+            alike = (cell.source, cell.cluster, cell.pipeline, cell.max_bucket_bytes, cell.fitting_bytes)
             errors[cell.index if cell.has_failed else alike] = f"\n{place}:\n    {message}"
     if len(rows) == 1:
         return "the sweep has no cells"
@@ -41,15 +64,21 @@ def sweep_text(cells: Iterable[Cell]) -> str:
     return "\n".join([*table([[row[i] for i in shown] for row in rows]), *errors.values()])
 
 
-def place_texts(cell: Cell) -> tuple[str, str, str, str, str]:
-    """The place of a cell on each axis: its cluster, its pipeline, its limits and its policy."""
+def with_different_sources(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells, without their source if all have the same."""
+    found = list(cells)
+    return found if len({cell.source for cell in found}) > 1 else [replace(cell, source=None) for cell in found]
+
+
+def place_texts(cell: Cell) -> tuple[str, str, str, str, str, str]:
+    """The place of a cell on each axis: its source, its cluster, its pipeline, its limits and its policy."""
     sizes = cell.memory_limit_bytes, cell.max_bucket_bytes
     memory, bucket = ("-" if size is None else exact_size_text(size) for size in sizes)
-    return cell.cluster, cell.pipeline, memory, bucket, cell.policy or "-"
+    return cell.source or "-", cell.cluster, cell.pipeline, memory, bucket, cell.policy or "-"
 
 
 def _told(cell: Cell) -> Iterator[str]:
-    for text, told in zip(place_texts(cell), ("{}", "{}", "{} of memory", "buckets of {}", "{}"), strict=True):
+    for text, told in zip(place_texts(cell), ("{}", "{}", "{}", "{} of memory", "buckets of {}", "{}"), strict=True):
         if text != "-":
             yield told.format(text)
 
@@ -62,6 +91,7 @@ def _texts(cell: Cell) -> list[str]:
         return [told, *["-"] * (len(FIGURES) - 1)]
     return [
         f"{duration_text(before.step_us)} -> {duration_text(after.step_us)}",
+        "-" if cell.runtime_us is None else f"{duration_text(cell.runtime_us)} ({cell.runtime})",
         f"{duration_text(before.exposed_us)} -> {duration_text(after.exposed_us)}",
         "-" if after.lower_bound_us is None else duration_text(after.lower_bound_us),
         "-" if after.choices_bound_us is None else duration_text(after.choices_bound_us),

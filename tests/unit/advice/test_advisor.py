@@ -50,7 +50,9 @@ def test_layouts_cover_every_mesh_of_a_cluster():
     shapes = dict.fromkeys(layout.shape for layout in layouts_of(SMALL, Cluster.load("h100-4x8")))
     hybrid = ["HSDP 4 x 8", "HSDP 2 x 16"]
     tensor = ["FSDP x TP 16 x 2", "FSDP x TP 8 x 4"]  # four heads for keys and values do not split over eight ranks
-    assert list(shapes) == ["DDP 32", "FSDP 32", *hybrid, *tensor]
+    copies = [["HSDP x TP 4 x 4 x 2", "HSDP x TP 2 x 8 x 2"], ["HSDP x TP 4 x 2 x 4", "HSDP x TP 2 x 4 x 4"]]
+    both = [shape for one, more in zip(tensor, copies, strict=True) for shape in (one, *more)]
+    assert list(shapes) == ["DDP 32", "FSDP 32", *hybrid, *both]
 
 
 def test_shards_divide_the_ranks_of_any_number_of_nodes():

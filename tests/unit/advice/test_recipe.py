@@ -18,6 +18,7 @@ from weft.advice.recipe import script_lines, titan_lines
         (TrainingLayout("fsdp", (("dp", 16),)), (1, 16, 1)),
         (TrainingLayout("hsdp", (("replicate", 2), ("shard", 8))), (2, 8, 1)),
         (TrainingLayout("fsdp-tp", (("dp", 8), ("tp", 2))), (1, 8, 2)),
+        (TrainingLayout("hsdp-tp", (("replicate", 2), ("shard", 4), ("tp", 2))), (2, 4, 2)),
     ],
 )
 def test_degrees_are_those_of_the_mesh(layout: TrainingLayout, degrees: tuple[int, int, int]):

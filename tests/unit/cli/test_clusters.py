@@ -18,8 +18,8 @@ ranks_per_node = 2
 [[levels]]
 name = "wire"
 spans = "node"
-latency_us = 10.0
-bandwidth_gbps = 10.0
+latency = "10 us"
+bandwidth = "10 GB/s"
 """
 NOTE = "cluster pair has no peak_tflops and no memory_gbps in [device]: compute takes no time"
 
@@ -75,14 +75,14 @@ def test_simulate_names_the_cluster_that_it_assumes(weft: Weft, listing: Path):
     [
         ("", NOTE),
         (
-            "memory_gbps = 1.0",
+            'memory_bandwidth = "1 GB/s"',
             "cluster pair has no peak_tflops in [device]: products are priced by their bytes alone",
         ),
         (
             "peak_tflops = { f32 = 1.0 }",
             "cluster pair has no memory_gbps in [device]: only matrix products take time",
         ),
-        ("peak_tflops = { f32 = 1.0 }\nmemory_gbps = 1.0", None),
+        ('peak_tflops = { f32 = 1.0 }\nmemory_bandwidth = "1 GB/s"', None),
     ],
 )
 def test_what_a_cluster_leaves_out_of_compute_is_said(

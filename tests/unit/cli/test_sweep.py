@@ -25,9 +25,9 @@ Weft = Callable[..., Result]
 GIB = 1 << 30
 
 GRID = ("--cluster", "h100-8", "--cluster", "a100-8x8", "--pipeline", "none", "--pipeline", "hoist-launches,sink-waits")
-AXES = {"cluster", "pipeline", "memory_limit_bytes", "max_bucket_bytes", "policy"}
+AXES = {"source", "cluster", "pipeline", "memory_limit_bytes", "max_bucket_bytes", "policy"}
 FIELDS = AXES | {"sweep", "index", "num_cells", "before", "after", "recomputed", "gathered_again"}
-FIELDS |= {"pass_seconds", "error", "fitting_bytes"}
+FIELDS |= {"runtime", "runtime_us", "pass_seconds", "error", "fitting_bytes"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,19 @@ def test_every_cell_is_a_row_of_the_table(weft: Weft, listing: Path):
     done = weft("sweep", listing, *GRID)
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    heads = ["cluster", "pipeline", "step", "exposed", "bound", "gap", "peak memory", "collectives", "passes", "MFU"]
+    heads = [
+        "cluster",
+        "pipeline",
+        "step",
+        "run today",
+        "exposed",
+        "bound",
+        "gap",
+        "peak memory",
+        "collectives",
+        "passes",
+        "MFU",
+    ]
     assert re.split(" {2,}", lines[0]) == heads
     assert [line.split()[:2] for line in lines[1:]] == [
         ["h100-8", "none"],
@@ -77,6 +89,21 @@ def test_shards_are_merged_into_the_whole(weft: Weft, listing: Path, tmp_path: P
     assert (merged.exit_code, merged.stderr) == (0, "")
     assert cells(merged.stdout) == cells(whole.stdout)
     assert weft("sweep", "--merge", *shards).stdout.startswith("cluster ")
+
+
+def test_sources_share_a_table_and_their_sweeps_are_merged(weft: Weft, listing: Path, step: Path, tmp_path: Path):
+    grid = ("--cluster", "h100-8", "--pipeline", "none")
+    together = weft("sweep", listing, step, *grid)
+    lines = together.stdout.splitlines()
+    assert (together.exit_code, lines[0].split()[0]) == (0, "source")
+    assert [line.split()[0] for line in lines[1:]] == [str(listing), str(step)]
+    files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
+    for source, file in zip((listing, step), files, strict=True):
+        assert weft("sweep", source, *grid, "-o", file).exit_code == 0
+    merged = weft("sweep", "--merge", *files, "--plot", tmp_path / "plot.svg")
+    timeless = [re.sub(r"[\d.]+ m?s  +", "", line) for line in (*lines, *merged.stdout.splitlines())]
+    assert timeless[: len(lines)] == timeless[len(lines) :]
+    assert "step by source" in (tmp_path / "plot.svg").read_text()
 
 
 def test_limits_are_swept_sharded_merged_and_drawn(weft: Weft, listing: Path, tmp_path: Path):
@@ -221,10 +248,10 @@ def test_a_gap_and_a_duplicate_end_with_1_and_write_nothing(weft: Weft, listing:
     done = weft("sweep", "--merge", shard, shard, "-o", out)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        "merge: the files are not one sweep",
+        "merge: the files are not whole sweeps",
         f"    {shard}:1: cell 0 is already in {shard}:1",
-        "    3 of 4 cells are missing: 1, 2, 3",
-        "give the files of all shards of one sweep, each once",
+        f"    3 of 4 cells are missing in the sweep of {shard}:1: 1, 2, 3",
+        "give the files of all shards of each sweep, each once",
     ]
     assert not out.exists()
 
@@ -234,7 +261,7 @@ def test_a_cell_that_fails_is_a_row_and_the_status_is_1(weft: Weft, listing: Pat
     done = weft("sweep", listing, "--cluster", "loopback-1x1", "--cluster", "h100-8", "-o", out)
     assert (done.exit_code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["loopback-1x1", "auto", "failed", *"-------"]
+    assert lines[1].split() == ["loopback-1x1", "auto", "failed", *"--------"]
     assert lines[3:] == [
         "",
         "loopback-1x1, auto:",
@@ -261,7 +288,7 @@ def test_the_plot_is_an_svg_in_which_names_are_text(weft: Weft, listing: Path, t
     ("arguments", "message"),
     [
         (["g.txt"], "sweep: no cluster is given\ngive one or more: --cluster h100-8x8\n"),
-        (["g.txt", "h.txt", "--cluster", "h100-8"], "sweep: 2 sources are given\ngive one, or --merge\n"),
+        (["g.txt", "g.txt", "--cluster", "h100-8"], "sweep: g.txt is given twice\ngive it once\n"),
         (
             ["g.txt", "--cluster", "h100-8", "--cluster", "h100-8"],
             "sweep: --cluster h100-8 is given twice\ngive it once\n",

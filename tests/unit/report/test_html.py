@@ -63,6 +63,14 @@ def data_of(text: str) -> Any:
     return json.loads(found.group(1))
 
 
+def test_the_page_has_the_step_that_people_run_today_and_notes_as_text():
+    told = replace(page(), baseline=f"baseline {HOSTILE}", notes=(f"first {HOSTILE}", "second")).render()
+    texts = "".join(Tags(told).texts)
+    for sentence in (f"baseline {HOSTILE}", f"note: first {HOSTILE}", "note: second"):
+        assert sentence in texts
+    assert "img" not in Tags(told).tags
+
+
 class Tags(HTMLParser):
     """Tags and attributes of a page, and all of its text."""
 

@@ -21,6 +21,8 @@ from weft.cost.cluster import Cluster
 from weft.errors import ClusterError, PipelineError, ReadError, ReportError
 from weft.graph.listings.text import parse
 from weft.passes.pipeline import Pipeline
+from weft.quantities import duration_text
+from weft.report.baseline import baseline_of
 from weft.report.summary import Totals
 from weft.report.sweep import Cell, merge, sweep
 from weft.report.sweep_plot import plot
@@ -201,6 +203,34 @@ def test_policies_come_after_the_limits_of_each_cluster_without_a_limit(module: 
 # Executors.
 
 
+def test_graphs_are_numbered_first_and_named_in_the_table_and_the_plot(module: GraphModule):
+    other = parse(LISTING.replace("relu", "neg"))
+    found = sweep({"one": module, "two": other}, ["h100-8"], PIPELINES)
+    assert [(each.index, each.source, each.pipeline) for each in found] == [
+        *((0, "one", "none"), (1, "one", "auto")),
+        *((2, "two", "none"), (3, "two", "auto")),
+    ]
+    alone = sweep(other, ["h100-8"], PIPELINES)
+    assert [each.after for each in found[2:]] == [each.after for each in alone]
+    assert sweep_text(found).startswith("source  cluster")
+    assert sweep_text(found[2:]).startswith("cluster")
+    heads = [each.text for each in drawn(plot(found), "text") if each.get("class") == "head"]
+    assert heads[:2] == ["h100-8: one", "h100-8: two"]
+    assert "step by source" in heads
+    assert "step by pipeline, h100-8, two" in heads
+
+
+@pytest.mark.slow
+def test_a_cell_has_the_step_that_people_run_today():
+    module = load("llama-debug", "fsdp", ranks=2, layers=1)
+    [found, _] = sweep(module, ["h100-8"], PIPELINES)
+    usual = baseline_of(module, Cluster.load("h100-8"))
+    assert usual is not None
+    assert (found.runtime, found.runtime_us) == (usual.runtime, usual.step_us)
+    assert f"{duration_text(usual.step_us)} (fsdp2)" in sweep_text([found])
+    assert "run today: fsdp2" in [each.text for each in drawn(plot([found]), "text")]
+
+
 def test_each_cell_is_told_when_it_is_done_in_order(module: GraphModule, cells: list[Cell]):
     told: list[Cell] = []
     with ThreadPoolExecutor(2) as pool:
@@ -313,22 +343,35 @@ def merge_error(*paths: Path) -> list[str]:
     with pytest.raises(ReadError) as caught:
         merge(paths)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "merge: the files are not one sweep"
-    assert lines[-1] == "give the files of all shards of one sweep, each once"
+    assert lines[0] == "merge: the files are not whole sweeps"
+    assert lines[-1] == "give the files of all shards of each sweep, each once"
     return [line.strip() for line in lines[1:-1]]
 
 
-def test_duplicates_gaps_and_other_sweeps_are_told_at_once(tmp_path: Path):
-    path = save(
-        tmp_path / "a",
-        [cell(0, 4), cell(1, 4), cell(0, 4), cell(9, 4), replace(cell(2, 4), sweep="other"), cell(2, 5)],
-    )
+def test_duplicates_and_gaps_of_every_sweep_are_told_at_once(tmp_path: Path):
+    other = replace(cell(1, 2), sweep="other", cluster="d")
+    path = save(tmp_path / "a", [cell(0, 4), cell(1, 4), cell(0, 4), cell(9, 4), other, cell(2, 5)])
     assert merge_error(path) == [
         f"{path}:3: cell 0 is already in {path}:1",
         f"{path}:4: cell 9 of 4, counted from 0",
-        f"{path}:5: it belongs to another sweep than {path}:1",
-        f"{path}:6: it belongs to another sweep than {path}:1",
-        "2 of 4 cells are missing: 2, 3",
+        f"{path}:6: its sweep has 5 cells, according to {path}:1 4",
+        f"2 of 4 cells are missing in the sweep of {path}:1: 2, 3",
+        f"1 of 2 cells are missing in the sweep of {path}:5: 0",
+    ]
+
+
+def test_sweeps_are_merged_in_the_order_of_the_files_and_again(tmp_path: Path):
+    first = [cell(i, 2, pipeline=str(i)) for i in (1, 0)]
+    second = replace(cell(0, 1, source="s"), sweep="other")
+    paths = [save(tmp_path / "a", [second, first[0]]), save(tmp_path / "b", [first[1]])]
+    assert merge(paths) == [second, first[1], first[0]]
+    assert merge([save(tmp_path / "c", merge(paths))]) == merge(paths)
+
+
+def test_sweeps_of_the_same_combination_are_not_merged(tmp_path: Path):
+    path = save(tmp_path / "a", [cell(0, 1), replace(cell(0, 1), sweep="other")])
+    assert merge_error(path) == [
+        f"{path}:2: another sweep has this combination of source, cluster, pipeline and limits: {path}:1"
     ]
 
 
@@ -365,8 +408,8 @@ def test_lines_that_are_no_cells_are_told_at_once(tmp_path: Path):
 
 
 def test_many_missing_cells_are_counted_and_an_empty_file_has_none(tmp_path: Path):
-    (told,) = merge_error(save(tmp_path / "a", [cell(0, 10**12)]))
-    assert told.startswith("999999999999 of 1000000000000 cells are missing: 1, 2, 3, ")
+    (told,) = merge_error(path := save(tmp_path / "a", [cell(0, 10**12)]))
+    assert told.startswith(f"999999999999 of 1000000000000 cells are missing in the sweep of {path}:1: 1, 2, 3, ")
     assert told.endswith(", 20 and 999999999979 more")
     assert merge_error(save(tmp_path / "b", [])) == ["the files have no cells"]
 

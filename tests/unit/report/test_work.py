@@ -41,8 +41,8 @@ matmul_efficiency = 1.0
 [[levels]]
 name = "wire"
 spans = "node"
-latency_us = 100.0
-bandwidth_gbps = 1.0
+latency = "100 us"
+bandwidth = "1 GB/s"
 """
 DEVICE = Device(peak_tflops=(("bf16", 2.0), ("f32", 1.0)))
 

@@ -28,15 +28,15 @@ ranks_per_node = 2
 
 [device]
 name = "plain"
-memory_gbps = 1.0
+memory_bandwidth = "1 GB/s"
 peak_tflops = { f32 = 0.1 }
 matmul_efficiency = 1.0
 
 [[levels]]
 name = "wire"
 spans = "node"
-latency_us = 10.0
-bandwidth_gbps = 0.1
+latency = "10 us"
+bandwidth = "0.1 GB/s"
 """
 
 
@@ -109,11 +109,11 @@ def test_more_than_ten_are_counted_and_none_is_said(tmp_path: Path, cluster: Pat
 
 
 def test_the_first_line_says_that_a_step_does_not_fit(listing: Path, cluster: Path):
-    cluster.write_text(CLUSTER.replace("memory_gbps = 1.0", "memory_gbps = 1.0\nmemory_bytes = 20000"))
+    cluster.write_text(CLUSTER.replace('memory_bandwidth = "1 GB/s"', 'memory_bandwidth = "1 GB/s"\nmemory = "20 kB"'))
     done = weft("simulate", listing, "--cluster", cluster)
     assert done.stdout.splitlines()[0] == "does not fit: needs 72.0 KiB, the device has 20 kB"
     assert json.loads(weft("simulate", listing, "--cluster", cluster, "--json").stdout)["fits"] is False
-    cluster.write_text(CLUSTER.replace("memory_gbps = 1.0", "memory_gbps = 1.0\nmemory_bytes = 80000"))
+    cluster.write_text(CLUSTER.replace('memory_bandwidth = "1 GB/s"', 'memory_bandwidth = "1 GB/s"\nmemory = "80 kB"'))
     assert json.loads(weft("simulate", listing, "--cluster", cluster, "--json").stdout)["fits"] is True
 
 

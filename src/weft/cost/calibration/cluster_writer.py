@@ -17,6 +17,7 @@ from weft.cost.communication import Nccl
 from weft.cost.device import UNDESCRIBED, Device, HostMemory
 from weft.cost.kernels import AttentionRate, HostTimes
 from weft.cost.levels import Level, Link
+from weft.cost.stated_quantities import STATED_AS, rate_text, stated
 from weft.graph.ops import Kind
 
 NO_DEVICE = "# Without [device], compute takes no time: the measurements contain no compute."
@@ -73,7 +74,7 @@ def _device(device: Device) -> Iterator[str]:
     for name in DEVICE_KEYS:
         value = getattr(device, name)
         if value != getattr(UNDESCRIBED, name) or name == "matmul_efficiency":
-            yield f"{name} = {_value(value)}"
+            yield _line(name, value)
     chosen = device.attention_kernel
     for kernel in sorted(device.attention, key=lambda kernel: kernel.name != chosen):  # the first is the default
         yield from ("", f"[device.attention.{json.dumps(kernel.name)}]")
@@ -110,20 +111,21 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
 
 
 def _link(link: Link) -> list[str]:
-    return [
-        f"latency_us = {link.latency_us!r}",
-        f"hop_us = {link.hop_us!r}",
-        f"bandwidth_gbps = {link.bandwidth_gbps!r}",
-    ]
+    return [stated(name, getattr(link, name)) for name in ("latency_us", "hop_us", "bandwidth_gbps")]
 
 
 def _by_ranks(link: Link) -> str:
-    return f"by_ranks = {{ {', '.join(f'{limit} = {gbps!r}' for limit, gbps in link.by_ranks)} }}"
+    return f"by_ranks = {{ {', '.join(f'{limit} = {rate_text(gbps)}' for limit, gbps in link.by_ranks)} }}"
 
 
 def _keys(described: AttentionRate | HostMemory | HostTimes | Nccl) -> Iterator[str]:
     """One line for each field of a dataclass whose fields are the keys of a table."""
-    return (f"{field.name} = {_value(getattr(described, field.name))}" for field in fields(described))
+    return (_line(field.name, getattr(described, field.name)) for field in fields(described))
+
+
+def _line(name: str, value: bool | float | str | tuple[float, ...]) -> str:
+    """A key with its value; numbers with a unit state it."""
+    return stated(name, value) if name in STATED_AS and isinstance(value, int | float) else f"{name} = {_value(value)}"
 
 
 def _value(value: bool | float | str | tuple[float, ...]) -> str:

@@ -7,6 +7,7 @@ hsdp      fsdp inside, over `shard`; ddp outside, over `replicate`
 hsdp-dtensor  the same as DTensor writes it: whole gradients are averaged over `replicate` before they are scattered
 tp        blocks are split, norms see their part of the sequence
 fsdp-tp   tp inside, fsdp outside
+hsdp-tp   tp inside, hsdp outside
 ep-fsdp   experts are split over `ep` and sharded over `dp`; everything else is sharded over all ranks
 """
 
@@ -60,6 +61,7 @@ STRATEGIES = {
     "hsdp-dtensor": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",), replicate_first=True),
     "tp": Strategy(("tp",), tensor="tp"),
     "fsdp-tp": Strategy(("dp", "tp"), shard=("dp",), tensor="tp"),
+    "hsdp-tp": Strategy(("replicate", "shard", "tp"), shard=("shard",), replicate=("replicate",), tensor="tp"),
     "ep-fsdp": Strategy(("dp", "ep"), shard=("dp", "ep"), expert="ep"),
 }
 
@@ -84,10 +86,18 @@ def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) ->
     count = 8 if ranks is None else ranks
     if len(axes) < 2:
         return dict.fromkeys(axes, count)
-    inner = next(size for size in range(min(INNER_SIZE, max(count, 1)), 0, -1) if count % size == 0)
-    if inner == count and count > 1:  # use both axes if there are enough ranks
-        inner = next(size for size in range(count // 2, 0, -1) if count % size == 0)
-    return {axes[0]: count // inner, axes[1]: inner}
+    sizes: list[int] = []
+    for more in reversed(range(1, len(axes))):
+        inner = _inner_size(count, 2**more)
+        sizes.append(inner)
+        count //= inner
+    return dict(zip(axes, (count, *reversed(sizes)), strict=True))
+
+
+def _inner_size(count: int, least_outside: int) -> int:
+    """The largest size that leaves at least `least_outside` of the ranks to the other axes."""
+    sizes = (size for size in range(INNER_SIZE, 0, -1) if count % size == 0 and count // size >= least_outside)
+    return next(sizes, 1)
 
 
 def _check_axes(parallel: str, axes: Axes, found: Axes) -> None:
