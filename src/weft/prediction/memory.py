@@ -44,20 +44,27 @@ class StepMemory:
     """Allocated bytes by part at the moment of the peak."""
     streams: dict[str, int]
     """Reserved bytes by stream, without the workspace."""
-    outside_bytes: int
-    """Estimate of the CUDA context, the buffers of NCCL and symmetric memory, which the allocator does not count."""
+    outside: dict[str, int]
+    """Estimates of what the allocator does not count: the CUDA context, the buffers of NCCL, symmetric memory."""
     device_bytes: int | None
     """Memory of the device; None if the cluster does not state it."""
 
     @property
+    def needed_bytes(self) -> int:
+        """Memory of the device that the step takes: reserved by the allocator, and outside of it."""
+        return self.reserved_bytes + sum(self.outside.values())
+
+    @property
     def does_not_fit(self) -> str | None:
         """One sentence if the device has less memory than the step needs."""
-        return does_not_fit(self.reserved_bytes + self.outside_bytes, self.device_bytes)
+        return does_not_fit(self.needed_bytes, self.device_bytes)
 
 
-def outside_bytes(program: Program) -> int:
-    """Estimate of the memory of the device that torch's allocator does not count."""
-    return CONTEXT_BYTES + NCCL_BYTES * program.num_groups + program.symmetric_bytes
+def outside_of(program: Program) -> dict[str, int]:
+    """Estimates of the memory of the device that torch's allocator does not count, by part."""
+    nccl, symmetric = NCCL_BYTES * program.num_groups, program.symmetric_bytes
+    parts = {"CUDA context": CONTEXT_BYTES, "NCCL buffers": nccl, "symmetric memory": symmetric}
+    return {part: num_bytes for part, num_bytes in parts.items() if num_bytes}
 
 
 def does_not_fit(num_bytes: int, device_bytes: int | None) -> str | None:
@@ -129,7 +136,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         sum(streams.values()) + workspace,
         parts,
         streams,
-        outside_bytes(program),
+        outside_of(program),
         device.memory_bytes,
     )
 

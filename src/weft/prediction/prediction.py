@@ -76,6 +76,7 @@ class Prediction:
     def to_json(self) -> str:
         """The prediction as JSON: raw numbers, units in the keys."""
         data = asdict(self)
+        data["memory"]["needed_bytes"] = self.memory.needed_bytes
         data["fits"] = self.memory.does_not_fit is None
         return json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
 
