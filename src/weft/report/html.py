@@ -52,8 +52,8 @@ class ReportPage:
     """The passes of the run, in their order."""
     warning: str = ""
     """A sentence for the top of the page, such as that the step does not fit."""
-    error_bar: str = ""
-    """How far the simulated step may be off, and what that rests on."""
+    error_bars: tuple[str, ...] = ()
+    """How far the simulated times and the peak may be off, and what that rests on."""
     owned: tuple[OwnedMemory, OwnedMemory] | None = None
     """The memory of both runs by owner."""
 
@@ -72,7 +72,7 @@ class ReportPage:
             why=self.after.why_slow,
             sentence=headline(self.summary),
             layers=[row.row for row in self.after.exposed_layers],
-            error_bar=self.error_bar,
+            error_bars=self.error_bars,
             owners=_owner_rows(self.owned) if self.owned else [],
             reasons=_reasons(self.before.records),
             passes=[_pass(record) for record in self.passes],

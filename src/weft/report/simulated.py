@@ -201,13 +201,17 @@ class SimulatedReport(Report):
         return notes_on_bytes_between_nodes(after.graph.module, self.simulated_cluster, after.given)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        step, peak = self.errors
-        bars = dict.fromkeys(
+    def error_bars(self) -> tuple[str, ...]:
+        """Both bars, each with what it rests on, as sentences."""
+        return tuple(
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
-            for what, bar in (("times", step), ("memory", peak))
+            for what, bar in zip(("times", "memory"), self.errors, strict=True)
         )
-        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *self.between_nodes, *bars)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        device_notes = notes_on(self.simulated_cluster)
+        return (*super().notes, *self.size_notes, *device_notes, *self.between_nodes, *self.error_bars)
 
     def summary_lines(self) -> list[str]:
         return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
@@ -241,7 +245,7 @@ class SimulatedReport(Report):
             self.witnesses,
             self.passes,
             warning=self.does_not_fit or "",
-            error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
+            error_bars=self.error_bars,
             owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
         )
         page.save_html(path)
