@@ -106,9 +106,13 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         for storage, num_bytes in made:
             if storage in program.given:
                 allocate(op, storage, num_bytes)
-    held_from, held_until = {each.first: each for each in held}, {each.last: each for each in held}
+    held_from: dict[int, list[Held]] = {}
+    held_until: dict[int, list[Held]] = {}
+    for each in held:
+        held_from.setdefault(each.first, []).append(each)
+        held_until.setdefault(each.last, []).append(each)
     for op, made in enumerate(program.allocates):
-        if (begun := held_from.get(op)) is not None:
+        for begun in held_from.get(op, ()):
             allocator.allocate(begun, begun.num_bytes, DEFAULT_STREAM)
             in_use[MemoryPart.ACTIVATIONS] += rounded(begun.num_bytes)
             now += rounded(begun.num_bytes)
@@ -117,7 +121,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
                 allocate(op, storage, num_bytes)
         if now > peak:
             peak, at_peak = now, in_use.copy()
-        if (ended := held_until.get(op)) is not None:
+        for ended in held_until.get(op, ()):
             allocator.free(ended)
             in_use[MemoryPart.ACTIVATIONS] -= rounded(ended.num_bytes)
             now -= rounded(ended.num_bytes)
