@@ -1,15 +1,18 @@
 """Predictions against published figures: every row of `published/`, with its signed error.
 
-    python benchmarks/validate.py [--only 8b,tp] [--rows FILE ...] [--jobs 2] [--json FILE] [--record]
+    python benchmarks/validate.py [--only 8b,tp] [--jobs 2] [--write] [--record]
+    python benchmarks/validate.py --rows FILE ... [--json FILE]
     python benchmarks/validate.py --fit
-    python benchmarks/validate.py --docs benchmarks/results/validation-DATE.json
 
 A row names what ran: a source of the zoo, the runtime, what was compiled, the attention kernel. One row for each
 hardware fixes one scalar, the share of the peak that large products reach: `--fit` prints it, the preset holds it, and
-that row does not count as a prediction. Nothing else is fitted. `--record` writes the errors to the file that error
-bars come from. `--rows` predicts rows of other files, in the same form. Captured graphs are kept in
-.benchmarks/captures, by the digest of the source and of the code that captures. `--docs` writes the page of a run into
-docs/validation.md, with its picture.
+that row does not count as a prediction. Nothing else is fitted. Each row is also simulated without an execution, as
+`weft simulate` and reports do. `--rows` predicts rows of other files, in the same form. Captured graphs are kept in
+.benchmarks/captures, by the digest of the source and of the code that captures.
+
+`--write` writes the figures into benchmarks/results and docs/validation.md, with its picture; rows that `--only` left
+out keep their figures, with the date of their own run. `--record` writes the errors of all these rows to the file that
+error bars come from.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import os
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -35,15 +38,20 @@ from bench import ROOT, begin, say
 from bench_table import fill
 from torch.fx import GraphModule
 
+from weft.bounds.bounded_simulation import simulate_modules
 from weft.bucketing.units import Root
 from weft.cli.source import load_source
 from weft.cost.cluster import Cluster
 from weft.frontends import archive
+from weft.graph.versions import dag_of
+from weft.passes.runtimes import run_as
 from weft.prediction.error_bars import RESIDUALS, write_residuals
 from weft.prediction.prediction import Prediction, predict_modules
+from weft.prediction.step_kind import step_kind
 
 PUBLISHED = ROOT / "benchmarks" / "published"
 CAPTURES = ROOT / ".benchmarks" / "captures"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "validation.md"
 PICTURE = ROOT / "docs" / "images" / "validation.svg"
 RECORDED = "published"
@@ -148,6 +156,17 @@ def predict(row: Published, efficiency: float | None = None) -> Prediction:
     )
 
 
+def simulated(row: Published) -> dict[str, Any]:
+    """The row without an execution, as `weft simulate` and reports do, and its kind."""
+    cluster = Cluster.load(row.cluster)
+    cluster = cluster if row.attention is None else cluster.with_attention(row.attention)
+    module = captured(row.query)
+    ran = module if row.runtime is None else run_as(module, row.runtime, root=row.root, cluster=cluster).module
+    timeline = simulate_modules([ran], cluster)
+    kind = step_kind([dag_of(module.graph)], cluster, timeline)
+    return {"kind": asdict(kind), "step_us": timeline.step_us, "peak_bytes": timeline.peak_bytes}
+
+
 def outcome(row: Published) -> dict[str, Any]:
     """A row with its prediction, or with the reason why there is none."""
     torch.set_num_threads(1)
@@ -156,10 +175,11 @@ def outcome(row: Published) -> dict[str, Any]:
     if row.not_predicted:
         return told
     try:
-        found = predict(row)
+        found, plain = predict(row), simulated(row)
     except Exception as error:  # one faulty row must not end a run of tens of minutes; the exit status tells of it
         return told | {"not_predicted": f"fails: {type(error).__name__}: {error}".partition("\n")[0]}
-    return told | {"predicted": json.loads(found.to_json()), "seconds": time.process_time() - start}
+    told |= {"predicted": json.loads(found.to_json()), "simulated": plain}
+    return told | {"seconds": time.process_time() - start}
 
 
 def fit(row: Published) -> tuple[float, float]:
@@ -193,18 +213,41 @@ def run(rows: Sequence[Published], jobs: int) -> Iterator[dict[str, Any]]:
 
 def record(found: dict[str, Any], path: Path = RESIDUALS) -> None:
     """Write the residuals of a run to the file that error bars come from."""
-    made = [
-        {
-            "set": RECORDED,
-            "row": f"{row['page']}/{row['name']}",
-            **row["predicted"]["kind"],
-            "step": round(1 / (1 + error) - 1, 4),
-            **({} if (gib := validation_table.memory_error(row)) is None else {"peak": round(gib, 4)}),
-        }
-        for row in found["rows"]
-        if not row["fit"] and (error := validation_table.throughput_error(row)) is not None
-    ]
+    rows = [row for row in found["rows"] if not row["fit"] and row.get("predicted") is not None]
+    made = [_residual(row, *errors) for row in rows for errors in _errors(row)]
     write_residuals(path, RECORDED, made)
+
+
+def _errors(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], float, float | None]]:
+    """Kind, error of the step time and error of the peak: with the execution of the row, and without one."""
+    if (error := validation_table.throughput_error(row)) is not None:
+        yield row["predicted"]["kind"], 1 / (1 + error) - 1, validation_table.memory_error(row)
+        if (plain := row.get("simulated")) is not None:
+            published_us = row["predicted"]["step_us"] * (1 + error)
+            gib = plain["peak_bytes"] / validation_table.GIB
+            yield plain["kind"], plain["step_us"] / published_us - 1, gib / row["gib"] - 1 if row["gib"] else None
+
+
+def _residual(row: dict[str, Any], kind: dict[str, Any], step: float, peak: float | None) -> dict[str, Any]:
+    told = {} if peak is None else {"peak": round(peak, 4)}
+    return {"set": RECORDED, "row": f"{row['page']}/{row['name']}", **kind, "step": round(step, 4), **told}
+
+
+def merged(stored: dict[str, Any], found: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """The figures of a run, in this order; rows that it left out keep their stored figures."""
+    rows = {f"{row['page']}/{row['name']}": {**_ran(stored), **row} for row in stored["rows"]}
+    rows |= {f"{row['page']}/{row['name']}": {**_ran(found), **row} for row in found["rows"]}
+    return found | {"rows": [rows[key] for key in keys if key in rows]}
+
+
+def _ran(found: dict[str, Any]) -> dict[str, Any]:
+    return {"date": found["date"], "commit": found["commit"]}
+
+
+def stored_figures() -> dict[str, Any]:
+    """The latest figures in the repository."""
+    latest = max(RESULTS.glob("validation-*.json"), key=lambda path: path.name)
+    return json.loads(latest.read_text())
 
 
 def show(found: dict[str, Any], page: Path, picture: Path) -> None:
@@ -226,11 +269,10 @@ def main() -> None:
         "--fit", action="store_true", help="print the scalar of each hardware, from its one row, and exit"
     )
     parser.add_argument("--record", action="store_true", help="write the errors to the file that error bars come from")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write these figures into the docs and exit")
+    parser.add_argument("--write", action="store_true", help="write the figures into benchmarks/results and the docs")
     options = parser.parse_args()
-    if options.docs:
-        show(json.loads(options.docs.read_text()), PAGE, PICTURE)
-        return
+    if options.rows and (options.write or options.record):
+        parser.error("--write and --record are for the published rows, not for --rows")
     read_files = [read(path) for path in options.rows or sorted(PUBLISHED.glob("*.toml"))]
     words = [word for word in options.only.split(",") if word]
     rows = [row for each, _ in read_files for row in each if not words or any(word in row.key for word in words)]
@@ -245,11 +287,16 @@ def main() -> None:
     effects = [asdict(effect) for _, each in read_files for effect in each]
     found = {key: value for key, value in begin().items() if key in ("date", "commit", "versions")}
     found |= {"rows": made, "effects": effects}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    path = options.json
+    if options.write:
+        keys = [row.key for each, _ in read_files for row in each]
+        found, path = merged(stored_figures(), found, keys), RESULTS / f"validation-{found['date']}.json"
+        show(found, PAGE, PICTURE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
     if options.record:
         record(found)
-    say("\n" + validation_table.page(found) + f"\n\nwrote {options.json}")
+    say("\n" + validation_table.page(found) + f"\n\nwrote {path}")
     sys.exit(any(row["source"] and row.get("predicted") is None for row in made))
 
 

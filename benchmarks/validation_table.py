@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from bench_table import table
@@ -47,8 +48,16 @@ def page(found: Figures) -> str:
 
 
 def about(found: Figures) -> str:
+    """When, at which commit and with which versions the rows were predicted."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"`make validate`, {found['date']}, commit {found['commit']}, {versions}."
+    here = found["date"], found["commit"]
+    ran = Counter((row.get("date", here[0]), row.get("commit", here[1])) for row in found["rows"])
+    rest = "".join(
+        f" {count} rows are from {date}, commit {commit}."
+        for (date, commit), count in sorted(ran.items())
+        if (date, commit) != here
+    )
+    return f"`make validate`, {here[0]}, commit {here[1]}, {versions}.{rest}"
 
 
 def summary(rows: list[Figures]) -> str:

@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from train_table import one_line
 
 import weft
 from weft.cost.cluster import Cluster
-from weft.prediction.error_bars import RESIDUALS, is_host_bound, write_residuals
+from weft.prediction.error_bars import PLAIN, RESIDUALS, SINGLE, StepKind, is_host_bound, write_residuals
 from weft.zoo import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
@@ -42,8 +43,10 @@ EXECUTIONS = {"eager": "eager", "compiled": "compiled", "cudagraphs": "cuda-grap
 
 
 @cache
-def predicted(fields: tuple[tuple[str, int], ...], optimizer: str, checkpointed: bool, mode: str, cluster: str) -> Any:
-    """The simulated timeline of a row: the graph as it ran, compiled or not."""
+def predicted(
+    fields: tuple[tuple[str, int], ...], optimizer: str, checkpointed: bool, mode: str, cluster: str
+) -> tuple[Any, Any]:
+    """The simulated timelines of a row: the graph as it ran, compiled or not; and without an execution."""
     shape: dict[str, Any] = dict(fields)
     batch, layers = shape.pop("batch"), shape.pop("num_layers")
     graph = load(
@@ -57,13 +60,14 @@ def predicted(fields: tuple[tuple[str, int], ...], optimizer: str, checkpointed:
         partition="autograd" if mode == "eager" else "min-cut",
         **shape,
     )
-    return weft.simulate(graph, Cluster.load(cluster).running(EXECUTIONS[mode]))
+    described = Cluster.load(cluster)
+    return weft.simulate(graph, described.running(EXECUTIONS[mode])), weft.simulate(graph, described)
 
 
 def compared(row: dict[str, Any], cluster: str) -> dict[str, float | None]:
     """Prediction and signed error of time and peak; an error is None without a measurement."""
     shape = tuple(row["shape_fields"].items())
-    found = predicted(shape, row["optimizer"], row["checkpointed"], row["mode"], cluster)
+    found, plain = predicted(shape, row["optimizer"], row["checkpointed"], row["mode"], cluster)
     # The allocator counts what a CUDA graph allocates only while it is recorded.
     peak = None if row["mode"] == "cudagraphs" else row.get("peak_allocated_bytes")
     return {
@@ -72,6 +76,8 @@ def compared(row: dict[str, Any], cluster: str) -> dict[str, float | None]:
         "time_error": _error(found.step_us / 1e3, _step_ms(row)),
         "predicted_bytes": found.peak_bytes,
         "peak_error": _error(found.peak_bytes, peak),
+        "plain_time_error": _error(plain.step_us / 1e3, _step_ms(row)),
+        "plain_peak_error": _error(plain.peak_bytes, peak),
     }
 
 
@@ -148,11 +154,13 @@ def record(rows: list[dict[str, Any]], cluster: str) -> None:
         if "step_ms" not in row:
             continue
         found = compared(row, cluster)
-        kind: dict[str, Any] = {"device": device, "parallel": "single", "execution": EXECUTIONS[row["mode"]]}
-        kind["is_host_bound"] = is_host_bound(found["host_ms"] or 0.0, found["predicted_ms"] or 0.0)
-        step, peak = found["time_error"], found["peak_error"]
-        told = {} if peak is None else {"peak": round(peak, 4)}
-        made.append({"set": RECORDED, "row": row["label"], **kind, "step": round(step or 0.0, 4), **told})
+        bound = is_host_bound(found["host_ms"] or 0.0, found["predicted_ms"] or 0.0)
+        executed, plain = StepKind(device, SINGLE, EXECUTIONS[row["mode"]], bound), StepKind(device, SINGLE, PLAIN)
+        for kind, prefix in ((executed, ""), (plain, "plain_")):
+            step, peak = found[f"{prefix}time_error"], found[f"{prefix}peak_error"]
+            told = {} if peak is None else {"peak": round(peak, 4)}
+            told = {"step": round(step or 0.0, 4), **told}
+            made.append({"set": RECORDED, "row": row["label"], **asdict(kind), **told})
     write_residuals(RESIDUALS, RECORDED, made)
 
 

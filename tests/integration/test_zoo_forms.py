@@ -94,6 +94,33 @@ def largest_logits(module: GraphModule) -> int:
     )
 
 
+@pytest.mark.slow
+def test_a_parallel_loss_computes_the_same_and_holds_four_times_the_logits():
+    options: dict[str, Any] = {"sequence": 256, "vocabulary": 8192, "batch": 4}
+    whole, parallel = (load("fsdp-tp", loss=loss, **options) for loss in ("f32", "parallel"))
+    small = [load("fsdp-tp", loss=loss) for loss in ("f32", "parallel")]
+    inputs = example_inputs(small[0], 4)
+    names = [node.name for node in small[0].graph.nodes if node.op == "placeholder"]
+    for rank, given in enumerate(inputs):  # tokens that no rank held would have another loss
+        for name in ("tokens_first_row", "loss_first_row"):
+            given[names.index(name)].fill_(128 * (rank % 2))
+    results = [VirtualCluster(4).run(graph, inputs, read_groups(graph)) for graph in small]
+    assert compare(*results, num_terms=2048).equal  # the exponentials of log-probabilities of up to 40
+    peaks = [
+        weft.predict(module, "h100-1x8", runtime=runtime, execution="eager").memory.allocated_bytes
+        for module, runtime in ((whole, "fsdp2"), (parallel, "fsdp2"), (parallel, "simple-fsdp"))
+    ]
+    logits_bytes = 4 * 256 * 8192 // 2 * 4  # in f32, split over two ranks
+    assert peaks[1] - peaks[0] == pytest.approx(2 * logits_bytes, rel=0.02)
+    assert peaks[1] - peaks[2] == pytest.approx(
+        logits_bytes, rel=0.02
+    )  # one graph frees each tensor after its last use
+
+
+def test_without_a_split_vocabulary_a_parallel_loss_is_the_usual_one():
+    assert weft.listing(load("fsdp", loss="parallel")) == weft.listing(load("fsdp"))
+
+
 def test_a_min_cut_leaves_a_chunked_loss_as_it_is():
     autograd, cut = (load("fsdp", loss="chunked", partition=partition) for partition in ("autograd", "min-cut"))
     assert same_values(autograd, cut, 2, 8)

@@ -36,7 +36,7 @@ from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.pipeline import Pipeline
 from weft.passes.presets import recognise
 from weft.prediction.error_bars import ErrorBar
-from weft.prediction.memory import outside_bytes
+from weft.prediction.memory import outside_of
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules, waiting_share
 from weft.quantities import size_text
 from weft.report.baseline import FITTING
@@ -321,7 +321,7 @@ class _Simulated:
 
     def held_bytes(self, num_microbatches: int) -> int:
         """Memory next to the graph's own: what torch's allocator does not count, and the sum of gradients."""
-        return outside_bytes(self.program) + (self.gradient_bytes if num_microbatches > 1 else 0)
+        return sum(outside_of(self.program).values()) + (self.gradient_bytes if num_microbatches > 1 else 0)
 
     @property
     def gradient_bytes(self) -> int:

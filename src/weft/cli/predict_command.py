@@ -112,6 +112,9 @@ def lines_of(found: Prediction) -> list[str]:
         ("peak reserved", size_text(memory.reserved_bytes), peak),
         ("peak allocated", size_text(memory.allocated_bytes), peak),
         *((f"  {part}", size_text(num_bytes), "") for part, num_bytes in memory.parts.items()),
+        ("outside of the allocator", size_text(sum(memory.outside.values())), ""),
+        *((f"  {part}", size_text(num_bytes), "") for part, num_bytes in memory.outside.items()),
+        ("memory of the device", size_text(memory.needed_bytes), ""),
     ]
     ran = ", ".join(filter(None, (found.runtime, found.kind.execution, found.attention)))
     too_large = memory.does_not_fit

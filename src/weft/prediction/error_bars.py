@@ -7,6 +7,9 @@ A residual is how far a predicted step time or peak was from the published or me
 prediction is the smallest share that `QUANTILE` of the residuals of steps of its kind do not exceed. With n residuals
 it is the ceil((n + 1) QUANTILE)-th smallest, so that a further step of that kind lies inside with that probability.
 
+A simulation without an execution leaves out more than a prediction with one, so it has residuals of its own: those of
+the same steps, simulated without an execution.
+
 If too few steps of its kind were validated, the bar is borrowed from the next wider set that has enough of them. A
 borrowed bar is always wider than the bars of the kinds that lend it, and covers the errors of its own kind. A step that
 is bound by the host takes its time from the host, not from the device or the network, so such steps lend only to each
@@ -28,6 +31,8 @@ RESIDUALS = Path(__file__).with_name("residuals.toml")
 QUANTILE = 0.8
 SINGLE = "single"
 """The parallelism of a step without collectives."""
+PLAIN = "plain"
+"""The execution of a simulation that does not state one: the host takes no time, and every value takes memory."""
 BORROWED_FACTOR = 1.5
 """Widening of the bar if too few steps of the kind were validated, but others on this device. A choice, not a fit."""
 OTHER_DEVICE_FACTOR = 2.0
@@ -45,7 +50,7 @@ class StepKind:
     parallel: str
     """The parallelism that the collectives serve: `fsdp`, `tp`, `fsdp-tp`, `ddp`, or `single` without collectives."""
     execution: str
-    """`compiled`, `blocks`, `eager` or `cuda-graphs`."""
+    """`compiled`, `blocks`, `eager`, `cuda-graphs`, or `plain` if the simulation states none of them."""
     is_host_bound: bool = False
     """The host takes so long to issue the step that it may decide how long the step takes."""
 
@@ -95,18 +100,25 @@ def is_host_bound(host: float, step: float) -> bool:
 
 
 def _bar(kind: StepKind, known: Sequence[tuple[StepKind, float | None]]) -> ErrorBar:
-    found = [(other, abs(error)) for other, error in known if error is not None and _is_comparable(other, kind)]
+    measured = [(other, abs(error)) for other, error in known if error is not None]
+    found = [pair for pair in measured if _is_comparable(pair[0], kind)]
+    if kind.execution == PLAIN and not found:
+        lent = _bar_of_executions(kind, known)
+        if lent is not None:
+            return lent
     here = [pair for pair in found if pair[0].device == kind.device]
     alike = [pair for pair in here if pair[0].parallel == kind.parallel]
     same = [pair for pair in alike if pair[0].execution == kind.execution]
-    bound = ", bound by the host" if kind.is_host_bound else ""
+    which = ", bound by the host" if kind.is_host_bound else ""
+    which += ", simulated without an execution" if kind.execution == PLAIN else ""
     share = quantile([error for _, error in same])
     if share is not None:
-        return ErrorBar(share, f"{len(same)} {kind.parallel} steps, {kind.execution}, on {kind.device}{bound}")
+        ran = "" if kind.execution == PLAIN else f", {kind.execution}"
+        return ErrorBar(share, f"{len(same)} {kind.parallel} steps{ran}, on {kind.device}{which}")
     sets = (
-        (alike, BORROWED_FACTOR, f"{kind.parallel} steps on {kind.device}{bound}; few or none were {kind.execution}"),
-        (here, BORROWED_FACTOR, f"steps on {kind.device}{bound}; few or none were {kind.parallel}"),
-        (found, OTHER_DEVICE_FACTOR, f"steps on other devices{bound}, doubled: not validated on this device"),
+        (alike, BORROWED_FACTOR, f"{kind.parallel} steps on {kind.device}{which}; few or none were {kind.execution}"),
+        (here, BORROWED_FACTOR, f"steps on {kind.device}{which}; few or none were {kind.parallel}"),
+        (found, OTHER_DEVICE_FACTOR, f"steps on other devices{which}, doubled: not validated on this device"),
     )
     nearest: list[float] = [error for _, error in same]
     for pairs, factor, told in sets:
@@ -115,8 +127,18 @@ def _bar(kind: StepKind, known: Sequence[tuple[StepKind, float | None]]) -> Erro
             return ErrorBar(max(lent * factor, *nearest, 0.0), f"{len(pairs)} {told}")
         nearest = [error for _, error in pairs] or nearest
     if found:
-        return ErrorBar(max(nearest) * OTHER_DEVICE_FACTOR, f"{len(found)} steps{bound}, too few to tell: doubled")
+        return ErrorBar(max(nearest) * OTHER_DEVICE_FACTOR, f"{len(found)} steps{which}, too few to tell: doubled")
     return ErrorBar(None, "not validated on this device")
+
+
+def _bar_of_executions(kind: StepKind, known: Sequence[tuple[StepKind, float | None]]) -> ErrorBar | None:
+    """The widest bar that this step has under any execution, widened; None without any."""
+    executions = dict.fromkeys(other.execution for other, _ in known if other.execution != PLAIN)
+    bars = [_bar(replace(kind, execution=execution), known) for execution in executions]
+    share, basis = max(((bar.share, bar.basis) for bar in bars if bar.share is not None), default=(None, ""))
+    if share is None:
+        return None
+    return ErrorBar(share * BORROWED_FACTOR, f"{basis}; widened: none was simulated without an execution")
 
 
 def _is_comparable(one: StepKind, other: StepKind) -> bool:
@@ -125,6 +147,8 @@ def _is_comparable(one: StepKind, other: StepKind) -> bool:
     The host bounds steps with and without collectives alike. Otherwise, steps without collectives say nothing about a
     network, so they count only for one another.
     """
+    if (one.execution == PLAIN) != (other.execution == PLAIN):
+        return False
     if one.is_host_bound or other.is_host_bound:
         return one.is_host_bound and other.is_host_bound
     return (one.parallel == SINGLE) == (other.parallel == SINGLE)

@@ -44,20 +44,27 @@ class StepMemory:
     """Allocated bytes by part at the moment of the peak."""
     streams: dict[str, int]
     """Reserved bytes by stream, without the workspace."""
-    outside_bytes: int
-    """Estimate of the CUDA context, the buffers of NCCL and symmetric memory, which the allocator does not count."""
+    outside: dict[str, int]
+    """Estimates of what the allocator does not count: the CUDA context, the buffers of NCCL, symmetric memory."""
     device_bytes: int | None
     """Memory of the device; None if the cluster does not state it."""
 
     @property
+    def needed_bytes(self) -> int:
+        """Memory of the device that the step takes: reserved by the allocator, and outside of it."""
+        return self.reserved_bytes + sum(self.outside.values())
+
+    @property
     def does_not_fit(self) -> str | None:
         """One sentence if the device has less memory than the step needs."""
-        return does_not_fit(self.reserved_bytes + self.outside_bytes, self.device_bytes)
+        return does_not_fit(self.needed_bytes, self.device_bytes)
 
 
-def outside_bytes(program: Program) -> int:
-    """Estimate of the memory of the device that torch's allocator does not count."""
-    return CONTEXT_BYTES + NCCL_BYTES * program.num_groups + program.symmetric_bytes
+def outside_of(program: Program) -> dict[str, int]:
+    """Estimates of the memory of the device that torch's allocator does not count, by part."""
+    nccl, symmetric = NCCL_BYTES * program.num_groups, program.symmetric_bytes
+    parts = {"CUDA context": CONTEXT_BYTES, "NCCL buffers": nccl, "symmetric memory": symmetric}
+    return {part: num_bytes for part, num_bytes in parts.items() if num_bytes}
 
 
 def does_not_fit(num_bytes: int, device_bytes: int | None) -> str | None:
@@ -99,9 +106,13 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         for storage, num_bytes in made:
             if storage in program.given:
                 allocate(op, storage, num_bytes)
-    held_from, held_until = {each.first: each for each in held}, {each.last: each for each in held}
+    held_from: dict[int, list[Held]] = {}
+    held_until: dict[int, list[Held]] = {}
+    for each in held:
+        held_from.setdefault(each.first, []).append(each)
+        held_until.setdefault(each.last, []).append(each)
     for op, made in enumerate(program.allocates):
-        if (begun := held_from.get(op)) is not None:
+        for begun in held_from.get(op, ()):
             allocator.allocate(begun, begun.num_bytes, DEFAULT_STREAM)
             in_use[MemoryPart.ACTIVATIONS] += rounded(begun.num_bytes)
             now += rounded(begun.num_bytes)
@@ -110,7 +121,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
                 allocate(op, storage, num_bytes)
         if now > peak:
             peak, at_peak = now, in_use.copy()
-        if (ended := held_until.get(op)) is not None:
+        for ended in held_until.get(op, ()):
             allocator.free(ended)
             in_use[MemoryPart.ACTIVATIONS] -= rounded(ended.num_bytes)
             now -= rounded(ended.num_bytes)
@@ -129,7 +140,7 @@ def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: S
         sum(streams.values()) + workspace,
         parts,
         streams,
-        outside_bytes(program),
+        outside_of(program),
         device.memory_bytes,
     )
 

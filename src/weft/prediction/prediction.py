@@ -16,8 +16,9 @@ from torch.fx import GraphModule
 
 from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
-from weft.cost.execution import is_backward
-from weft.graph.about import saved_unread_bytes, tokens_per_step
+from weft.cost.device import Device
+from weft.cost.execution import compiled_nodes, is_backward
+from weft.graph.about import held, saved_unread_bytes, tokens_per_step
 from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, read_groups
 from weft.graph.versions import dag_of
@@ -76,6 +77,7 @@ class Prediction:
     def to_json(self) -> str:
         """The prediction as JSON: raw numbers, units in the keys."""
         data = asdict(self)
+        data["memory"]["needed_bytes"] = self.memory.needed_bytes
         data["fits"] = self.memory.does_not_fit is None
         return json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
 
@@ -134,7 +136,7 @@ def predict_modules(
             program,
             owners_of(dags, runtime, described.device.execution),
             described.device,
-            _kept_unread(modules, dags) if described.device.execution == "eager" and runtime != ONE_GRAPH else (),
+            _held(modules, dags, described.device) if described.device.execution and runtime != ONE_GRAPH else (),
         ),
         step_error=step_error,
         peak_error=peak_error,
@@ -150,14 +152,22 @@ def waiting_share(num_ranks: int, sigma: float) -> float:
     return sigma * math.sqrt(2 * math.log(num_ranks)) if num_ranks > 1 else 0.0
 
 
-def _kept_unread(modules: Sequence[GraphModule], dags: Sequence[Dag]) -> list[Held]:
-    """Tensors that selective checkpointing keeps until backward although nothing reads them there."""
+def _held(modules: Sequence[GraphModule], dags: Sequence[Dag], device: Device) -> list[Held]:
+    """What eager execution holds although nothing reads it.
+
+    Selective checkpointing keeps some tensors until backward. A function of autograd holds its variables until it
+    returns.
+    """
     found: list[Held] = []
     start = 0
     for module, dag in zip(modules, dags, strict=True):
         backward = [start + i for i, node in enumerate(dag.nodes) if is_backward(node)]
-        num_bytes = saved_unread_bytes(module)
+        num_bytes = saved_unread_bytes(module) if device.execution == "eager" else 0
         found += [Held(backward[0], backward[-1], num_bytes)] if backward and num_bytes else []
+        compiled = compiled_nodes(dag, device)
+        at = {node.name: i for i, node in enumerate(dag.nodes) if not compiled[i]}
+        ends = [(at.get(first), at.get(last), size) for first, last, size in held(module)]
+        found += [Held(start + i, start + j, size) for i, j, size in ends if i is not None and j is not None]
         start += len(dag.nodes)
     return found
 

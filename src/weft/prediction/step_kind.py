@@ -9,15 +9,15 @@ from weft.graph.collective import collectives
 from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.graph.roles import Role, Roles
-from weft.prediction.error_bars import StepKind, is_host_bound
+from weft.prediction.error_bars import PLAIN, StepKind, is_host_bound
 from weft.simulation.timeline import Timeline
 
 
 def step_kind(dags: Iterable[Dag], cluster: Cluster, timeline: Timeline) -> StepKind:
     """The kind of captured graphs on a cluster, by their simulation."""
     device = cluster.device
-    execution = device.execution or ("compiled" if device.fuses else "eager")
-    return StepKind(device.name, parallelism(dags), execution, is_host_bound(timeline.host_us, timeline.step_us))
+    host_bound = is_host_bound(timeline.host_us, timeline.step_us)
+    return StepKind(device.name, parallelism(dags), device.execution or PLAIN, host_bound)
 
 
 def parallelism(dags: Iterable[Dag]) -> str:

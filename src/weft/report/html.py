@@ -56,8 +56,8 @@ class ReportPage:
     """The comparison with the step that people run today."""
     notes: tuple[str, ...] = ()
     """Sentences about the optimized step, such as on bytes that it need not send."""
-    error_bar: str = ""
-    """How far the simulated step may be off, and what that rests on."""
+    error_bars: tuple[str, ...] = ()
+    """How far the simulated times and the peak may be off, and what that rests on."""
     owned: tuple[OwnedMemory, OwnedMemory] | None = None
     """The memory of both runs by owner."""
 
@@ -78,7 +78,7 @@ class ReportPage:
             layers=[row.row for row in self.after.exposed_layers],
             baseline=self.baseline,
             notes=self.notes,
-            error_bar=self.error_bar,
+            error_bars=self.error_bars,
             owners=_owner_rows(self.owned) if self.owned else [],
             reasons=_reasons(self.before.records),
             passes=[_pass(record) for record in self.passes],

@@ -214,15 +214,18 @@ class SimulatedReport(Report):
         return None if self.baseline is None else self.baseline.sentence(self.summary.after.step_us)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        step, peak = self.errors
-        bars = dict.fromkeys(
+    def error_bars(self) -> tuple[str, ...]:
+        """Both bars, each with what it rests on, as sentences."""
+        return tuple(
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
-            for what, bar in (("times", step), ("memory", peak))
+            for what, bar in zip(("times", "memory"), self.errors, strict=True)
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
         described = notes_on(self.simulated_cluster)
         of_runtime = self.baseline.notes if self.baseline is not None else ()
-        return (*super().notes, *self.size_notes, *described, *self.between_nodes, *of_runtime, *bars)
+        return (*super().notes, *self.size_notes, *described, *self.between_nodes, *of_runtime, *self.error_bars)
 
     def summary_lines(self) -> list[str]:
         return [*filter(None, [self.does_not_fit]), *self.summary.lines(), *filter(None, [self.compared_with_runtime])]
@@ -260,7 +263,7 @@ class SimulatedReport(Report):
             warning=self.does_not_fit or "",
             baseline=self.compared_with_runtime or "",
             notes=self.between_nodes,
-            error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
+            error_bars=self.error_bars,
             owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
         )
         page.save_html(path)

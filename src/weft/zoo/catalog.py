@@ -15,12 +15,13 @@ from torch.fx import GraphModule
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import Optimizer, Part, Reduce, TrainingStep, capture
 from weft.frontends.min_cut import Partition
-from weft.graph.about import TOKENS_KEY
+from weft.graph.about import ABOUT_KEY, HELD_KEY, TOKENS_KEY
 from weft.graph.listings.types import DTYPE_NAMES
 from weft.process import left_as_it_was
 from weft.zoo import deepseek, dropless, llama, moe, vision
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import mesh_of, parallelise, strategy_of
+from weft.zoo.vocabulary import held_by_loss
 
 MakeBatch = Callable[..., tuple[Tensor, ...]]
 
@@ -148,7 +149,7 @@ def load(
         about |= {"optimizer": optimizer} if isinstance(optimizer, str) and optimizer != "adamw" else {}
         about |= {"clip_norm": clip_norm} if clip_norm else {}
     step = TrainingStep(make, optimizer=optimizer, clip_norm=clip_norm, accumulate=accumulate, reduce=reduce)
-    return capture(
+    made = capture(
         step,
         example,
         axes or None,
@@ -159,6 +160,9 @@ def load(
         memory_budget=memory_budget,
         about=about,
     )
+    if found := held_by_loss(made.graph):
+        made.meta[ABOUT_KEY][HELD_KEY] = [list(each) for each in found]
+    return made
 
 
 def _differences(config: Any, preset: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from weft.errors import CaptureError
 from weft.graph.rms_norm import RMS_NORM, RMS_NORM_BACKWARD
 from weft.zoo.checkpointing import CHECKPOINTS, Recomputation, recomputation_of, run_block
 from weft.zoo.fp8 import PRODUCTS, Fp8Linear
-from weft.zoo.vocabulary import LOSSES, ChunkedHead, OutputLoss, TokenEmbedding
+from weft.zoo.vocabulary import LOSSES, ChunkedHead, OutputLoss, ParallelCrossEntropy, TokenEmbedding
 
 NORMS = ("operators", "kernel")
 ROTARIES = ("real", "complex")
@@ -51,7 +51,8 @@ class LlamaConfig:
     rotary: str = "real"
     """How rotary embeddings turn features: `real` sums of two halves, or `complex` products of pairs in f32."""
     loss: str = "f32"
-    """How the loss is computed: `f32` for all tokens at once, `chunked` in 8 parts that are run back at once."""
+    """How the loss is computed: `f32` for all tokens at once, `chunked` in 8 parts that are run back at once, or
+    `parallel` as `f32`, with the operators of torch's `loss_parallel` if the vocabulary is split."""
 
     def __post_init__(self) -> None:
         check_choice("zoo", "checkpoint", self.checkpoint, CHECKPOINTS, error=CaptureError)
@@ -263,7 +264,7 @@ class Llama(nn.Module):
         self.norm = config.make_norm()
         head = ChunkedHead if config.loss == "chunked" else nn.Linear
         self.output = head(config.dim, config.vocabulary, bias=False)
-        self.loss = OutputLoss()
+        self.loss = OutputLoss(ParallelCrossEntropy if config.loss == "parallel" else None)
         if config.tied:
             self.output.weight = self.tokens.weight
         self._initialise()

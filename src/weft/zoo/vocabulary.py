@@ -13,11 +13,16 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Graph
 
+from weft.frontends.provenance import BACKWARD
+from weft.graph.collective import num_bytes
 from weft.zoo.parallel.collectives import all_reduce
 from weft.zoo.parallel.parameters import reading_of
 
-LOSSES = ("f32", "chunked")
+LOSSES = ("f32", "chunked", "parallel")
+ADD, EXP = torch.ops.aten.add.Tensor, torch.ops.aten.exp.default
+PUT = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 NUM_CHUNKS = 8
 """Parts of the tokens in a chunked loss, as in torchtitan since 2026."""
 
@@ -43,10 +48,14 @@ class TokenEmbedding(nn.Module):
 
 
 class OutputLoss(nn.Module):
-    """The mean cross-entropy of logits [batch, sequence, vocabulary], computed in f32."""
+    """The mean cross-entropy of logits [batch, sequence, vocabulary], computed in f32.
 
-    def __init__(self) -> None:
+    If the vocabulary is split, `split` computes it from this rank's logits, the targets, its first row and its group.
+    """
+
+    def __init__(self, split: type[torch.autograd.Function] | None = None) -> None:
         super().__init__()
+        self.split = SplitCrossEntropy if split is None else split
         self.group: str | None = None
         self.register_buffer("first_row", None)
         self.first_row: Tensor | None
@@ -55,7 +64,7 @@ class OutputLoss(nn.Module):
         logits, targets = logits.flatten(0, 1).float(), targets.flatten()
         if self.first_row is None or self.group is None:
             return F.cross_entropy(logits, targets)
-        return cast(Tensor, SplitCrossEntropy.apply(logits, targets, self.first_row, self.group))
+        return cast(Tensor, self.split.apply(logits, targets, self.first_row, self.group))
 
 
 class ChunkedHead(nn.Linear):
@@ -124,6 +133,45 @@ class SplitCrossEntropy(torch.autograd.Function):
         hit = (~outside).to(probabilities.dtype)[:, None]
         difference = probabilities.scatter_add(-1, rows[:, None], -hit)
         return difference * (gradients[0] / probabilities.shape[0]), None, None, None
+
+
+class ParallelCrossEntropy(torch.autograd.Function):
+    """The same with the operators of torch's `loss_parallel`, which keeps log-probabilities for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first_row: Tensor, group: str) -> Tensor:
+        shifted = logits - all_reduce(logits.amax(-1, keepdim=True), "max", group)
+        total = all_reduce(shifted.exp().sum(-1, keepdim=True), "sum", group)
+        log_probabilities = shifted - total.log()
+        rows, outside = _own_rows(targets, first_row, logits.shape[-1])
+        chosen = log_probabilities.gather(-1, rows[:, None]).masked_fill(outside[:, None], 0.0)
+        ctx.save_for_backward(log_probabilities, rows, outside)
+        return -all_reduce(chosen, "sum", group).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        log_probabilities, rows, outside = ctx.saved_tensors
+        difference = torch.zeros_like(log_probabilities)
+        positions = torch.arange(rows.shape[0], device=rows.device)
+        difference[positions, rows] = outside.to(difference.dtype) - 1.0
+        scale = gradients[0] / rows.shape[0]
+        return (difference + log_probabilities.exp()) * scale, None, None, None
+
+
+def held_by_loss(graph: Graph) -> list[tuple[str, str, int]]:
+    """What backward of `ParallelCrossEntropy` holds in eager execution after its last use: from, until, bytes.
+
+    The argument and the variable of a function live until it returns: four tensors of the size of the logits at once.
+    """
+    found: list[tuple[str, str, int]] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is ADD and node.meta.get("partitioner_tag") == BACKWARD:
+            difference, powers = node.args[:2]
+            if getattr(difference, "target", None) in PUT and getattr(powers, "target", None) is EXP:
+                (scaled,) = node.users
+                size = num_bytes(node.meta["val"]) or 0
+                found += [(node.name, scaled.name, size), (scaled.name, scaled.name, size)]
+    return found
 
 
 def _own_rows(indices: Tensor, first_row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

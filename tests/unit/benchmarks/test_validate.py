@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import weft
 from benchmarks import scenarios
 from weft.cli.zoo_source import parse_zoo
 from weft.cost.cluster import Cluster
@@ -109,11 +110,29 @@ def test_a_run_gives_signed_errors_effects_and_residuals(validate: Any, rows: Pa
     residuals = tmp_path / "residuals.toml"
     residuals.write_text('# head\n\n[[residuals]]\nset = "other"\ndevice = "d"\n\n[[residuals]]\nset = "published"\n')
     validate.record(found, residuals)
-    kept, made = tomllib.loads(residuals.read_text())["residuals"]
+    kept, made, plain = tomllib.loads(residuals.read_text())["residuals"]
     assert kept == {"set": "other", "device": "d"}
-    assert made["row"] == "rows/small"
+    assert made["row"] == plain["row"] == "rows/small"
     assert made["step"] == pytest.approx(100000 / rate - 1, abs=1e-4)
+    published_us = small["predicted"]["tokens_per_step"] / 8 / 100000 * 1e6
+    simulated = weft.simulate(weft.zoo.load("llama-debug", "fsdp", ranks=8, part="step"), "h100-1x8")
+    assert plain["execution"] == "plain"
+    assert plain["step"] == pytest.approx(simulated.step_us / published_us - 1, abs=1e-4)
+    assert plain["peak"] == pytest.approx(simulated.peak_bytes / 2**30 / 0.1 - 1, abs=1e-4)
     assert residuals.read_text().startswith("# head\n")
+
+
+def test_a_run_of_some_rows_keeps_the_figures_of_the_others(validate: Any):
+    table = importlib.import_module("validation_table")
+    old = {"date": "d1", "commit": "c1", "versions": {}, "rows": [{"page": "p", "name": name} for name in "ab"]}
+    new = {"date": "d2", "commit": "c2", "versions": {}, "rows": [{"page": "p", "name": "b", "gib": 1.0}]}
+    found = validate.merged(old, new, ["p/b", "p/a"])
+    assert [(row["name"], row["date"], row["commit"]) for row in found["rows"]] == [
+        ("b", "d2", "c2"),
+        ("a", "d1", "c1"),
+    ]
+    assert table.about(found).endswith("1 rows are from d1, commit c1.")
+    assert table.about(validate.merged(found, new, ["p/b"])).count("commit") == 1
 
 
 def test_a_row_that_fails_says_so(validate: Any, rows: Path):
@@ -140,5 +159,5 @@ def test_the_docs_show_the_latest_figures(validate: Any, tmp_path: Path):
     copy, picture = tmp_path / "validation.md", tmp_path / "validation.svg"
     copy.write_text(validate.PAGE.read_text())
     validate.show(json.loads(RESULTS[-1].read_text()), copy, picture)
-    assert copy.read_text() == validate.PAGE.read_text(), f"run: python benchmarks/validate.py --docs {RESULTS[-1]}"
+    assert copy.read_text() == validate.PAGE.read_text(), "run: make validate ARGS=--write"
     assert picture.read_text() == validate.PICTURE.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.prediction import error_bars
-from weft.prediction.error_bars import BORROWED_FACTOR, OTHER_DEVICE_FACTOR, StepKind, StepResidual, quantile
+from weft.prediction.error_bars import BORROWED_FACTOR, OTHER_DEVICE_FACTOR, PLAIN, StepKind, StepResidual, quantile
 
 KIND = StepKind("H100", "fsdp", "blocks")
 
@@ -86,3 +86,21 @@ def test_memory_does_not_depend_on_the_host(monkeypatch: pytest.MonkeyPatch):
     free = StepKind("H200", "single", "eager")
     known = [StepResidual(free, 0.01, 0.02)] * 4
     assert bars(monkeypatch, known, StepKind("H200", "single", "eager", True))[1].share == 0.02
+
+
+def test_a_simulation_without_an_execution_takes_the_errors_of_such_simulations(monkeypatch: pytest.MonkeyPatch):
+    plain = StepKind("H100", "fsdp", PLAIN)
+    executed = residuals(KIND, 0.01, 0.02, 0.03, 0.04)
+    step, _ = bars(monkeypatch, executed + residuals(plain, 0.1, 0.2, 0.3, 0.4), plain)
+    assert (step.share, step.basis) == (0.4, "4 fsdp steps, on H100, simulated without an execution")
+    assert bars(monkeypatch, executed + residuals(plain, *[0.9] * 9))[0].share == 0.04  # and lends them to no other
+    elsewhere = StepKind("A100", "tp", PLAIN)
+    assert bars(monkeypatch, executed + residuals(elsewhere, *[0.2] * 4), plain)[0].share == 0.2 * OTHER_DEVICE_FACTOR
+
+
+def test_without_such_simulations_it_borrows_a_wider_bar_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    known = residuals(KIND, *[0.04] * 4) + residuals(StepKind("H100", "fsdp", "eager"), *[0.1] * 4)
+    step, peak = bars(monkeypatch, known, StepKind("H100", "fsdp", PLAIN))
+    assert step.share == 0.1 * BORROWED_FACTOR
+    assert "simulated without an execution" in step.basis
+    assert peak.share is None

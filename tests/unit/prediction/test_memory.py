@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
 from weft.passes.runtimes import run_as
-from weft.prediction.memory import Held, StepMemory, does_not_fit, memory_of, outside_bytes
+from weft.prediction.memory import CONTEXT_BYTES, NCCL_BYTES, Held, StepMemory, does_not_fit, memory_of, outside_of
 from weft.prediction.owners import MemoryPart, owners_of
 from weft.simulation.build import program_of
 from weft.simulation.program import Program
@@ -159,5 +158,9 @@ def test_symmetric_memory_takes_memory_of_the_device_that_the_allocator_does_not
     shared = program(weft.parse(SHARED))
     shard, part, sent = 4096 * 1024 * 2, 8192 // 8 * 512 * 2, 4096 * 1024 * 2
     assert shared.symmetric_bytes == max(shard, 2 * part) + sent  # of each group, what its largest operator needs
-    assert outside_bytes(shared) - outside_bytes(replace(shared, symmetric_bytes=0)) == shared.symmetric_bytes
+    assert outside_of(shared) == {
+        "CUDA context": CONTEXT_BYTES,
+        "NCCL buffers": NCCL_BYTES,  # only the copies of `other` have a queue
+        "symmetric memory": shared.symmetric_bytes,
+    }
     assert program(step("tp")).symmetric_bytes == 0

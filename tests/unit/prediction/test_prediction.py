@@ -92,10 +92,14 @@ def test_a_graph_without_optimizer_or_tokens_says_so():
 
 def test_the_command_prints_each_figure_and_the_json_holds_raw_numbers():
     done = run("predict", SOURCE, "--cluster", "h100-1x8", "--as", "fsdp2", "--compiled")
-    names = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    names = [line.strip().split("  ")[0] for line in done.stdout.splitlines()]
     assert {"tokens/s per GPU", "step", "MFU", "HFU", "exposed communication", "peak reserved"} <= {*names}
     data = json.loads(run("predict", SOURCE, "--cluster", "h100-1x8", "--json").stdout)
     assert data["memory"]["parts"]["parameters"] > 0
+    memory = data["memory"]
+    assert {"CUDA context", "NCCL buffers"} == {*memory["outside"]}
+    assert {"outside of the allocator", "CUDA context", "NCCL buffers"} <= {*names}
+    assert memory["needed_bytes"] == memory["reserved_bytes"] + sum(memory["outside"].values())
     assert data["fits"] is True
     assert data["notes"] == []  # a model of the zoo is predicted with its optimizer
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -10,8 +12,12 @@ from rich.console import Console
 
 import weft
 from tests.unit.cli.conftest import LISTING
+from weft.graph.versions import dag_of
 from weft.plan.decision import Decision, Reason
+from weft.prediction.error_bars import PLAIN, StepKind, error_bars
+from weft.prediction.step_kind import parallelism
 from weft.report.report import HINT, Report
+from weft.report.simulated import SimulatedReport
 
 
 def report() -> Report:
@@ -114,3 +120,20 @@ def test_edits_after_the_run_change_neither_plan_nor_report():
     assert edited.plan == untouched.plan
     assert edited.plan.evidence is not None
     assert edited.report.summary_lines() == untouched.report.summary_lines()
+
+
+@pytest.mark.slow
+def test_text_page_and_json_have_the_error_bars_of_a_simulation_without_an_execution(tmp_path: Path):
+    report = weft.optimize(weft.parse(LISTING), "h200-8", pipeline="none").report
+    assert isinstance(report, SimulatedReport)
+    report.save_html(tmp_path / "page.html")
+    page, data, text = (tmp_path / "page.html").read_text(), json.loads(report.to_json()), str(report)
+    parallel = parallelism([dag_of(weft.parse(LISTING).graph)])
+    bars = error_bars(StepKind(report.simulated_cluster.device.name, parallel, PLAIN))
+    for bar, what in zip(bars, ("step", "peak"), strict=True):
+        assert bar.share is not None
+        assert bar.text in text
+        assert bar.text in page
+        assert "simulated without an execution" in bar.basis
+        assert data["simulated"][f"{what}_error"] == bar.share
+        assert data["simulated"]["error_basis"][what] == bar.basis

@@ -279,7 +279,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
         ),
         ({"norm": "fused"}, "zoo: norm is 'fused', expected operators, kernel\nuse one of operators, kernel"),
         ({"rotary": "imaginary"}, "zoo: rotary is 'imaginary', expected real, complex\nuse one of real, complex"),
-        ({"loss": "f16"}, "zoo: loss is 'f16', expected f32, chunked\nuse one of f32, chunked"),
+        ({"loss": "f16"}, "zoo: loss is 'f16', expected f32, chunked, parallel\nuse one of f32, chunked, parallel"),
         (
             {"reshard": "defualt"},
             "zoo: reshard is 'defualt', expected always, default, never\ndid you mean 'default'?",
