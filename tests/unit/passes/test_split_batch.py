@@ -67,12 +67,18 @@ def assert_alike(before: GraphModule, after: GraphModule, inputs: list[list[Any]
 
 
 @pytest.mark.parametrize("routing", quick_first(["random", "one rank"]))
-@pytest.mark.parametrize(("parallel", "chunks"), quick_first([("ep-fsdp", 2), ("ep-fsdp", 4), ("none", 2)]))
-def test_rows_that_reach_experts_in_chunks_come_back_the_same(parallel: str, chunks: int, routing: str):
+@pytest.mark.parametrize(
+    ("model", "parallel", "chunks"),
+    quick_first(
+        [("dropless", "ep-fsdp", 2), ("dropless", "ep-fsdp", 4), ("dropless", "none", 2), ("deepseek", "ep-fsdp", 2)]
+    ),
+)
+def test_rows_that_reach_experts_in_chunks_come_back_the_same(model: str, parallel: str, chunks: int, routing: str):
     """Gradients of experts are sums of bf16 products; all else is f32 or wider."""
     wide = {"compute_dtype": torch.float64, "reduce_dtype": torch.float64}
     mesh = {"dp": 2, "ep": 2} if parallel == "ep-fsdp" else None
-    module = zoo.load("dropless-debug", parallel, mesh=mesh, layers=1, batch=4, **wide)
+    dense = {"num_dense": 0} if model == "deepseek" else {}
+    module = zoo.load(f"{model}-debug", parallel, mesh=mesh, layers=1, batch=4, **dense, **wide)
     num_ranks = 4 if mesh else 1
     inputs = example_inputs(module, num_ranks)
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
