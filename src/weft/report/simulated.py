@@ -45,6 +45,7 @@ from weft.retention.all_choices import all_choices
 from weft.retention.sites import Sites
 from weft.simulation.build import program_of
 from weft.simulation.predicted_step import Launch, launches_of, predict
+from weft.simulation.price_notes import notes_on_prices
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -207,7 +208,16 @@ class SimulatedReport(Report):
             f"error bar of {what}: {f'{bar.text}, ' if bar.text else ''}{bar.basis}"
             for what, bar in (("times", step), ("memory", peak))
         )
-        return (*super().notes, *self.size_notes, *notes_on(self.simulated_cluster), *self.between_nodes, *bars)
+        given = self.graphs[0]
+        prices = notes_on_prices(given.program, given.graph.dag.nodes)
+        return (
+            *super().notes,
+            *self.size_notes,
+            *prices,
+            *notes_on(self.simulated_cluster),
+            *self.between_nodes,
+            *bars,
+        )
 
     def summary_lines(self) -> list[str]:
         return [*([self.does_not_fit] if self.does_not_fit else []), *self.summary.lines()]
