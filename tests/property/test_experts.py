@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from math import prod
 from random import Random
 from typing import Any
 
@@ -30,21 +31,41 @@ MAX_ERROR, MAX_EXPERT_ERROR = 1e-6, 2**-6
 def program(rng: Random) -> tuple[GraphModule, dict[str, int]]:
     """A training step of a small random mixture, and its mesh."""
     mesh = rng.choice([{"dp": 1, "ep": 2}, {"dp": 2, "ep": 2}, {"dp": 1, "ep": 4}])
+    is_latent = rng.random() < 0.3
     heads = rng.choice([1, 2])
     shape = {
         "num_layers": rng.choice([1, 1, 2]),
         "dim": 16 * heads,
         "ffn_dim": rng.choice([16, 48]),
         "num_heads": heads,
-        "num_kv_heads": 1,
+        "num_kv_heads": heads if is_latent else 1,
         "vocabulary": 64,
         "sequence": rng.choice([8, 16]),
         "num_experts": mesh["ep"] * rng.choice([1, 2, 3]),
         "num_chosen": rng.choice([1, 2]),
         "num_shared": rng.choice([0, 1]),
     }
+    if is_latent:
+        shape |= {"num_dense": rng.choice([0, 1]), "dense_ffn_dim": 32, "query_latent_width": rng.choice([0, 8])}
     options: dict[str, Any] = {"batch": rng.choice([2, 4, 6]), "reshard": rng.choice(["always", "never"])}
-    return zoo.load("dropless-debug", "ep-fsdp", mesh=mesh, **shape, **options, **WIDE), mesh
+    model = "deepseek-debug" if is_latent else "dropless-debug"
+    return zoo.load(model, "ep-fsdp", mesh=mesh, **shape, **options, **WIDE), mesh
+
+
+def dense_program(rng: Random) -> tuple[GraphModule, dict[str, int]]:
+    """A training step of a small random decoder without experts, under FSDP and tensor parallelism, and its mesh."""
+    mesh = {"dp": rng.choice([1, 2]), "tp": 2}
+    shape = {
+        "num_layers": rng.choice([1, 2]),
+        "dim": 32,
+        "ffn_dim": rng.choice([16, 48]),
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "vocabulary": 64,
+        "sequence": rng.choice([8, 16]),
+    }
+    options: dict[str, Any] = {"batch": rng.choice([2, 4, 6]), "reshard": rng.choice(["always", "never"])}
+    return zoo.load("llama-debug", "fsdp-tp", mesh=mesh, **shape, **options, **WIDE), mesh
 
 
 def inputs_of(module: GraphModule, num_ranks: int, rng: Random) -> list[list[Any]]:
@@ -93,18 +114,20 @@ def errors(before: GraphModule, after: GraphModule, num_ranks: int, inputs: list
 def test_a_planned_mixture_computes_the_same(seed: int):
     rng = Random(seed)
     module, mesh = program(rng)
-    inputs = inputs_of(module, mesh["dp"] * mesh["ep"], rng)
+    inputs = inputs_of(module, prod(mesh.values()), rng)
     planned = weft.optimize(module, "h100-8x8", verify="equivalence", sizes="balanced").module
     assert weft.verify(module, planned, mesh=mesh, inputs=inputs).equal
 
 
 @pytest.mark.parametrize("seed", range(1000, 1000 + NUM_SEEDS))
-def test_a_mixture_in_chunks_computes_the_same(seed: int):
+def test_a_step_in_chunks_computes_the_same(seed: int):
     rng = Random(seed)
-    module, mesh = program(rng)
-    num_ranks = mesh["dp"] * mesh["ep"]
+    module, mesh = dense_program(rng) if rng.random() < 0.2 else program(rng)
+    num_ranks = prod(mesh.values())
     inputs = inputs_of(module, num_ranks, rng)
-    split = weft.optimize(module, pipeline="split-batch{chunks=2}")
+    batch = next(node.meta["val"].shape[0] for node in module.graph.nodes if node.name.endswith("tokens"))
+    chunks = rng.choice([n for n in (2, 3, 4, 6) if batch % n == 0])
+    split = weft.optimize(module, pipeline=f"split-batch{{chunks={chunks}}}")
     assert split.report.applied, [decision.sentence for decision in split.report.declined]
     planned = weft.optimize(split.module, "h100-8x8", verify="equivalence", sizes="balanced").module
     with ExactProducts():

@@ -81,6 +81,7 @@ def simulate(
         from weft.prediction.memory import does_not_fit
         from weft.prediction.step_kind import step_kind
         from weft.report.simulated import notes_on
+        from weft.simulation.price_notes import notes_on_prices
 
     found = find_runtime(runtime or SYNCHRONOUS)
     known = Cluster.load(cluster) if cluster else None
@@ -94,9 +95,11 @@ def simulate(
     with usage.progress(f"simulating {sum(len(module.graph.nodes) for module in modules)} nodes"):
         timeline = simulate_modules(emulated, described, bound=True)
     bars = error_bars(step_kind((Dag(module.graph) for module in modules), described, timeline))
+    nodes = (node for module in emulated for node in module.graph.nodes)
     notes = [
         *run_notes,
         *dict.fromkeys(note for module in modules for note in notes_on_sizes(module)),
+        *(notes_on_prices(timeline.program, nodes) if timeline.program else ()),
         *notes_on(described),
         *dict.fromkeys(note for module in modules for note in notes_on_bytes_between_nodes(module, described)),
         *(f"error bar: {basis}" for basis in dict.fromkeys(b.basis for b in bars)),

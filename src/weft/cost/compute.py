@@ -69,7 +69,7 @@ def compute(dag: Dag, device: Device) -> Compute:
         if kind is TrafficKind.KERNEL:
             product_ns, flops[i] = _product(dag.nodes[i], device)
             ns[i] = max(ns[i], product_ns or 0)
-            if product_ns is None or profile(dag.nodes[i].target).opaque:
+            if product_ns is None or (not flops[i] and profile(dag.nodes[i].target).opaque):
                 unknown.add(i)
     if device.power_headroom and device.execution:
         _set_clocks(ns, flops, device.power_headroom)

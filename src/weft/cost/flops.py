@@ -1,8 +1,9 @@
 """Floating-point operations of products: matrix products, convolutions and attention, by their schemas.
 
 A multiplication and an addition count as two. Causal attention counts the half that its kernels compute; its backward
-counts five products, including the one that recomputes the scores. Every other operator has zero flops here: it is
-memory-bound.
+counts five products, including the one that recomputes the scores. The mask of FlexAttention is a function that is not
+analysed: the mask counts as causal, unless one block covers all positions, as without a mask. Every other operator has
+zero flops here: it is memory-bound.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weft.compat import OpOverload, input_nodes
+from weft.compat import HigherOrderOperator, OpOverload, input_nodes
 from weft.cost.kernels import AttentionShape, ProductShape
 from weft.graph import ops
 from weft.graph.assumed_sizes import size_of
@@ -47,6 +48,10 @@ ATTENTION = ("_scaled_dot_product", "scaled_dot_product_attention")
 FUSED_ATTENTION = ("_flash_attention", "_efficient_attention")
 """Query, key and value as [..., positions, heads, width]."""
 
+MASK_POSITION = {"flex_attention": 4, "flex_attention_backward": 9}
+"""FlexAttention: the position of the argument with the mask. The first three are query, key and value, as [batch,
+heads, positions, width]."""
+
 Rule = Callable[[Node, dict[str, Any]], int]
 
 
@@ -57,9 +62,11 @@ class UnknownSizeError(Exception):
 @cached_by_target
 def rule_of(target: Any) -> Rule | None:
     """The rule that counts the flops of an operator; None if it is not a product."""
+    name = name_of(target)
+    if name in MASK_POSITION:
+        return functools.partial(_flex_attention, backward="backward" in name)
     if not isinstance(target, OpOverload):
         return None
-    name = name_of(target)
     if name in FIRST_OPERAND:
         return functools.partial(_contraction, operand=FIRST_OPERAND[name], grouped="grouped" in name)
     if name in ("convolution", "convolution_backward"):
@@ -74,7 +81,7 @@ def flops_of(node: Node) -> int | None:
     """The flops of a product, 0 for other nodes; None if a size is unknown."""
     rule = rule_of(node.target)
     try:
-        return 0 if rule is None else rule(node, ops.bind(node))
+        return 0 if rule is None else rule(node, _bound(node))
     except UnknownSizeError:
         return None
 
@@ -85,7 +92,7 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
     flops = flops_of(node)
     if not flops:
         return None
-    bound = ops.bind(node)
+    bound = _bound(node)
     if name in FIRST_OPERAND:
         out, terms = _sizes(node), _sizes(bound[FIRST_OPERAND[name]])[-1]
         if "grouped" in name or len(out) < 2:
@@ -93,16 +100,23 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
             return ProductShape(1, rows, columns, max(1, flops // (2 * rows * columns)))
         batch = prod(out[:-2]) if name in ("bmm", "baddbmm") else 1
         return ProductShape(batch, prod(out[:-1]) // batch, out[-1], terms)
-    if name.startswith(ATTENTION + FUSED_ATTENTION):
+    if name.startswith(ATTENTION + FUSED_ATTENTION) or name in MASK_POSITION:
         query = _sizes(bound["query"])
         positions = query[-3] if name.startswith(FUSED_ATTENTION) else query[-2]
         return AttentionShape(flops, prod(query[:-1]) // max(positions, 1), positions, query[-1], "backward" in name)
     return None
 
 
+def has_assumed_mask(node: Node) -> bool:
+    """Whether a call is FlexAttention with a mask, which counts as causal."""
+    return name_of(node.target) in MASK_POSITION and not _is_one_block(_bound(node)["block_mask"])
+
+
 @cached_by_target
 def name_of(target: Any) -> str:
     """The name of an operator without namespace and overload."""
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
     return target.name().partition("::")[2].partition(".")[0] if isinstance(target, OpOverload) else ""
 
 
@@ -141,6 +155,31 @@ def _attention(node: Node, bound: dict[str, Any], positions: int, backward: bool
     if bound.get("is_causal") or bound.get("custom_mask_type"):
         flops //= 2
     return flops * 5 // 2 if backward else flops
+
+
+def _flex_attention(node: Node, bound: dict[str, Any], backward: bool) -> int:
+    return _attention(node, {**bound, "is_causal": has_assumed_mask(node)}, positions=-2, backward=backward)
+
+
+def _is_one_block(block_mask: Any) -> bool:
+    """Whether one block covers all pairs of positions; the tuple begins with the lengths and ends with the block sizes
+    and the mask's graph."""
+    if not isinstance(block_mask, list | tuple) or len(block_mask) < 5:
+        return False
+    lengths, blocks = block_mask[:2], block_mask[-3:-1]
+    return all(
+        isinstance(length, int) and isinstance(block, int) and length <= block
+        for length, block in zip(lengths, blocks, strict=True)
+    )
+
+
+def _bound(node: Node) -> dict[str, Any]:
+    """The arguments by name. Higher-order operators have no schema."""
+    name = name_of(node.target)
+    if name not in MASK_POSITION:
+        return ops.bind(node)
+    names = {0: "query", 1: "key", 2: "value", MASK_POSITION[name]: "block_mask"}
+    return {name: node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in names.items()}
 
 
 def _sizes(node: Any) -> list[int]:

@@ -17,13 +17,14 @@ Time and memory are linear in nodes and edges; the result depends on the order o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.nn import Module
 
 from weft.compat import OpOverload, input_nodes, schema_of
 from weft.cost.flops import name_of, rule_of
@@ -114,8 +115,9 @@ def bytes_of(value: Any) -> int | None:
                 num *= known
             span = None if span is None or step is None else span + (known - 1) * step
         return (num if span is None else min(num, max(span, 0))) * value.element_size()
-    if isinstance(value, list | tuple):
-        sizes = [bytes_of(each) for each in value if each is not None]
+    if isinstance(value, list | tuple | dict):
+        parts: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        sizes = [bytes_of(each) for each in parts if each is not None]
         return None if None in sizes else sum(size for size in sizes if size is not None)
     return 0 if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool) else None
 
@@ -156,7 +158,7 @@ class Traffic:
             if kind is TrafficKind.VIEW and self.inputs[i]:
                 # An item of several results is a tensor of its own; an item of several views is a view.
                 source = roots[self.inputs[i][0]]
-                if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple):
+                if not isinstance(self.dag.nodes[source].meta.get("val"), list | tuple | dict):
                     roots[i] = source
             elif self.fuses[i] and kind in (TrafficKind.FUSED, TrafficKind.END):
                 for p in self.inputs[i]:
@@ -263,6 +265,8 @@ def _is_of_rows(node: Node, kind: TrafficKind) -> bool:
 def _result_bytes(node: Node) -> int | None:
     """Bytes of a node's results; of the arguments that it writes, if it returns nothing."""
     value, target = node.meta.get("val"), node.target
+    if node.op == "get_attr" and isinstance(ops.attribute(node.graph.owning_module, str(target)), Module):
+        return 0  # a nested graph
     if value is not None or not isinstance(target, OpOverload) or schema_of(target).returns:
         return bytes_of(value)
     bound = ops.bind(node)

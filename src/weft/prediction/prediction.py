@@ -30,6 +30,7 @@ from weft.prediction.step_kind import step_kind
 from weft.prediction.work import flops_of_step
 from weft.simulation.build import sequence_of
 from weft.simulation.host_stalls import notes_on_stalls
+from weft.simulation.price_notes import notes_on_prices
 from weft.simulation.simulator import simulate
 
 STRAGGLER_SIGMA = 0.01
@@ -115,6 +116,7 @@ def predict_modules(
     notes += [] if _updates(dags) else [NO_OPTIMIZER]
     notes += [] if num_tokens else [NO_TOKENS]
     notes += notes_on_stalls(program)
+    notes += notes_on_prices(program, (node for dag in dags for node in dag.nodes))
     return Prediction(
         cluster=described.name,
         kind=kind,

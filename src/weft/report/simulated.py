@@ -47,6 +47,7 @@ from weft.retention.all_choices import all_choices
 from weft.retention.sites import Sites
 from weft.simulation.build import program_of
 from weft.simulation.predicted_step import Launch, launches_of, predict
+from weft.simulation.price_notes import notes_on_prices
 from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -223,9 +224,11 @@ class SimulatedReport(Report):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        described = notes_on(self.simulated_cluster)
+        given = self.graphs[0]
+        of_graph = (*self.size_notes, *notes_on_prices(given.program, given.graph.dag.nodes))
+        of_cluster = (*notes_on(self.simulated_cluster), *self.between_nodes)
         of_runtime = self.baseline.notes if self.baseline is not None else ()
-        return (*super().notes, *self.size_notes, *described, *self.between_nodes, *of_runtime, *self.error_bars)
+        return (*super().notes, *of_graph, *of_cluster, *of_runtime, *self.error_bars)
 
     def summary_lines(self) -> list[str]:
         return [*filter(None, [self.does_not_fit]), *self.summary.lines(), *filter(None, [self.compared_with_runtime])]

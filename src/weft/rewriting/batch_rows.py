@@ -336,10 +336,30 @@ def _split(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
     count = len(ops.value_of(node))
     if bound["dim"] % len(shape) != rows.dim:
         return Followed((rows,) * count)
-    size = bound["split_size"]
-    if not isinstance(size, int) or size * rows.outer != shape[rows.dim]:
+    name = "split_size" if "split_size" in bound else "split_sizes"
+    given = bound[name]
+    sizes = list(given) if isinstance(given, list | tuple) else [given] * count
+    if any(not isinstance(size, int) or size * rows.outer != shape[rows.dim] for size in sizes):
         raise _mixed(node, "splits the batch")
-    return Followed((BatchDim(rows.dim),) * count, {"split_size": batch.part(size)})
+    parts = [batch.part(size) for size in sizes]
+    return Followed((BatchDim(rows.dim),) * count, {name: parts[0] if name == "split_size" else parts})
+
+
+def _padded(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
+    """Padding of other dims; the pairs of numbers begin with the last dim."""
+    rows = batch.rows(bound["self"])
+    from_end = len(_shape(node)) - 1 - rows.dim
+    if any(n != 0 for n in bound["pad"][2 * from_end : 2 * from_end + 2]):
+        raise _mixed(node, "pads the batch")
+    return Followed(rows)
+
+
+def _gradient_of_slice(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
+    """The gradient of a slice along another dim: zeros around the slice."""
+    rows, shape = batch.rows(bound["grad_output"]), _shape(node)
+    if bound["dim"] % len(shape) == rows.dim:
+        raise _mixed(node, "is the gradient of a slice of the batch")
+    return Followed(rows, {"input_sizes": _resized(batch, bound["input_sizes"], shape, rows.dim)})
 
 
 def _concatenated(batch: BatchRows, node: Node, bound: dict[str, Any]) -> Followed:
@@ -483,7 +503,9 @@ RULES: dict[str, Rule] = {
     "new_zeros": _zeros,
     "expand": _expanded,
     "unsqueeze": _unsqueezed,
-    "split": _split,
+    **dict.fromkeys(("split", "split_with_sizes"), _split),
+    "constant_pad_nd": _padded,
+    "slice_backward": _gradient_of_slice,
     "cat": _concatenated,
     "mm": _product,
     "bmm": _batched_product,

@@ -95,6 +95,7 @@ class _ProgramBuilder:
         self.kernels: list[int] = []
         self.host: list[int] = []
         self.sm_shares: list[int] = []
+        self.underpriced: list[int] = []
         self.workspaces: dict[str, int] = {}
         self.allocates: list[tuple[tuple[int, int], ...]] = []
         self.uses: list[tuple[int, ...]] = []
@@ -136,6 +137,7 @@ class _ProgramBuilder:
             host_ns=tuple(self.host) if any(self.host) else (),
             symmetric_bytes=sum(self.workspaces.values()),
             sm_share_ppm=tuple(self.sm_shares) if any(self.sm_shares) else (),
+            underpriced=tuple(self.underpriced),
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:
@@ -151,6 +153,7 @@ class _ProgramBuilder:
             for i, (ns, kind) in enumerate(zip(prices.compute_ns, kinds, strict=True))
         ]
         self.preds += [tuple(base + j for j in preds) for preds in dag.preds]
+        self.underpriced += sorted(base + i for i in prices.unknown)
         self.host += prices.host_ns or [0] * len(nodes)
         for group, num_bytes in prices.workspaces.items():
             self.workspaces[group] = max(num_bytes, self.workspaces.get(group, 0))

@@ -97,6 +97,8 @@ class Program:
     sm_share_ppm: tuple[int, ...] = ()
     """For each launch of copies, the share of the multiprocessors that it takes from compute, in millionths, below one
     million; 0 for other operations. Empty: none takes any."""
+    underpriced: tuple[int, ...] = ()
+    """Operations whose time is known only in part, or not at all: a size or what a call computes is unknown."""
 
     @property
     def num_groups(self) -> int:

@@ -10,10 +10,16 @@ from torch.fx import GraphModule
 
 import weft
 from tests.unit.frontends.test_runnable import fault, script
+from weft.cost.cluster import Cluster
+from weft.cost.flops import flops_of
+from weft.cost.prices import price
 from weft.errors import GraphError, ListingError
 from weft.frontends.printed.runnable import read_runnable
 from weft.graph import ops
+from weft.graph.assumed_sizes import assume_sizes
+from weft.graph.groups import read_groups
 from weft.graph.operator_effects import profile_of
+from weft.graph.versions import dag_of
 
 DATA = Path(__file__).parents[2] / "data"
 TEXTS = ["experts_forward.txt", "experts_backward.txt"]
@@ -157,3 +163,38 @@ def test_a_text_whose_rows_cannot_be_followed_is_not_split(file: str, batch: str
     result = weft.optimize(read_runnable(DATA / file), pipeline=f"split-batch{{chunks=2 inputs={batch}}}")
     (decision,) = result.report.declined
     assert decision.sentence.startswith("the batch is not split: ")
+
+
+LONG = ("buf0 = reader.storage(None, 4194304)", "reader.tensor(buf0, (1, 4, 4096, 64))  # x")
+FLEX = "a = torch.ops.higher_order.flex_attention(x, x, x, score, BLOCKS, 1.0, {}, (), ());  score = None"
+BLOCKS = "(4096, 4096, None, None, None, None, None, None, None, None, SIZE, SIZE, score)"
+
+
+@pytest.mark.parametrize(("size", "share"), [(128, 0.5), (1 << 30, 1.0)])
+def test_attention_with_a_mask_counts_as_causal_and_without_one_in_full(size: int, share: float):
+    call = FLEX.replace("BLOCKS", BLOCKS.replace("SIZE", str(size)))
+    text = script("score = self.score", call, "r = a[0]", initial=("self.score = GraphModule()",), loads=LONG)
+    module = read_runnable(text)
+    assert flops_of(node(module, "a")) == share * 4 * 4 * 4096 * 4096 * 64
+    assert ("counts as causal" in " ".join(weft.predict(module, "h100-8x8").notes)) == (share == 0.5)
+
+
+def test_a_kernel_and_what_reads_its_result_take_the_time_of_their_bytes():
+    module = read_runnable(DATA / TEXTS[0])
+    order = [node.name for node in module.graph.nodes]
+    times: dict[int, list[int]] = {}
+    for rows in (1 << 20, 1 << 24):
+        assume_sizes(module, {f"u{k}": rows for k in range(4)})
+        prices = price(dag_of(module.graph), read_groups(module), Cluster.load("h100-8x8"))
+        names = ("triton_kernel_wrapper_functional_proxy", "g", "index_put")
+        times[rows] = [prices.compute_ns[order.index(name)] for name in names]
+    assert all(large > 8 * small for small, large in zip(times[1 << 20], times[1 << 24], strict=True))
+
+
+def test_a_prediction_names_what_it_may_price_too_low():
+    module = read_runnable(DATA / TEXTS[0])
+    kernel, expected = "triton_kernel_wrapper_functional_proxy", "may be too low"
+    found = weft.predict(module, "h100-8x8", sizes="balanced").notes
+    assert any(kernel in note and expected in note for note in found)
+    notes = weft.optimize(module, "h100-8x8", pipeline="clean", sizes="balanced").report.notes
+    assert any(kernel in note and expected in note for note in notes)

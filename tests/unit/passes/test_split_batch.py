@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 import weft
 from tests.tiers import quick_first
 from weft import zoo
+from weft.errors import MemoryLimitError
 from weft.graph.assumed_sizes import notes_on_sizes
 from weft.graph.groups import read_groups
 from weft.plan.plan import Arrange
@@ -66,12 +67,18 @@ def assert_alike(before: GraphModule, after: GraphModule, inputs: list[list[Any]
 
 
 @pytest.mark.parametrize("routing", quick_first(["random", "one rank"]))
-@pytest.mark.parametrize(("parallel", "chunks"), quick_first([("ep-fsdp", 2), ("ep-fsdp", 4), ("none", 2)]))
-def test_rows_that_reach_experts_in_chunks_come_back_the_same(parallel: str, chunks: int, routing: str):
+@pytest.mark.parametrize(
+    ("model", "parallel", "chunks"),
+    quick_first(
+        [("dropless", "ep-fsdp", 2), ("dropless", "ep-fsdp", 4), ("dropless", "none", 2), ("deepseek", "ep-fsdp", 2)]
+    ),
+)
+def test_rows_that_reach_experts_in_chunks_come_back_the_same(model: str, parallel: str, chunks: int, routing: str):
     """Gradients of experts are sums of bf16 products; all else is f32 or wider."""
     wide = {"compute_dtype": torch.float64, "reduce_dtype": torch.float64}
     mesh = {"dp": 2, "ep": 2} if parallel == "ep-fsdp" else None
-    module = zoo.load("dropless-debug", parallel, mesh=mesh, layers=1, batch=4, **wide)
+    dense = {"num_dense": 0} if model == "deepseek" else {}
+    module = zoo.load(f"{model}-debug", parallel, mesh=mesh, layers=1, batch=4, **dense, **wide)
     num_ranks = 4 if mesh else 1
     inputs = example_inputs(module, num_ranks)
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
@@ -295,7 +302,30 @@ def test_chunks_that_trail_each_other_compute_the_same():
 def test_a_step_without_exposed_communication_stays_whole():
     module = zoo.load("llama-debug", "none", layers=1, batch=4)
     (sentence,) = why(weft.optimize(module, "h100-1x8", pipeline="split-batch"))
-    assert sentence.startswith("the batch is not split: planned, the step takes ")
+    assert sentence.startswith("the batch is not split: planned, the whole step takes ")
+
+
+def least_bytes(module: GraphModule, pipeline: str) -> int:
+    with pytest.raises(MemoryLimitError) as caught:
+        weft.optimize(module, "h100-8x8", pipeline=pipeline, sizes="balanced", memory_limit_bytes=1)
+    return caught.value.least_bytes
+
+
+@pytest.mark.slow
+def test_a_choice_that_misses_the_memory_limit_loses_to_one_that_meets_it():
+    module = zoo.load("dropless-debug", "ep-fsdp", mesh={"dp": 2, "ep": 2}, layers=1, batch=4)
+    whole = least_bytes(module, "schedule-overlap")
+    halves = least_bytes(module, "split-batch{chunks=2},schedule-overlap")
+    assert halves < whole
+    pipeline = "split-batch,schedule-overlap"
+    planned: dict[str, Any] = {"cluster": "h100-8x8", "pipeline": pipeline, "sizes": "balanced"}
+    met = weft.optimize(module, memory_limit_bytes=whole, **planned)
+    assert any(sentence.startswith("the batch is not split: planned") for sentence in why(met))
+    missed = weft.optimize(module, memory_limit_bytes=whole - 1, **planned)
+    (sentence,) = (sentence for sentence in why(missed) if sentence.startswith("split the batch"))
+    assert "which does not fit" in sentence
+    assert weft.simulate(missed.module, "h100-8x8", sizes="balanced").peak_bytes < whole
+    assert least_bytes(module, pipeline) <= halves
 
 
 def test_without_a_cluster_the_number_of_chunks_must_be_given():

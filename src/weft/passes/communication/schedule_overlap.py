@@ -180,11 +180,11 @@ class Planner:
             else:  # another order of the same program
                 program, order = best.program, [dag.index[node] for node in variant.nodes]
             step, peak = run(program, order).step_ns, Footprint(program).peak(order)
-            quick.append((_rank(step, peak, limit), number, variant))
+            quick.append((fit_rank(step, peak, limit), number, variant))
         if not quick:
             return best
         rank, _, variant = min(quick)
-        known = _rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
+        known = fit_rank(best.outcome.step_ns, best.outcome.peak_bytes, limit)
         if rank[:2] >= known[:2]:  # an equal step with less memory does not justify the copies
             return best
         program = program_of(variant.dag, self.context.groups, self.cluster)
@@ -211,7 +211,7 @@ class Planner:
         return search(program, context.effort, limit, merging)
 
 
-def _rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, int]:
+def fit_rank(step_ns: int, peak_bytes: int, limit_bytes: int) -> tuple[bool, int, int]:
     """A sort key, smallest first: orders within the limit by their step, others by their memory."""
     is_over = peak_bytes > limit_bytes
     return (True, peak_bytes, step_ns) if is_over else (False, step_ns, peak_bytes)

@@ -54,16 +54,19 @@ from weft.graph.groups import group_argument
 from weft.graph.listings.call_lines import GroupOf, write
 from weft.graph.versions import dag_of
 from weft.passes.base import Numerics, Pass
-from weft.passes.communication.schedule_overlap import ScheduleOverlap
+from weft.passes.communication.schedule_overlap import Planner, ScheduleOverlap, fit_rank
 from weft.passes.portfolio import arrange
 from weft.plan.context import Context
 from weft.plan.decision import Reason, Refusal
 from weft.plan.plan import Rewrite, Settle, Step
+from weft.quantities import size_text
 from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, OfChunk, Sum
 from weft.rewriting.draft import Draft
 from weft.rewriting.new_nodes import AnyNode, New
 from weft.rewriting.routed_rows import Routed
+from weft.scheduling.search import Outcome
 from weft.simulation.build import program_of
+from weft.simulation.memory import Footprint
 from weft.simulation.simulator import run
 
 CHOICES = (2, 3, 4)
@@ -129,25 +132,27 @@ class SplitBatch(Pass):
 
     def _best(self, graph: Graph, given: Sequence[Node], context: Context) -> Step:
         """The shortest of the steps that can be made, each ordered by the planner."""
-        whole = _planned_ns(graph, context)
+        limit = context.memory_limit_bytes
+        whole = _planned(graph, context)
         tried = [(chunks, self._staggered(graph, self._split(graph, given, chunks), context)) for chunks in CHOICES]
         steps = [(chunks, step) for chunks, step in tried if step.actions]
         if not steps:
             return tried[0][1]
-        times = {chunks: self._time_ns(graph, step, context) for chunks, step in steps}
-        best, step = min(steps, key=lambda each: (times[each[0]], each[0]))
-        shown = ", ".join(f"{chunks} chunks {ns / 1e6:.3g} ms" for chunks, ns in times.items())
-        if times[best] >= whole:
-            sentence = f"the batch is not split: planned, the step takes {whole / 1e6:.3g} ms whole; {shown}"
-            return self.step([], [self.decision(Reason.NO_GAIN, sentence)])
+        found = {chunks: self._planned_in_chunks(graph, step, context) for chunks, step in steps}
+        ranks = {chunks: _fit(outcome, limit) for chunks, outcome in found.items()}
+        best, step = min(steps, key=lambda each: (ranks[each[0]], each[0]))
+        shown = [f"the whole step takes {_shown(whole, limit)}"]
+        shown += [f"{chunks} chunks {_shown(outcome, limit)}" for chunks, outcome in found.items()]
+        sentence = f"planned, {', '.join(shown)}"
+        if ranks[best][:2] >= _fit(whole, limit)[:2]:
+            return self.step([], [self.decision(Reason.NO_GAIN, f"the batch is not split: {sentence}")])
         (done,) = step.decisions
-        sentence = f"{done.sentence}; planned, the step takes {whole / 1e6:.3g} ms whole, {shown}"
-        return self.step(step.actions, [replace(done, sentence=sentence)])
+        return self.step(step.actions, [replace(done, sentence=f"{done.sentence}; {sentence}")])
 
-    def _time_ns(self, graph: Graph, step: Step, context: Context) -> int:
+    def _planned_in_chunks(self, graph: Graph, step: Step, context: Context) -> Outcome:
         trial = copy_graph(graph)
         self.run(trial, replace(context, strict=False), step)
-        return _planned_ns(trial, context)
+        return _planned(trial, context)
 
     def _staggered(self, graph: Graph, step: Step, context: Context) -> Step:
         """The step with its chunks in the shortest of a few orders.
@@ -161,7 +166,9 @@ class SplitBatch(Pass):
         self.run(trial, replace(context, strict=False), step)
         program, dag = program_of(trial, context.groups, context.cluster), dag_of(trial)
         orders = [list(range(len(dag.nodes))), *(_stagger(dag, lag) for lag in LAGS)]
-        _, best = min((run(program, order).step_ns, number) for number, order in enumerate(orders))
+        footprint, limit = Footprint(program), context.memory_limit_bytes
+        ranks = [_rank(run(program, order).step_ns, footprint.peak(order), limit) for order in orders]
+        best = ranks.index(min(ranks))
         names = [node.name for node in dag.nodes]
         arranged = arrange([names[i] for i in orders[best]], names)
         return self.step([*step.actions, Settle(), *arranged], step.decisions) if arranged else step
@@ -224,11 +231,26 @@ def _is_integers(node: Node) -> bool:
     return isinstance(value, Tensor) and value.dtype in INTEGERS and value.dim() > 0
 
 
-def _planned_ns(graph: Graph, context: Context) -> int:
-    """The time of the step in the planner's order."""
-    trial = copy_graph(graph)
-    ScheduleOverlap().run(trial, replace(context, effort="fast", strict=False))
-    return run(program_of(trial, context.groups, context.target_cluster)).step_ns
+def _planned(graph: Graph, context: Context) -> Outcome:
+    """The planner's order of the step: the shortest within the memory limit, or else one with the smallest peak."""
+    return Planner(ScheduleOverlap(), graph, replace(context, effort="fast", strict=False)).best().outcome
+
+
+def _rank(step_ns: int, peak_bytes: int, limit_bytes: int | None) -> tuple[bool, int, int]:
+    return fit_rank(step_ns, peak_bytes, peak_bytes if limit_bytes is None else limit_bytes)
+
+
+def _fit(outcome: Outcome, limit_bytes: int | None) -> tuple[bool, int, int]:
+    return _rank(outcome.step_ns, outcome.peak_bytes, limit_bytes)
+
+
+def _shown(outcome: Outcome, limit_bytes: int | None) -> str:
+    """The step, with its peak memory if there is a limit."""
+    step = f"{outcome.step_ns / 1e6:.3g} ms"
+    if limit_bytes is None:
+        return step
+    fits = "" if outcome.peak_bytes <= limit_bytes else ", which does not fit"
+    return f"{step} (peak {size_text(outcome.peak_bytes)}{fits})"
 
 
 class _Chunks:
