@@ -130,6 +130,8 @@ class PlannedLayout:
     step_us: float
     """With the time that ranks wait for the slowest."""
     compute_us: float
+    optimizer_us: float
+    """Of the optimizer's kernels, undisturbed; part of the compute."""
     exposed_us: float
     exposed_by_group: dict[str, float]
     peak_bytes: int
@@ -241,6 +243,7 @@ def _plan_layout(question: Question) -> PlannedLayout | Refused:
         microbatch=question.microbatch,
         step_us=step_us,
         compute_us=planned.timeline.compute_us * count - figures.optimizer_us * (count - 1),
+        optimizer_us=figures.optimizer_us,
         exposed_us=planned.timeline.exposed_us * num_reduced,
         exposed_by_group={name: us * num_reduced for name, us in planned.exposed_by_group().items()},
         peak_bytes=peak,
