@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,22 @@ def test_a_llama_is_split_by_the_names_of_its_modules():
     kinds = Counter(each.kind for each in collectives(module.graph))
     assert kinds[Kind.ALL_REDUCE] == 8  # of two blocks in each of two layers: the result, and the gradient of the input
     assert kinds[Kind.ALL_GATHER] > 0
+
+
+def deep_llama(_batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]:
+    return made("Llama", num_hidden_layers=4, **LLAMA)
+
+
+def test_a_llama_is_measured_with_few_layers_and_checkpointed():
+    model = ImportedModel(f"{__name__}:deep_llama")
+    assert (model.num_layers, model.few_layers) == (4, (1, 2))
+    assert model.checkpoints == ("none", "selective", "full")
+    layout = TrainingLayout("fsdp", (("dp", 8),))
+    products = [
+        sum(node.target is torch.ops.aten.mm.default for node in model.capture(each, 1).graph.nodes)
+        for each in (layout, replace(layout, checkpoint="full"))
+    ]
+    assert products[1] > products[0]
 
 
 def test_a_gpt2_is_sharded_but_not_split():

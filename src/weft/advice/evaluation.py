@@ -1,13 +1,13 @@
 """Evaluation: the step, the memory and a lower bound of one layout; worker processes run these functions.
 
-A layout is evaluated in two ways. `probe` captures and plans the model with one layer and with two, and continues
-every figure along a straight line to all layers. `plan_layout` captures and plans the whole model; only its figures are
-ranked.
+A layout is evaluated in two ways. `probe` captures and plans the model with few layers, such as one and two, and
+continues every figure along a straight line to all layers. `plan_layout` captures and plans the whole model; only its
+figures are ranked.
 
 Contract: the bound of a probe holds for the step of `plan_layout`. It is the sum of all compute of a rank, or of all
 transfers of a link without the latency that merging could save. Equal layers add equal terms, so the line through two
-numbers of layers gives the sum of all layers. Passes may remove work, so the bound takes the smaller of the sums before
-and after planning.
+numbers of layers gives the sum of all layers; a model without such numbers is probed with all layers. Passes may remove
+work, so the bound takes the smaller of the sums before and after planning.
 
 A step has one or more microbatches. Each reduces its gradients and adds them to those of the microbatches before it;
 the optimizer follows the last one. Under DDP only the last one reduces.
@@ -45,8 +45,6 @@ from weft.simulation.program import OpKind
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import NS_PER_US
 
-FEW_LAYERS = (1, 2)
-"""Numbers of layers of a probe."""
 COMPUTE = "compute"
 NUM_TRANSFERS = 3
 """Transfers of one gradient when it is added to a sum: two are read, one is written."""
@@ -90,18 +88,16 @@ class MicrobatchFigures:
     """Of the optimizer's kernels, undisturbed."""
     adding_us: float
     """To add the gradients to those of the microbatches before."""
-    busy_us: Mapping[str, float]
-    """The least busy time of the compute stream and of each link: a lower bound on the step each."""
 
     def whole_us(self, count: int, layout: TrainingLayout) -> float:
         """The time of a step of `count` microbatches, on a rank of average speed."""
         hidden = self.exposed_us if layout.reduces_last else 0.0
         return self.step_us + (count - 1) * (self.step_us - hidden - self.optimizer_us + self.adding_us)
 
-    def whole_bound_us(self, count: int, layout: TrainingLayout) -> float:
-        """A lower bound on that time."""
-        bound = max(self.busy_us.values(), default=0.0)
-        before = self.busy_us.get(COMPUTE, 0.0) if layout.reduces_last else bound
+    def whole_bound_us(self, count: int, layout: TrainingLayout, busy_us: Mapping[str, float]) -> float:
+        """A lower bound on that time; `busy_us` is the least time for which each resource is busy."""
+        bound = max(busy_us.values(), default=0.0)
+        before = busy_us.get(COMPUTE, 0.0) if layout.reduces_last else bound
         return bound + (count - 1) * (max(before - self.optimizer_us, 0.0) + self.adding_us)
 
 
@@ -130,6 +126,8 @@ class PlannedLayout:
     step_us: float
     """With the time that ranks wait for the slowest."""
     compute_us: float
+    optimizer_us: float
+    """Of the optimizer's kernels, undisturbed; part of the compute."""
     exposed_us: float
     exposed_by_group: dict[str, float]
     peak_bytes: int
@@ -156,8 +154,8 @@ class Refused:
 
 
 def peak_of_microbatch(question: Question) -> int:
-    """The peak of a microbatch in the captured order, continued from one and two layers to all."""
-    modules = [_capture(question, number) for number in _few_layers(question.model)]
+    """The peak of a microbatch in the captured order, continued from few layers to all."""
+    modules = [_capture(question, number) for number in question.model.few_layers or (None,)]
     peaks = [_simulate(module, question).timeline.peak_bytes for module in modules]
     return round(_continued(peaks, question.model))
 
@@ -180,7 +178,7 @@ def probe(question: Question) -> Probe:
 
 def _probe(question: Question) -> Probe:
     count = question.num_microbatches
-    modules = [_capture(question, number) for number in _few_layers(question.model)]
+    modules = [_capture(question, number) for number in question.model.few_layers or (None,)]
     captured = [_simulate(module, question) for module in modules]
     peaks = [each.timeline.peak_bytes + each.held_bytes(count) for each in captured]
     peak = round(_continued(peaks, question.model))
@@ -190,12 +188,13 @@ def _probe(question: Question) -> Probe:
     planned = [_simulate(_plan(module, question.cluster, None), question) for module in modules]
     figures = [_figures(*pair, question.cluster) for pair in zip(captured, planned, strict=True)]
     whole = _all_layers(figures, question.model)
-    bound_us = whole.whole_bound_us(count, question.layout) * question.waiting
+    busy_us = _least_busy_us(captured, planned, question.model)
+    bound_us = whole.whole_bound_us(count, question.layout, busy_us) * question.waiting
     return Probe(
         question.microbatch,
         max(whole.whole_us(count, question.layout) * question.waiting, bound_us),
         bound_us,
-        max(whole.busy_us, key=lambda name: whole.busy_us[name], default=""),
+        max(busy_us, key=lambda name: busy_us[name], default=""),
         peak,
     )
 
@@ -241,6 +240,7 @@ def _plan_layout(question: Question) -> PlannedLayout | Refused:
         microbatch=question.microbatch,
         step_us=step_us,
         compute_us=planned.timeline.compute_us * count - figures.optimizer_us * (count - 1),
+        optimizer_us=figures.optimizer_us,
         exposed_us=planned.timeline.exposed_us * num_reduced,
         exposed_by_group={name: us * num_reduced for name, us in planned.exposed_by_group().items()},
         peak_bytes=peak,
@@ -281,16 +281,12 @@ def _simulate(module: GraphModule, question: Question) -> _Simulated:
         return _Simulated(module, question.cluster)
 
 
-def _few_layers(model: TrainedModel) -> tuple[int | None, ...]:
-    """The numbers of layers to measure; the whole model, if it is as small."""
-    return (None,) if model.num_layers is None or model.num_layers <= FEW_LAYERS[-1] else FEW_LAYERS
-
-
 def _continued(values: Sequence[float], model: TrainedModel) -> float:
-    """The value for all layers, on the line through the values for `_few_layers`."""
-    if len(values) == 1 or model.num_layers is None:
+    """The value for all layers, on the line through the values for few."""
+    if model.few_layers is None:
         return values[0]
-    return values[1] + (model.num_layers - FEW_LAYERS[1]) * (values[1] - values[0])
+    few, more = model.few_layers
+    return values[1] + (model.num_layers - more) / (more - few) * (values[1] - values[0])
 
 
 def _all_layers(figures: Sequence[MicrobatchFigures], model: TrainedModel) -> MicrobatchFigures:
@@ -300,8 +296,18 @@ def _all_layers(figures: Sequence[MicrobatchFigures], model: TrainedModel) -> Mi
         _continued([each.exposed_us for each in figures], model),
         _continued([each.optimizer_us for each in figures], model),
         _continued([each.adding_us for each in figures], model),
-        {name: _continued([each.busy_us.get(name, 0.0) for each in figures], model) for name in figures[-1].busy_us},
     )
+
+
+def _least_busy_us(
+    captured: Sequence[_Simulated], planned: Sequence[_Simulated], model: TrainedModel
+) -> dict[str, float]:
+    """For how long each resource is busy at least with all layers: before or after planning, whichever is less."""
+    before, after = ([each.busy_ns() for each in graphs] for graphs in (captured, planned))
+    return {
+        name: min(_continued([busy[name] for busy in graphs], model) for graphs in (before, after)) / NS_PER_US
+        for name in after[-1]
+    }
 
 
 def _plan(module: GraphModule, cluster: Cluster, limit_bytes: int | None) -> GraphModule:
@@ -355,12 +361,10 @@ class _Simulated:
 
 
 def _figures(captured: _Simulated, planned: _Simulated, cluster: Cluster) -> MicrobatchFigures:
-    busy = captured.busy_ns() & planned.busy_ns()  # the smaller of each
     adding_ns = cluster.device.traffic_ns(NUM_TRANSFERS * captured.gradient_bytes)
     return MicrobatchFigures(
         step_us=planned.timeline.step_us,
         exposed_us=planned.timeline.exposed_us,
         optimizer_us=planned.optimizer_us,
         adding_us=(adding_ns or 0) / NS_PER_US,
-        busy_us={name: busy_ns / NS_PER_US for name, busy_ns in busy.items()},
     )

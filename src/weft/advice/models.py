@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
+from weft.advice.blocks import blocks_of, checkpoint_blocks, cut, few_layers, is_on_line, kind_of
 from weft.advice.layout import TrainingLayout
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import TrainingStep, capture
@@ -52,9 +53,17 @@ class TrainedModel(ABC):
         """Number of parameters, before any layout divides them."""
 
     @property
-    def num_layers(self) -> int | None:
-        """Number of equal layers; None if the model cannot be made with fewer."""
-        return None
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    @abstractmethod
+    def few_layers(self) -> tuple[int, int] | None:
+        """Two numbers of layers to measure instead of all; None if no line through two leads to all.
+
+        The second adds what all further layers repeat (`few_layers` of `blocks.py`).
+        """
 
     @property
     def num_experts(self) -> int:
@@ -110,8 +119,13 @@ class ZooModel(TrainedModel):
         return sum(parameter.numel() for parameter in _without_data(self).parameters())
 
     @property
-    def num_layers(self) -> int | None:
+    def num_layers(self) -> int:
         return self.config.num_layers
+
+    @property
+    def few_layers(self) -> tuple[int, int] | None:
+        num_dense = getattr(self.config, "num_dense", 0)
+        return few_layers([number < num_dense for number in range(self.num_layers)])
 
     @property
     def num_experts(self) -> int:
@@ -174,22 +188,49 @@ class ImportedModel(TrainedModel):
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in _imported_without_data(self).parameters())
 
+    @property
+    def num_layers(self) -> int:
+        blocks = blocks_of(_imported_without_data(self))
+        return 0 if blocks is None else len(blocks)
+
+    @property
+    def few_layers(self) -> tuple[int, int] | None:
+        return _few_layers_of(self)
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return CHECKPOINTS if self.num_layers else CHECKPOINTS[:1]
+
     def splits_over(self, degree: int) -> bool:
         model = _imported_without_data(self)
         plan = _plan_of(model)
         return "sum" in plan.values() and why_not_split(model, plan, degree) is None
 
     def capture(self, layout: TrainingLayout, microbatch: int, num_layers: int | None = None) -> GraphModule:
+        step, inputs = self._step(layout, microbatch, num_layers)
+        about = {"model": self.path, TOKENS_KEY: microbatch * self.tokens_per_sample * layout.num_data_ranks}
+        return capture(step, inputs, dict(layout.mesh), "step", about=about)
+
+    def capture_undivided(self, num_layers: int) -> GraphModule:
+        """Loss and gradients of one sequence on one rank."""
+        step, inputs = self._step(TrainingLayout("none", ()), 1, num_layers)
+        return capture(step, inputs, None, "joint")
+
+    def _step(
+        self, layout: TrainingLayout, microbatch: int, num_layers: int | None
+    ) -> tuple[TrainingStep, tuple[Any, ...]]:
         make_model, inputs = self._example(microbatch)
 
         def make(mesh: DeviceMesh | None) -> nn.Module:
             model = make_model()
+            if num_layers is not None:
+                cut(model, num_layers)
             model.tensor_plan = _plan_of(model)  # type: ignore[assignment]
+            checkpoint_blocks(model, layout.checkpoint)
             parallelise(model, layout.parallel, mesh, PRECISION, layout.reshard)
             return model
 
-        about = {"model": self.path, TOKENS_KEY: microbatch * self.tokens_per_sample * layout.num_data_ranks}
-        return capture(TrainingStep(make, optimizer=OPTIMIZER), inputs, dict(layout.mesh), "step", about=about)
+        return TrainingStep(make, optimizer=OPTIMIZER), inputs
 
     def _example(self, batch: int) -> tuple[Callable[[], nn.Module], tuple[Any, ...]]:
         found = self._function()(batch)
@@ -216,6 +257,20 @@ class ImportedModel(TrainedModel):
 def _imported_without_data(model: ImportedModel) -> nn.Module:
     with torch.device("meta"):
         return model._example(1)[0]()  # pyright: ignore[reportPrivateUsage]
+
+
+@functools.lru_cache(maxsize=4)
+def _few_layers_of(model: ImportedModel) -> tuple[int, int] | None:
+    """The numbers of layers that equal blocks suggest, if graphs of the model confirm them."""
+    blocks = blocks_of(_imported_without_data(model))
+    counts = few_layers([kind_of(block) for block in blocks.children()]) if blocks is not None else None
+    if blocks is None or counts is None:
+        return None
+    try:
+        few, more, whole = (model.capture_undivided(count) for count in (*counts, len(blocks)))
+    except CaptureError:  # it needs all of its layers, or cannot be captured at all, which probes will report
+        return None
+    return counts if is_on_line(few, more, whole, (*counts, len(blocks))) else None
 
 
 def _plan_of(model: nn.Module) -> Mapping[str, str]:

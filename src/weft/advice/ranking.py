@@ -168,8 +168,12 @@ def why_longer(best: Ranked, second: Ranked) -> str:
         text += f": it has {duration_text(exposed)} more exposed communication, most of it in group {group!r}"
     elif compute > 0:
         text += f": it has {duration_text(compute)} more compute"
+        update = theirs.optimizer_us - ours.optimizer_us
+        text += f", most of it in the optimizer ({duration_text(update)})" if update > compute / 2 else ""
     bar = ours.step_error.share
-    return f"{text}; that is less than the error bar" if bar is not None and share < bar else text
+    if bar is not None and share < bar:
+        text += f". Too close to call: the error bar is {share_text(bar)}"
+    return text
 
 
 def usual_line(ranked: tuple[Ranked, ...]) -> str | None:

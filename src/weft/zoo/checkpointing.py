@@ -17,6 +17,7 @@ FSDP2 computes a block again while its weights are gathered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -68,14 +69,24 @@ def recomputation_in(block: nn.Module) -> Recomputation | None:
 def run_block(block: nn.Module, *args: Any) -> Any:
     """The result of a block, which saves what its recomputation leaves."""
     recomputation = recomputation_in(block)
-    if recomputation is None:
-        return block(*args)
-    contexts = partial(_contexts, recomputation)
-    return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return block(*args) if recomputation is None else run_again(recomputation, block, args, {})
 
 
-def _contexts(recomputation: Recomputation) -> Any:
-    return create_selective_checkpoint_contexts(_Policy(recomputation))
+def run_again(
+    recomputation: Recomputation,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    changes_values: bool = False,
+) -> Any:
+    """The result of a function, of which backward computes a part again.
+
+    `changes_values` allows operators in place, which torch refuses in checkpointed functions. Graphs may have them: in
+    a graph, what is computed again is found by its values. Eager execution would change saved tensors.
+    """
+    policy = _Policy(recomputation)
+    contexts = partial(create_selective_checkpoint_contexts, policy, allow_cache_entry_mutation=changes_values)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
 
 
 class _Policy:

@@ -11,6 +11,7 @@ FOUND = PlannedLayout(
     microbatch=2,
     step_us=100.0,
     compute_us=90.0,
+    optimizer_us=0.5,
     exposed_us=10.0,
     exposed_by_group={},
     peak_bytes=1 << 30,

@@ -97,5 +97,59 @@ def named_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ..
     return NamedDecoder, (tokens, tokens)
 
 
+class Turn(nn.Module):
+    """A layer that does more in every second place, which its modules do not show."""
+
+    def __init__(self, dim: int, place: int) -> None:
+        super().__init__()
+        self.inner, self.place = nn.Linear(dim, dim), place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x if self.place % 2 else x.exp())
+
+
+class TurningDecoder(Decoder):
+    """Blocks of one kind that do different things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turn(64, place) for place in range(6))
+
+
+class NamingDecoder(Decoder):
+    """It names a block, so it cannot be cut."""
+
+    def __init__(self) -> None:
+        super().__init__(num_layers=6)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(tokens, targets) + next(iter(self.blocks[5].parameters())).float().sum()
+
+
+class MixedDecoder(Decoder):
+    """Two wide blocks come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [512, 512, *[128] * 6]
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, width, 0.0) for width in widths)
+
+
+def deep_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return lambda: Decoder(num_layers=6), decoder(batch)[1]
+
+
+def turning_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return TurningDecoder, decoder(batch)[1]
+
+
+def naming_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return NamingDecoder, decoder(batch)[1]
+
+
+def mixed_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return MixedDecoder, decoder(batch)[1]
+
+
 def without_inputs(_batch: int) -> nn.Module:
     return Decoder()
