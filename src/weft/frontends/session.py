@@ -45,7 +45,7 @@ from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.graph.origins import PHASE_KEY
-from weft.passes.pipeline import listing_of, replay_in_place
+from weft.passes.pipeline import identity_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
 from weft.verification.agreement.agreement import Agreement
@@ -253,6 +253,7 @@ class Session:
         with self.contained("the vote of this rank", options.strict):
             election = self._election(module, entry)
         kept: Snapshot | None = None
+        plan_identity = ""
         simulated: SimulatedReport | None = None
         try:
             kept = Snapshot(module) if election.ranks or prepare or finish else None
@@ -268,6 +269,8 @@ class Session:
                 self._warn_of_memory(result, entry, options)
             with self.contained("the figures of a graph", options.strict):
                 simulated = _with_simulations(result, module, options, fuses) if _rank() == 0 else None
+            with self.contained("a recorded plan", options.strict):
+                plan_identity = identity_of(module, options.groups)[1] if options.record is not None else ""
             replay_in_place(module, result.report.bare_plan, groups=options.groups)
             if finish is not None:
                 finish()
@@ -290,8 +293,8 @@ class Session:
             return False
         self._woven = election
         with self.contained("a recorded plan", options.strict):
-            if options.record is not None:
-                PlanFolder(options.record).record(result.plan)
+            if options.record is not None and plan_identity:
+                PlanFolder(options.record).record(result.plan, plan_identity)
         with self.contained("a statement for other ranks", options.strict):
             if folder is not None or options.agreement is not None:
                 entry = replace(entry, statement=_state(result.module, options, result))
@@ -428,7 +431,7 @@ class Session:
         """The result of the plan that was recorded for a graph, or of a new one."""
         if options.plan is not None:
             try:
-                plan = PlanFolder(options.plan).find(listing_of(module, options.groups))
+                plan = PlanFolder(options.plan).find(*identity_of(module, options.groups))
                 return carry_out(module, plan, options.description, verify=options.verify, groups=options.groups)
             except PlanError as error:
                 if options.strict:
