@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
 import weft
-from tests.integration.functions import DIM, attend, attend_arguments
+from tests.integration.functions import DIM, attend, attend_arguments, share_a_read, share_a_read_arguments
+from tests.integration.test_order import code_of
 from tests.integration.worlds import World
 from weft.frontends.session import ALL_RANKS, SESSION
 from weft.passes.base import all_passes, parse_pass
@@ -40,6 +41,12 @@ PARTS = {
     "checking": "weft.graph.check.validate",
 }
 """Where a fault is injected besides passes."""
+OF_THE_CUT = {
+    "tagging": "weft.frontends.partitioner._tag",
+    "sorting": "weft.frontends.partitioner._put_forward_first",
+    "cutting": "weft.compat.compilers.cut_by_order",
+}
+"""Where a fault is injected between planning a joint graph and cutting it into forward and backward."""
 OF_PASSES = {name: f"pass {name}" for name in sorted(all_passes())}
 
 
@@ -51,6 +58,8 @@ def faulty(case: str) -> tuple[Any, dict[str, Any]]:
     """What injects the fault of a case, and the options that make Weft meet it."""
     if case in PARTS:
         return mock.patch(PARTS[case], fail), {"weft.cluster": "h100-8"}
+    if case in OF_THE_CUT:
+        return mock.patch(OF_THE_CUT[case], fail), {"weft.memory_limit": "1GB"}
     name = case.removeprefix("pass ")
     return mock.patch.object(type(parse_pass(name)), "plan", fail), {"weft.pipeline": name, "weft.cache": False}
 
@@ -69,9 +78,9 @@ def train(case: str, on: Sequence[int], folder: str, compiled: bool = True, **op
 
     def noted(module: GraphModule, *args: Any, **keywords: Any) -> bool:
         before = weft.listing(module)
-        weave(module, *args, **keywords)
+        is_woven = weave(module, *args, **keywords)
         ran.append("left" if weft.listing(module) == before else weft.listing(module))
-        return True
+        return is_woven
 
     step = torch.compile(attend, backend="weft_eager", options=given) if compiled else attend
     losses: list[float] = []
@@ -127,6 +136,47 @@ def test_a_fault_of_a_part_leaves_the_graph_as_it_was_on_all_ranks(
 def test_a_fault_of_any_pass_on_one_rank_leaves_the_graph_as_it_was_on_all_ranks(two_ranks: World, tmp_path: Path):
     cases = [*OF_PASSES.values()]
     assert_alike(two_ranks.run(train_each, cases=cases, on=(1,), folder=str(tmp_path)), cases, (1,))
+
+
+def test_a_fault_of_one_rank_while_it_cuts_the_step_lets_torch_cut_it_on_all(two_ranks: World, tmp_path: Path):
+    cases = [*OF_THE_CUT]
+    results = two_ranks.run(train_each, cases=cases, on=(1,), folder=str(tmp_path))
+    for case in cases:
+        first, second = (result[case] for result in results)
+        assert first["ran"] == second["ran"], case
+        assert first["ran"][0] == "left", "the joint graph"
+        assert "left" not in first["ran"][1:], "forward and backward"
+        assert second["skipped"][0].startswith("KeyError: 'injected'")
+        assert first["skipped"][0].startswith("agreement: rank 1 leaves it as it was: KeyError: 'injected'")
+        for result in results:
+            assert result[case]["losses"] == pytest.approx(result["eager"]["losses"], rel=1e-5), case
+
+
+def codes_in_order(on: Sequence[int]) -> dict[str, Any]:
+    """The order of the code that Inductor makes, with a fault on some ranks while Weft fixes that order."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    torch.manual_seed(dist.get_rank())
+    arguments = share_a_read_arguments(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    step = torch.compile(share_a_read, backend="weft", options={"weft.pipeline": "sink-waits"})
+    found: list[Tensor] = []
+    fault = mock.patch("weft.compat.compilers.keep_kernel_order", fail)
+    no_caches = torch._inductor.config.patch(force_disable_caches=True)
+    with no_caches, fault if dist.get_rank() in on else contextlib.nullcontext():
+        (order,) = code_of(lambda: found.append(step(*arguments)))
+    torch.testing.assert_close(found[0], share_a_read(*arguments))
+    return {"order": order, "messages": SESSION.report().messages}
+
+
+@pytest.mark.slow
+@pytest.mark.needs_cpp
+def test_ranks_fix_the_order_in_the_code_of_inductor_together(two_ranks: World):
+    fixed, both, one = (two_ranks.run(codes_in_order, on=on) for on in ((), (0, 1), (1,)))
+    assert fixed[0]["order"] == fixed[1]["order"] != both[0]["order"]
+    assert [rank["order"] for rank in one] == [rank["order"] for rank in both] == [both[0]["order"]] * 2
+    assert fixed[0]["messages"] == ()
+    assert "KeyError: 'injected'" in one[1]["messages"][0]
+    assert "rank 1 leaves it as it was: KeyError: 'injected'" in one[0]["messages"][0]
 
 
 def train_with_another_pipeline(folder: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from weft.errors import PlanError
 from weft.frontends.run_report import RunReport
 from weft.frontends.session import SESSION
 from weft.frontends.trace_log import read_log
+from weft.passes.pipeline import identity_of
 from weft.plan.folder import PlanFolder
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,6 +60,26 @@ def test_a_recorded_plan_is_applied_without_planning(mesh: DeviceMesh, tmp_path:
     assert applied.messages == ()
 
 
+def test_a_plan_for_a_graph_with_other_names_is_applied(mesh: DeviceMesh, tmp_path: Path):
+    """Only the names of nodes differ: the plan is found by the canonical digest, and the values stay equal."""
+    arguments = attend_arguments(mesh.get_group().group_name)
+    module = weft.capture(attend, arguments)
+    renamed = weft.capture(attend, arguments)
+    for number, node in enumerate(renamed.graph.nodes):
+        node.name = f"other_{number}" if node.op == "call_function" else node.name
+    renamed.recompile()
+    (listing, identity), (other_listing, other) = identity_of(module), identity_of(renamed)
+    assert listing != other_listing
+    assert identity == other
+    plan = weft.optimize(module, "h100-8").plan
+    folder = PlanFolder(tmp_path)
+    folder.record(plan, identity)
+    found = weft.apply(renamed, folder.find(other_listing, other))
+    assert any(entry.applied for entry in plan.steps)
+    assert "other_" in weft.listing(found)
+    assert weft.verify(renamed, found, ranks=2)
+
+
 def test_a_graph_without_a_plan_is_planned_anew_and_the_warning_names_the_nodes(mesh: DeviceMesh, tmp_path: Path):
     compile_and_run(mesh, record=tmp_path)
     report = compile_and_run(mesh, scale=2.0, plan=tmp_path)
@@ -74,10 +95,10 @@ def test_a_folder_without_plans_is_named(mesh: DeviceMesh, tmp_path: Path):
     (message,) = compile_and_run(mesh, plan=tmp_path).messages
     assert f"the folder {tmp_path} has no plans" in message
     with pytest.raises(PlanError, match="is missing"):
-        PlanFolder(tmp_path / "nowhere").find("")
+        PlanFolder(tmp_path / "nowhere").find("", "")
     (tmp_path / "file").touch()
     with pytest.raises(PlanError, match="cannot be created"):
-        PlanFolder(tmp_path / "file").record(weft.Plan(()))
+        PlanFolder(tmp_path / "file").record(weft.Plan(()), "x")
 
 
 def test_an_edited_plan_is_not_applied(mesh: DeviceMesh, tmp_path: Path):
@@ -104,7 +125,7 @@ def test_plans_are_recorded_again_although_inductor_has_the_graph_in_its_cache(m
 
 def test_other_plans_in_the_folder_give_another_identity(tmp_path: Path):
     first = weft.frontends.options.Options(plan=tmp_path).identity
-    PlanFolder(tmp_path).record(weft.Plan((), listing="x"))
+    PlanFolder(tmp_path).record(weft.Plan(()), "x")
     assert weft.frontends.options.Options(plan=tmp_path).identity != first
 
 

@@ -30,13 +30,13 @@ def apply(
         from weft.api import carry_out
         from weft.cli.source import load_source
         from weft.graph.listings.text import render
-        from weft.passes.pipeline import listing_of
+        from weft.passes.pipeline import identity_of
         from weft.plan.folder import PlanFolder
         from weft.plan.plan import Plan
 
     with usage.progress(f"reading {source}"):
         module = load_source(source)
-    chosen = PlanFolder(plan).find(listing_of(module)) if plan.is_dir() else Plan.load(plan)
+    chosen = PlanFolder(plan).find(*identity_of(module)) if plan.is_dir() else Plan.load(plan)
     with usage.progress(f"applying the plan to {len(module.graph.nodes)} nodes"):
         result = carry_out(module, chosen, verify=verify.value)
     listing = render(result.module)

@@ -71,7 +71,7 @@ def explain(
 
     report = result.report
     explanation = report.explain() if isinstance(report, SimulatedReport) else tell(module, report)
-    save_plan(result, plan)
+    save_plan(module, result, plan)
     if collective is None:
         text = explanation.to_json() if as_json else str(explanation)
     elif _is_module(module, collective):

@@ -91,7 +91,7 @@ def optimize(
 
     _print_after(result.log, print_after or [])
     listing = render(result.module)
-    save_plan(result, plan)
+    save_plan(module, result, plan)
     _draw(result.report, source, html, trace)
     if output is not None or not as_json:
         usage.write(listing, output)

@@ -72,11 +72,12 @@ def plan_file(plan: Path | None) -> Path | None:
     return None if plan is not None and plan.is_dir() else plan
 
 
-def save_plan(result: Result, plan: Path | None) -> None:
-    """Write the plan if a file or a folder is given."""
+def save_plan(module: GraphModule, result: Result, plan: Path | None) -> None:
+    """Write the plan for a graph if a file or a folder is given."""
     if plan is not None and plan.is_dir():
+        from weft.passes.pipeline import identity_of
         from weft.plan.folder import PlanFolder
 
-        PlanFolder(plan).record(result.plan)
+        PlanFolder(plan).record(result.plan, identity_of(module)[1])
     elif plan is not None:
         usage.write(result.plan.to_json() + "\n", plan)

@@ -63,8 +63,8 @@ def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
 
     if not getattr(callback_handler, "_CompilationCallbackHandler__pending_callbacks_counter", 0):
         return False
-    if _release_inductor_settings not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(_release_inductor_settings)
+    if release_inductor_settings not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(release_inductor_settings)
     config = settings_of("inductor")
     _held.append((dict(values), {name: getattr(config, name) for name in values}))
     for name, value in values.items():
@@ -72,7 +72,8 @@ def hold_inductor_settings(values: Mapping[str, Any]) -> bool:
     return True
 
 
-def _release_inductor_settings(_: Any) -> None:
+def release_inductor_settings(_: Any = None) -> None:
+    """Restore the settings that are held now."""
     config = settings_of("inductor")
     while _held:
         values, before = _held.pop()
@@ -81,26 +82,41 @@ def _release_inductor_settings(_: Any) -> None:
                 setattr(config, name, before[name])
 
 
-def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Sequence[Any]:
+def keep_kernel_order(nodes: Sequence[Any], loops_too: bool) -> Callable[[], None] | None:
     """Fix the order of the kernels that Inductor's scheduler does not generate (collectives, waits, matmuls).
 
     Otherwise fusion pulls a wait up to a loop that is fused with one of its users. `loops_too` also keeps Inductor from
-    moving loops to save memory; its setting stays changed. Without collectives Inductor decides everything.
+    moving loops to save memory; its setting stays changed. Returns what undoes this; None without collectives, where
+    Inductor decides everything. On an error nothing is changed.
     """
     from torch._inductor.dependencies import WeakDep
     from torch._inductor.utils import contains_collective
 
     if not any(map(contains_collective, nodes)):
-        return nodes
+        return None
+    config = settings_of("inductor")
     fixed = [node for node in nodes if (node.is_extern() or node.is_template()) and node.get_buffer_names()]
-    for earlier, later in itertools.pairwise(fixed):
-        for buffer in earlier.get_buffer_names():  # this only orders: no buffer of that name is written
-            later.add_fake_dep(WeakDep(buffer, mutating_buf=later.get_name(), is_fake=True))
-    nodes[0].scheduler.nodes = nodes
-    nodes[0].scheduler.compute_ancestors()
-    if loops_too:
-        settings_of("inductor").reorder_for_peak_memory = False
-    return nodes
+    before = [(node, node.read_writes) for node in fixed]
+    moves_loops = config.reorder_for_peak_memory
+
+    def undo() -> None:
+        for node, read_writes in before:
+            node.set_read_writes(read_writes)
+        nodes[0].scheduler.compute_ancestors()
+        config.reorder_for_peak_memory = moves_loops
+
+    try:
+        for earlier, later in itertools.pairwise(fixed):
+            for buffer in earlier.get_buffer_names():  # this only orders: no buffer of that name is written
+                later.add_fake_dep(WeakDep(buffer, mutating_buf=later.get_name(), is_fake=True))
+        nodes[0].scheduler.nodes = nodes
+        nodes[0].scheduler.compute_ancestors()
+        if loops_too:
+            config.reorder_for_peak_memory = False
+    except Exception:
+        undo()
+        raise
+    return undo
 
 
 def compile_with_inductor(

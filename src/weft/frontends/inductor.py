@@ -39,8 +39,7 @@ class KeepOrder:
 
     def __call__(self, nodes: Sequence[Any]) -> Sequence[Any]:
         nodes = self.chain(nodes) if self.chain else nodes
-        with SESSION.contained("the order of a graph in Inductor's code", strict=False):
-            nodes = compat.keep_kernel_order(nodes, loops_too=self.loops_too)
+        SESSION.order_together(lambda: compat.keep_kernel_order(nodes, self.loops_too))
         return nodes
 
     def uuid(self) -> str | None:
@@ -93,10 +92,13 @@ class InductorPass:
             _name_rivals()
             identity = _joined(self.options.identity, self.chain) or self.options.identity
             folder = self.folder
-        is_woven = SESSION.weave(module, self.options, identity, folder, is_cut=self.is_cut)
-        with SESSION.contained("the order of a graph in Inductor's code", self.options.strict):
-            if is_woven and any(True for _ in collectives(graph)):
+
+        def keep_order() -> None:
+            if any(True for _ in collectives(graph)):
                 _keep_order()
+
+        if not SESSION.weave(module, self.options, identity, folder, is_cut=self.is_cut, finish=keep_order):
+            compat.release_inductor_settings()
         with SESSION.contained("a look for obstacles to CUDA graphs", self.options.strict):
             _name_uncaptured(graph)
 

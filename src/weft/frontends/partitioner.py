@@ -19,10 +19,10 @@ from torch.fx import GraphModule, Node
 from weft.compat import compilers as compat
 from weft.compat import input_nodes
 from weft.cost.execution import is_backward
-from weft.frontends.options import Options, is_disabled
+from weft.frontends.options import Options
 from weft.frontends.provenance import BACKWARD, FORWARD
 from weft.frontends.session import SESSION
-from weft.graph.edit import Edit, Snapshot, recompile
+from weft.graph.edit import Edit, recompile
 from weft.passes.pipeline import Pipeline
 
 PASSES = {
@@ -45,36 +45,31 @@ class Partitioner:
     def __call__(
         self, joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **arguments: Any
     ) -> tuple[GraphModule, GraphModule]:
-        """Forward and backward."""
-        kept = Snapshot(joint)
-        if self._decides(joint, num_fwd_outputs):
-            try:
-                return compat.cut_by_order(joint, inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
-            except Exception as error:  # the same on every rank with this graph
-                if self.options.strict:
-                    raise
-                kept.restore()
-                recompile(joint)
-                SESSION.say(f"a step stays above its memory limit: torch cannot cut it where Weft would: {error}")
-        return compat.cut_for_least_work(joint, inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
+        """Forward and backward. Ranks take the same cut, since they vote after it: a fault of one rank stops all."""
+        arguments["num_fwd_outputs"] = num_fwd_outputs
+        parts: list[tuple[GraphModule, GraphModule]] = []
+
+        def cut() -> None:
+            for node in joint.graph.nodes:
+                node.meta.pop(MARK, None)
+            _put_forward_first(joint)
+            parts.append(compat.cut_by_order(joint, inputs, **arguments))
+
+        passes = Pipeline.parse(PASSES[self.options.offload]).without(self.options.passes.left_out)
+        is_woven = SESSION.weave(
+            joint,
+            replace(self.options, pipeline=passes),
+            self.options.identity,
+            self.folder,
+            fuses=self.fuses,
+            prepare=lambda: _tag(joint, num_fwd_outputs),
+            finish=cut,
+        )
+        return parts[0] if is_woven else compat.cut_for_least_work(joint, inputs, **arguments)
 
     def uuid(self) -> str:
         """The identity for Inductor's caches."""
         return self.options.identity
-
-    def _decides(self, joint: GraphModule, num_outputs: int) -> bool:
-        """Rewrite a joint graph for the limit; False if it stays unchanged."""
-        if is_disabled():
-            return False
-        _tag(joint, num_outputs)
-        passes = Pipeline.parse(PASSES[self.options.offload]).without(self.options.passes.left_out)
-        options = replace(self.options, pipeline=passes)
-        if not SESSION.weave(joint, options, self.options.identity, self.folder, fuses=self.fuses):
-            return False
-        for node in joint.graph.nodes:
-            node.meta.pop(MARK, None)
-        _put_forward_first(joint)
-        return True
 
 
 def _tag(joint: GraphModule, num_outputs: int) -> None:

@@ -19,7 +19,7 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.graph.origins import PHASE_KEY
-from weft.passes.pipeline import listing_of, replay_in_place
+from weft.passes.pipeline import identity_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
 from weft.verification.agreement.agreement import Agreement
@@ -85,8 +85,8 @@ MAX_SIMULATED = 64
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _HOME = Path(__file__).parents[2]
 _NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
-PHASES = ("backward", "forward", "inference")
-"""The graphs that AOTAutograd makes of one compilation: the first two, or the last."""
+PHASES = ("joint", "backward", "forward", "inference")
+"""The graphs that AOTAutograd makes of one compilation: the first three, or the last."""
 NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
 
 
@@ -111,6 +111,7 @@ class Session:
         self._silent: set[int] = set()  # ranks that did not vote in time once
         self._asked_for: set[str] = set()  # phases that caches were asked for in the current compilation
         self._handed_over: tuple[str, str] | None = None  # compilation and phase of the graph that is compiled now
+        self._woven: _Election | None = None  # of the rewritten graph that is compiled now
         self._simulated: dict[tuple[str, ...], SimulatedReport] = {}  # of the last graphs, on rank 0
 
     def report(self, *, simulate: bool = False) -> RunReport:
@@ -166,7 +167,7 @@ class Session:
         if self._handed_over != (compile_id, phase):
             self._vote_as_cached(phase)
             self._publish_cached()
-        self._handed_over = None
+        self._handed_over = self._woven = None
 
     def note_all_compiled(self) -> None:
         """All graphs of a compilation are compiled, except a backward that waits for its first call."""
@@ -190,6 +191,8 @@ class Session:
                     vote = Vote("", "", "its compiler's cache has the graph as it was", ranks)
                 name = f"{self._compilation(phase, compile_id)} 1"
                 divergence = tell(StoreBoard(store), name, _rank(), vote) or divergence
+                if vote.is_final:
+                    divergence = tell(StoreBoard(store), _vote_on_order(name, 1), _rank(), vote) or divergence
         if divergence is not None:
             raise _error_of(divergence)
 
@@ -217,12 +220,15 @@ class Session:
         fuses: bool = True,
         apart: bool = True,
         is_cut: bool = False,
+        prepare: Callable[[], None] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> bool:
         """Optimize the graph of a module in place; False if it stays unchanged. The side file is in `folder`.
 
         `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel. `apart` says that no two
         inputs share memory, which holds for the graphs of AOTAutograd. `is_cut` says that forward and backward come
-        from a joint graph that was planned for the memory limit.
+        from a joint graph that was planned for the memory limit. `prepare` and `finish` are called before planning and
+        after the rewrite: an error in them leaves the graph as it was on all ranks, too.
         """
         if apart:
             module.meta[APART_KEY] = True
@@ -234,6 +240,7 @@ class Session:
             if entry.role in ("forward", "backward", "optimizer"):
                 module.meta[PHASE_KEY] = entry.role
         election = _Election(None, "", 0, ())
+        self._woven = None
         if is_disabled():
             self.say(f"{DISABLE} is set, so no graph is changed")
             with self.contained("a report of a graph", strict=False):
@@ -246,8 +253,12 @@ class Session:
         with self.contained("the vote of this rank", options.strict):
             election = self._election(module, entry)
         kept: Snapshot | None = None
+        plan_identity = ""
         simulated: SimulatedReport | None = None
         try:
+            kept = Snapshot(module) if election.ranks or prepare or finish else None
+            if prepare is not None:
+                prepare()
             with compat.timed("weft"):
                 is_part = is_cut and entry.phase in ("forward", "backward")
                 result = self._result(module, options, fuses, is_part)
@@ -258,15 +269,21 @@ class Session:
                 self._warn_of_memory(result, entry, options)
             with self.contained("the figures of a graph", options.strict):
                 simulated = _with_simulations(result, module, options, fuses) if _rank() == 0 else None
-            kept = Snapshot(module) if election.ranks else None
+            with self.contained("a recorded plan", options.strict):
+                plan_identity = identity_of(module, options.groups)[1] if options.record is not None else ""
             replay_in_place(module, result.report.bare_plan, groups=options.groups)
-        except Exception as error:  # the graph is unchanged, and the compiler can go on without Weft
+            if finish is not None:
+                finish()
+        except Exception as error:  # the compiler can go on without Weft
+            if kept is not None:
+                kept.restore()
+                recompile(module)
             self._leave_together(election, _told(error).splitlines()[0], wait=not options.strict)
             if options.strict:
                 raise
             self._leave(module, entry, options, folder, error, ALL_RANKS if election.ranks else OTHER_RANKS)
             return False
-        if kept is not None and (found := self._objection(election, result)) is not None:
+        if (found := self._objection(election, result)) is not None and kept is not None:
             kept.restore()
             recompile(module)
             error = VerificationError(compose("agreement", found))
@@ -274,9 +291,10 @@ class Session:
                 raise error
             self._leave(module, entry, options, folder, error, ALL_RANKS)
             return False
+        self._woven = election
         with self.contained("a recorded plan", options.strict):
-            if options.record is not None:
-                PlanFolder(options.record).record(result.plan)
+            if options.record is not None and plan_identity:
+                PlanFolder(options.record).record(result.plan, plan_identity)
         with self.contained("a statement for other ranks", options.strict):
             if folder is not None or options.agreement is not None:
                 entry = replace(entry, statement=_state(result.module, options, result))
@@ -385,11 +403,35 @@ class Session:
             raise _error_of(found.divergence)
         return found
 
+    def order_together(self, arrange: Callable[[], Callable[[], None] | None]) -> None:
+        """Fix the order of the rewritten graph in the compiler's code on all of its ranks, or on none.
+
+        `arrange` returns what undoes it, and has undone it if it raises; None: there is no order to fix.
+        """
+        if self._woven is None:  # the graph is as it was, and so is its order
+            return
+        undo: Callable[[], None] | None = None
+        why = ""
+        try:
+            if (undo := arrange()) is None:
+                return
+        except Exception as error:
+            log.info("weft: the order of a graph is not kept", exc_info=error)
+            why = _told(error)
+        self._num_votes[self._woven.name] += 1
+        name = _vote_on_order(self._woven.name, self._num_votes[self._woven.name])
+        mine = Vote("", "" if why else "ordered", why.partition("\n")[0], self._woven.ranks)
+        found = self._resolve(replace(self._woven, name=name), mine).objection
+        if undo is not None and found is not None:
+            undo()
+        if why or found is not None:
+            self.say(f"Inductor may change the order that Weft gave a graph, on all ranks alike: {why or found}")
+
     def _result(self, module: GraphModule, options: Options, fuses: bool, is_part: bool) -> Result:
         """The result of the plan that was recorded for a graph, or of a new one."""
         if options.plan is not None:
             try:
-                plan = PlanFolder(options.plan).find(listing_of(module, options.groups))
+                plan = PlanFolder(options.plan).find(*identity_of(module, options.groups))
                 return carry_out(module, plan, options.description, verify=options.verify, groups=options.groups)
             except PlanError as error:
                 if options.strict:
@@ -540,6 +582,11 @@ class _Election:
     rank: int
     ranks: tuple[tuple[int, int, int], ...]
     """The ranks of the graph's groups, as ranges."""
+
+
+def _vote_on_order(name: str, number: int) -> str:
+    """The name of a vote on the order of a graph in the compiler's code, by the name of the vote on the graph."""
+    return f"{name} order {number}"
 
 
 def _ranks_of_groups(module: GraphModule) -> set[int]:

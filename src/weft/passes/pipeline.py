@@ -27,18 +27,21 @@ from weft.graph import check
 from weft.graph.dag import collector_paused
 from weft.graph.edit import Snapshot, copy_module, recompile
 from weft.graph.groups import Group, GroupTable, read_groups
-from weft.graph.listings.text import KnownLines, digest, render
+from weft.graph.listings.text import KnownLines, canonical_digest, digest, render, without_values
 from weft.graph.renaming import LentNames, lend_names
 from weft.graph.versions import analyses_kept, dag_of, forget
 from weft.passes.base import Pass, find_pass, parse_pass
 from weft.passes.presets import AUTO, NAMED, recognise
 from weft.plan.context import Context
-from weft.plan.plan import Plan, Step, nodes_that_differ, what_differs
+from weft.plan.plan import Plan, Step, change_of_lines, nodes_that_differ, what_differs
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
 
+MAKE_AGAIN = "make the plan again for this graph with weft.optimize"
+MAX_TOLD = 3
+"""Number of actions, and of nodes of each, that an error names."""
 BREAKS = re.compile(r"[,{}]")
 PLANNER, DECIDER = "schedule-overlap", "decide-memory"
 """The pass that plans the order in every preset, and the pass that decides what to keep for it."""
@@ -193,9 +196,16 @@ def replay(
     return _run(module, context, steps, plan)
 
 
-def listing_of(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None) -> str:
-    """The listing that identifies a graph to a plan."""
-    return render(copy_module(module), read_groups(module, groups))
+def identity_of(
+    module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
+) -> tuple[str, str]:
+    """The listing of a graph, and the digest under which a folder keeps its plan.
+
+    The digest does not depend on the names of nodes, unless the graph has symbolic sizes.
+    """
+    made, table = copy_module(module), read_groups(module, groups)
+    listing = render(made, table)
+    return listing, canonical_digest(made, table) or digest(listing)
 
 
 def replay_in_place(
@@ -254,24 +264,29 @@ def _run_passes(
     if lent is not None and plan is not None:
         listing, current, lines = plan.listing, plan.start, KnownLines()
     for place, (rewrite, step) in enumerate(work):
-        _check_digest(step, current, listing, plan if place == 0 else None, facts)
+        if step is not None and plan is not None and step.digest != current:
+            raise _other_graph(plan, place, listing, facts)
         start = time.perf_counter()
         mine = replace(context, strict=False) if place in from_presets else context
-        done, changed = rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step)
+        done, changed = (
+            rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step, listing)
+        )
         seconds = time.perf_counter() - start
         if not type(rewrite).__module__.startswith("weft."):
             forget(made.graph)
         after = render(made, context.groups, lines) if changed else listing
-        log.append(LogEntry(replace(done, digest=current), changed, seconds, listing, after))
+        done = replace(done, digest=current, lines=change_of_lines(listing, after) if changed else ())
+        log.append(LogEntry(done, changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current
-    _check_result(plan, current, listing, facts)
+    if plan is not None and plan.result != current:
+        raise _other_graph(plan, len(plan.steps), listing, facts)
     if lent is not None and plan is not None:
         lent.give_back()
         recompile(made)
         return Run(made, plan, tuple(_in_own_names(entry, lent) for entry in log), own, render(made, context.groups))
     recompile(made)
     steps = tuple(entry.step for entry in log)
-    return Run(made, Plan(steps, facts, result=current, listing=own), tuple(log), own, listing)
+    return Run(made, Plan(steps, facts, result=current, listing=without_values(own)), tuple(log), own, listing)
 
 
 def _lend_names(module: GraphModule, groups: GroupTable, plan: Plan) -> LentNames | None:
@@ -297,7 +312,7 @@ def _in_own_names(entry: LogEntry, lent: LentNames) -> LogEntry:
     return replace(entry, step=replace(entry.step, decisions=tuple(decisions)))
 
 
-def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step) -> tuple[Step, bool]:
+def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step, listing: str) -> tuple[Step, bool]:
     """Carry out a step of a plan. The pass trusts the actions, so a corrupt plan may raise any exception."""
     try:
         return rewrite.run(module.graph, context, step)
@@ -305,7 +320,19 @@ def _carry_out(rewrite: Pass, module: GraphModule, context: Context, step: Step)
         raise
     except Exception as error:
         what = f"step {step.spec!r} cannot be carried out: {type(error).__name__}: {error}"
-        raise PlanError(compose("plan", what, do="make the plan again for this graph with weft.optimize")) from error
+        raise PlanError(compose("plan", what, where=_nodes_of(step, listing), do=MAKE_AGAIN)) from error
+
+
+def _nodes_of(step: Step, listing: str) -> list[str]:
+    """The first actions of a step, each with the lines of the nodes that it names."""
+    lines = {line.strip().partition(":")[0]: line.strip() for line in listing.splitlines() if line.startswith(" ")}
+    told: list[str] = []
+    for action in step.actions[:MAX_TOLD]:
+        words = dict.fromkeys(re.findall(r"\w+", repr(action)))
+        names = [word for word in words if word in lines][:MAX_TOLD]
+        told += [f"action {action.kind!r} names no node of the graph"] if not names else []
+        told += [f"action {action.kind!r} names {lines[name]}" for name in names]
+    return told
 
 
 def _check_memory(run: Run, context: Context, limit_bytes: int) -> None:
@@ -324,33 +351,17 @@ def _check_version(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Non
         raise PlanError(compose("plan", "it was made with another version of torch", where=differences, do=do))
 
 
-def _check_digest(step: Step | None, current: str, listing: str, plan: Plan | None, found: Mapping[str, Any]) -> None:
-    """Refuse a step that was made for another graph. `plan` is given for its first step, whose graph it holds."""
-    if step is None or step.digest == current:
-        return
-    differences = [] if plan is None else [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
-    raise PlanError(
-        compose(
-            "plan",
-            f"step {step.spec!r} was made for another graph",
-            where=differences,
-            do="make the plan again for this graph with weft.optimize",
-        )
-    )
-
-
-def _check_result(plan: Plan | None, current: str, listing: str, found: Mapping[str, Any]) -> None:
-    """Refuse a plan whose steps no longer lead to the graph that they led to when it was made."""
-    if plan is None or plan.result == current:
-        return
-    if plan.steps:
-        what = f"its last step, {plan.steps[-1].spec!r}, leads to another graph than it did when the plan was made"
-        differences: list[str] = []
+def _other_graph(plan: Plan, num_steps: int, listing: str, found: Mapping[str, Any]) -> PlanError:
+    """The error for a plan that was made for another graph, or whose first steps lead to another one than then."""
+    differences = nodes_that_differ(plan.listing_after(num_steps), without_values(listing))
+    if num_steps:
+        what = f"step {plan.steps[num_steps - 1].spec!r} leads to another graph than it did when the plan was made"
     else:
-        what = "it was made for another graph"
-        differences = [*what_differs(plan.facts, found), *nodes_that_differ(plan.listing, listing)]
-    do = "make the plan again for this graph with weft.optimize"
-    raise PlanError(compose("plan", what, where=differences, do=do))
+        what = (
+            f"step {plan.steps[0].spec!r} was made for another graph" if plan.steps else "it was made for another graph"
+        )
+        differences = [*what_differs(plan.facts, found), *differences]
+    return PlanError(compose("plan", what, where=differences, do=MAKE_AGAIN))
 
 
 def facts_of(module: GraphModule, groups: GroupTable, listing: str) -> dict[str, Any]:

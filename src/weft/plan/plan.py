@@ -22,9 +22,10 @@ from weft.files import write_whole
 from weft.plan.decision import Decision
 from weft.simulation.predicted_step import PredictedStep
 
-FORMAT = 3
+FORMAT = 4
 """Version of the file format. Since 2, a plan holds the digests of its resulting graph and of its contents. Since 3, it
-holds its graph's listing and the predicted times of its collectives."""
+holds its graph's listing and the predicted times of its collectives. Since 4, a step holds how it changed the listing.
+"""
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,9 @@ class Step:
     decisions: tuple[Decision, ...] = ()
     digest: str = ""
     """Digest of the listing that this step was made for."""
+    lines: tuple[tuple[int, int] | str, ...] = ()
+    """The listing after this step: new lines, and runs of lines of the listing before it, each as (index, count). Empty
+    if the step changes nothing."""
 
     @property
     def stages(self) -> tuple[Self, ...]:
@@ -303,6 +307,18 @@ class Plan:
     def start(self) -> str:
         """Digest of the listing that the plan was made for."""
         return self.steps[0].digest if self.steps else self.result
+
+    def listing_after(self, num_steps: int) -> str:
+        """The listing after the first steps, to name the nodes in which another graph differs."""
+        lines = self.listing.splitlines()
+        for step in self.steps[:num_steps]:
+            if step.lines:
+                lines = [
+                    line
+                    for part in step.lines
+                    for line in ([part] if isinstance(part, str) else lines[part[0] : sum(part)])
+                ]
+        return "\n".join(lines)
 
     @property
     def digest(self) -> str:
@@ -395,6 +411,21 @@ def _reader_of(cls: type[Plan]) -> Any:
     return TypeAdapter(cls)
 
 
+def change_of_lines(before: str, after: str) -> tuple[tuple[int, int] | str, ...]:
+    """How one listing becomes another, as a step holds it."""
+    indices = {line: index for index, line in enumerate(before.splitlines())}
+    parts: list[tuple[int, int] | str] = []
+    for line in after.splitlines():
+        index, last = indices.get(line), parts[-1] if parts else ""
+        if index is None:
+            parts.append(line)
+        elif not isinstance(last, str) and index == sum(last):
+            parts[-1] = last[0], last[1] + 1
+        else:
+            parts.append((index, 1))
+    return tuple(parts)
+
+
 def nodes_that_differ(expected: str, found: str) -> list[str]:
     """The first nodes in which two listings differ, and how many nodes only one of them has."""
     there, here = ([line.strip() for line in text.splitlines() if line.startswith(" ")] for text in (expected, found))
@@ -403,10 +434,11 @@ def nodes_that_differ(expected: str, found: str) -> list[str]:
         return []
     first = [lines[place] if place < len(lines) else "nothing" for lines in (here, there)]
     counts = [sum((Counter(a) - Counter(b)).values()) for a, b in ((here, there), (there, here))]
+    only = f"{counts[0]} nodes only here, {counts[1]} only in the plan"
     return [
         f"first different node here: {first[0]}",
         f"in the plan: {first[1]}",
-        f"{counts[0]} nodes only here, {counts[1]} only in the plan",
+        only if any(counts) else "both have the same nodes, in another order",
     ]
 
 

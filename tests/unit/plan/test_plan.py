@@ -70,6 +70,19 @@ def test_each_step_carries_the_digest_of_the_listing_it_was_made_for():
     assert len({step.digest for step in plan.steps}) == len(plan.steps) == 3
 
 
+def test_plans_for_ranks_whose_constants_differ_are_equal():
+    listing = """tensor('k', i64[2], [{}, 1])
+
+def graph(x: i64[2]):
+    k: i64[2] = attribute('k')
+    y: i64[2] = add(x, k)
+    return [y]
+"""
+    first, second = (weft.parse(listing.format(value)) for value in (0, 7))
+    assert weft.listing(first) != weft.listing(second)
+    assert weft.optimize(first).plan.digest == weft.optimize(second).plan.digest
+
+
 def test_a_step_sorts_its_decisions():
     (step,) = every_kind_of_action().steps
     assert [d.sentence for d in step.applied] == ["a sinks"]
@@ -119,7 +132,7 @@ def test_reasons_are_words_with_dashes():
             "plan: this is not a valid plan\n    steps: Field required\ncreate it again with weft.optimize",
         ),
         (
-            '{"steps": [{}, {"spec": 3}], "format": 3}',
+            '{"steps": [{}, {"spec": 3}], "format": 4}',
             "plan: this is not a valid plan\n"
             "    steps.0.spec: Field required\n"
             "    steps.1.spec: Input should be a valid string\n"
@@ -136,7 +149,7 @@ def test_reasons_are_words_with_dashes():
         ),
         (
             '{"steps": [], "format": 1}',
-            "plan: its format is 1, but this version of Weft reads 3\ncreate it again with weft.optimize",
+            "plan: its format is 1, but this version of Weft reads 4\ncreate it again with weft.optimize",
         ),
         (
             '{"steps": []}',

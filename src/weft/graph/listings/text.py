@@ -14,6 +14,25 @@ same on every rank. `parse` builds the graph by look-up and never runs any part 
 """
 
 from weft.graph.listings.reader import parse
-from weft.graph.listings.writer import KnownLines, canonical_digest, digest, excerpt, line_of, render, source_of
+from weft.graph.listings.writer import (
+    KnownLines,
+    canonical_digest,
+    digest,
+    excerpt,
+    line_of,
+    render,
+    source_of,
+    without_values,
+)
 
-__all__ = ["KnownLines", "canonical_digest", "digest", "excerpt", "line_of", "parse", "render", "source_of"]
+__all__ = [
+    "KnownLines",
+    "canonical_digest",
+    "digest",
+    "excerpt",
+    "line_of",
+    "parse",
+    "render",
+    "source_of",
+    "without_values",
+]

@@ -75,10 +75,13 @@ def digest(text: str) -> str:
 
     It leaves out values of constants, which differ between ranks, and the number of tokens, which changes no plan.
     """
+    return hashlib.sha256(without_values(text).encode()).hexdigest()[:32]
+
+
+def without_values(text: str) -> str:
+    """The part of a listing that its digest covers."""
     text = TOKENS.sub("", text)
-    if "tensor(" in text:
-        text = VALUES.sub(r"\1)", text)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return VALUES.sub(r"\1)", text) if "tensor(" in text else text
 
 
 def line_of(node: Node, groups: GroupTable | None = None) -> str:
