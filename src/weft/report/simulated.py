@@ -243,6 +243,7 @@ class SimulatedReport(Report):
             warning=self.does_not_fit or "",
             error_bar=" ".join(filter(None, (self.errors[0].text, f"({self.errors[0].basis})"))),
             owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
+            retained=self.memory,
         )
         page.save_html(path)
 
