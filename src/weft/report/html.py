@@ -58,6 +58,8 @@ class ReportPage:
     """The memory of both runs by owner."""
     retained: tuple[Retention, ...] = ()
     """The choices for the values that backward needs."""
+    limit: str = ""
+    """One sentence about their memory limit."""
 
     def render(self) -> str:
         """The page as text."""
@@ -75,6 +77,7 @@ class ReportPage:
             sentence=headline(self.summary),
             retained_columns=MEMORY_COLUMNS,
             retained=memory_rows(self.retained),
+            limit=self.limit,
             layers=[row.row for row in self.after.exposed_layers],
             error_bar=self.error_bar,
             owners=_owner_rows(self.owned) if self.owned else [],
