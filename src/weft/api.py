@@ -45,6 +45,7 @@ from weft.plan.context import Context
 from weft.plan.plan import Plan
 from weft.prediction.between_nodes import notes_on_bytes_between_nodes
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules
+from weft.prediction.within_device import within_device
 from weft.process import left_as_it_was
 from weft.report.plain_text import WORD
 from weft.report.report import GraphRecord, Report, record_memory, record_passes, record_streams
@@ -99,7 +100,8 @@ def optimize(
 
     `cluster` is a preset, such as `h100-8x8`, a TOML file or a `Cluster`; without one, nothing is priced or compared.
     `pipeline` names passes, stages and presets, separated by commas; `auto` chooses by the graph (`planning.md`).
-    `memory_limit_bytes` is the peak memory that one rank may reach. `effort` is how long to search for a shorter step.
+    `memory_limit_bytes` is the peak memory that one rank may reach; without it, a step that does not fit the cluster's
+    device is planned again within the device's memory (`memory.md`). `effort` is how long to search for a shorter step.
     `strict` raises if the graph prevents a rewrite that a pass wanted to make. `groups` gives sizes or ranks of groups
     that the graph does not state: `{'dp': 8}`. `verify` chooses the witness: `structure` checks the invariants after
     every pass; `equivalence` also proves, without data and at any size, that both graphs compute the same; `values`
@@ -127,22 +129,28 @@ def optimize(
     if sizes is not None:
         assume_sizes(module, sizes)
     with collector_paused(), analyses_kept():
+        table = read_groups(module, groups)
 
-        def search() -> Run:
+        def plan_within(limit_bytes: int | None) -> Run:
             return chosen.run(
                 module,
                 cluster=described,
                 groups=groups,
-                memory_limit_bytes=memory_limit_bytes,
+                memory_limit_bytes=limit_bytes,
                 effort=effort,
                 strict=strict,
                 withheld=withheld,
             )
 
+        def search() -> Run:
+            run = plan_within(memory_limit_bytes)
+            if memory_limit_bytes is not None or described is None or not chosen.decides_memory(module.graph, table):
+                return run
+            return within_device(run, plan_within, table, described)
+
         if cache is False or is_switched_off():
             run = search()
         else:
-            table = read_groups(module, groups)
             context = Context(table, described, memory_limit_bytes, effort, strict, withheld or {})
             key = key_of(module, chosen, context)
             run = _from_cache(PlanCache(None if cache is True else cache), key, module, groups, search)
@@ -207,6 +215,8 @@ def _checked(
             groups=groups,
             tokens_per_step=tokens_per_step,
             memory_limit_bytes=memory_limit_bytes,
+            device_limit_bytes=run.device_limit_bytes,
+            program=run.program,
         )
     return Result(run.module, report, run.log)
 

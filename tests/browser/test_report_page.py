@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.runs import make_page
+from weft.plan.plan import Retention
 from weft.prediction.memory_by_owner import OwnedMemory
 from weft.report.html import ReportPage
 
@@ -111,6 +112,21 @@ def test_memory_is_drawn_by_owner_in_the_colours_of_its_table(show: Callable[...
     stacked, plain = shares_of_memory(page), shares_of_memory(show(report))
     assert all(stacked[color] > 0.2 for color in shown)
     assert all(plain.get(color, 0) < 0.1 for color in shown)  # the line of the curve
+
+
+def test_the_memory_decisions_are_a_table_with_the_most_bytes_first(show: Callable[..., Any]):
+    assert show(make_page()).locator(".retained").count() == 0
+    retained = (
+        Retention("layers.*.up mm", "kept", 2, 224 << 20, 0.0, "kept"),
+        Retention(HOSTILE, "gathered again", 1, 1 << 30, 3240.0, "made again"),
+    )
+    page = show(replace(make_page(), retained=retained), java_script_enabled=False)
+    rows = [row.locator("th, td").all_text_contents() for row in page.locator(".retained tbody tr").all()]
+    assert rows == [
+        [HOSTILE, "gathered again", "1", "1.00 GiB", "3.24 ms", "made again"],
+        ["layers.*.up mm", "kept", "2", "224 MiB", "0 us", "kept"],
+    ]
+    assert page.locator("img").count() == 0
 
 
 def test_hover_shows_what_is_known_of_a_collective(show: Callable[..., Any]):

@@ -36,6 +36,7 @@ from weft.plan.context import Context
 from weft.plan.plan import Plan, Step, change_of_lines, nodes_that_differ, what_differs
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.build import program_of
+from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.version import VERSION
 
@@ -45,6 +46,8 @@ MAX_TOLD = 3
 BREAKS = re.compile(r"[,{}]")
 PLANNER, DECIDER = "schedule-overlap", "decide-memory"
 """The pass that plans the order in every preset, and the pass that decides what to keep for it."""
+DEVICE_LIMIT = "device_limit_bytes"
+"""Name of the fact of a plan that states the memory limit, if none was given and the device's memory was the limit."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,13 @@ class Run:
     after: str
     from_cache: bool = False
     """Whether the plan was found in the plan cache instead of searched."""
+    program: Program | None = None
+    """The program of the module, if it is known already."""
+
+    @property
+    def device_limit_bytes(self) -> int | None:
+        """The memory limit, if none was given and the step fits the device only with one."""
+        return self.plan.facts.get(DEVICE_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,11 @@ class Pipeline:
         """
         expanded = self._expanded(graph, groups)
         return expanded if memory_limit_bytes is None else expanded._deciding_memory()
+
+    def decides_memory(self, graph: Graph, groups: GroupTable) -> bool:
+        """Whether this pipeline, given a memory limit, decides what to keep in memory."""
+        passes = self.chosen(graph, groups, memory_limit_bytes=0).passes
+        return DECIDER not in self.left_out and any(each.name() == DECIDER for each in passes)
 
     def _deciding_memory(self) -> Self:
         passes: list[Pass] = []
@@ -257,6 +272,8 @@ def _run_passes(
     lines = KnownLines()
     listing = render(made, context.groups, lines)
     facts = facts_of(made, context.groups, listing)
+    if DEVICE_LIMIT in expected:
+        facts[DEVICE_LIMIT] = expected[DEVICE_LIMIT]
     _check_version(expected, facts)
     log: list[LogEntry] = []
     own, current = listing, digest(listing)

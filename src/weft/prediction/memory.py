@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.cost.device import Device
+from weft.graph.dag import Dag
 from weft.prediction.caching_allocator import CachingAllocator, rounded
-from weft.prediction.owners import DEFAULT_STREAM, MemoryPart, Owner
+from weft.prediction.owners import DEFAULT_STREAM, MemoryPart, Owner, owners_of
 from weft.quantities import exact_size_text, size_text
 from weft.simulation.program import OpKind, Program
 
@@ -55,6 +56,11 @@ class StepMemory:
         return self.reserved_bytes + sum(self.outside.values())
 
     @property
+    def least_bytes(self) -> int:
+        """Memory of the device without which the step cannot run: when it is full, torch gives back unused pages."""
+        return self.allocated_bytes + sum(self.outside.values())
+
+    @property
     def does_not_fit(self) -> str | None:
         """One sentence if the device has less memory than the step needs."""
         return does_not_fit(self.needed_bytes, self.device_bytes)
@@ -82,6 +88,11 @@ class Held(NamedTuple):
     last: int
     """The operation after which it is freed."""
     num_bytes: int
+
+
+def memory_of_graph(dag: Dag, program: Program, device: Device) -> StepMemory:
+    """The memory of one graph that runs as it is."""
+    return memory_of(program, owners_of([dag], None, device.execution), device)
 
 
 def memory_of(program: Program, owners: Sequence[Owner], device: Device, held: Sequence[Held] = ()) -> StepMemory:

@@ -22,11 +22,11 @@ from markupsafe import Markup
 from weft.errors import ReportError
 from weft.graph.origins import fold_layers, tell_subject
 from weft.plan.decision import Reason
-from weft.plan.plan import save_text
+from weft.plan.plan import Retention, save_text
 from weft.prediction.memory_by_owner import OwnedMemory
 from weft.quantities import duration_text, size_text
 from weft.report.collective_record import CollectiveDecision, CollectiveRecord
-from weft.report.report import PassRecord
+from weft.report.report import MEMORY_COLUMNS, PassRecord, memory_rows
 from weft.report.summary import SimulatedRun, Summary
 from weft.simulation.timeline import CollectiveSpan
 from weft.version import VERSION
@@ -60,6 +60,10 @@ class ReportPage:
     """How far the simulated times and the peak may be off, and what that rests on."""
     owned: tuple[OwnedMemory, OwnedMemory] | None = None
     """The memory of both runs by owner."""
+    retained: tuple[Retention, ...] = ()
+    """The choices for the values that backward needs."""
+    limit: str = ""
+    """One sentence about their memory limit."""
 
     def render(self) -> str:
         """The page as text."""
@@ -75,6 +79,9 @@ class ReportPage:
             warning=self.warning,
             why=self.after.why_slow,
             sentence=headline(self.summary),
+            retained_columns=MEMORY_COLUMNS,
+            retained=memory_rows(self.retained),
+            limit=self.limit,
             layers=[row.row for row in self.after.exposed_layers],
             baseline=self.baseline,
             notes=self.notes,

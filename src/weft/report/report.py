@@ -29,6 +29,7 @@ MAX_EXPOSED = 20
 """Maximum number of exposed collectives that the text lists; the data has all of them."""
 MAX_MEMORY = 24
 """Maximum number of rows of the memory table in the text."""
+MEMORY_COLUMNS = ("values", "choice", "number", "size", "work repeated", "in the given graph")
 MAX_ALIKE = 3
 """Maximum number of decisions of one pass with one reason that the text lists; beyond it, one and a count."""
 HINT = """\
@@ -167,14 +168,10 @@ class Report:
         """A table of the values that backward needs, the largest first; empty without a memory limit."""
         if not self.memory:
             return []
-        rows = sorted(self.memory, key=lambda row: -row.num_bytes)
-        cells = [
-            (row.group, row.choice, row.num_values, size_text(row.num_bytes), duration_text(row.work_us), row.given)
-            for row in rows[:MAX_MEMORY]
-        ]
-        lines = table([("values", "choice", "number", "size", "work repeated", "in the given graph"), *cells])
-        rest = rows[MAX_MEMORY:]
-        more = f"  ... and {len(rest)} smaller groups, {size_text(sum(row.num_bytes for row in rest))}"
+        rows = memory_rows(self.memory)
+        lines = table([MEMORY_COLUMNS, *rows[:MAX_MEMORY]])
+        rest = sorted((row.num_bytes for row in self.memory), reverse=True)[MAX_MEMORY:]
+        more = f"  ... and {len(rest)} smaller groups, {size_text(sum(rest))}"
         return [*lines, *([more] if rest else []), ""]
 
     def show(self, console: Console) -> None:
@@ -223,6 +220,14 @@ def record_memory(log: Iterable[LogEntry]) -> tuple[Retention, ...]:
     """The choices of the pass that decides what to keep in memory."""
     actions = [action for entry in log for action in entry.step.actions if isinstance(action, Repeat)]
     return tuple(row for action in actions for row in action.table)
+
+
+def memory_rows(memory: Iterable[Retention]) -> list[tuple[str, str, int, str, str, str]]:
+    """The cells of `MEMORY_COLUMNS` for each choice, the one with the most bytes first."""
+    return [
+        (row.group, row.choice, row.num_values, size_text(row.num_bytes), duration_text(row.work_us), row.given)
+        for row in sorted(memory, key=lambda row: -row.num_bytes)
+    ]
 
 
 def _refuse_without_cluster() -> NoReturn:

@@ -31,9 +31,10 @@ from weft.graph.versions import dag_of
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.between_nodes import notes_on_bytes_between_nodes
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
-from weft.prediction.memory import does_not_fit
+from weft.prediction.memory import StepMemory, does_not_fit, memory_of_graph
 from weft.prediction.memory_by_owner import OwnedMemory, memory_by_owner
 from weft.prediction.step_kind import step_kind
+from weft.quantities import size_text
 from weft.report.baseline import Baseline, baseline_of
 from weft.report.collective_record import CollectiveRecord
 from weft.report.explain import Explanation, explain
@@ -67,10 +68,12 @@ class SimulationInput:
     """The groups as the caller states them."""
     original: FrozenGraph | None = None
     """The graph that this one was made from."""
+    known_program: Program | None = None
+    """The program of this graph, if it is known already."""
 
     @cached_property
     def program(self) -> Program:
-        return program_of(self.graph.dag, self.table, self.cluster)
+        return self.known_program or program_of(self.graph.dag, self.table, self.cluster)
 
     @cached_property
     def records(self) -> tuple[CollectiveRecord, ...]:
@@ -98,6 +101,10 @@ class SimulationInput:
         return simulate(self.program)
 
     @cached_property
+    def memory(self) -> StepMemory:
+        return memory_of_graph(self.graph.dag, self.program, self.cluster.device)
+
+    @cached_property
     def owned_memory(self) -> OwnedMemory:
         return memory_by_owner(self.graph.dag, self.program)
 
@@ -115,15 +122,13 @@ class SimulatedReport(Report):
     """Before and after."""
     simulated_cluster: Cluster = field(repr=False, compare=False)
     memory_limit_bytes: int | None = None
+    """As it was given."""
+    device_limit_bytes: int | None = None
+    """The memory limit, if none was given and the device's memory was the limit."""
     num_tokens: int | None = field(default=None, repr=False, compare=False)
     """Tokens of one step, of all ranks; None: as the graph says."""
     size_notes: tuple[str, ...] = ()
     """Assumed sizes, as sentences."""
-
-    @property
-    def device_bytes(self) -> int | None:
-        """Memory of the device; None if the cluster does not state it."""
-        return self.simulated_cluster.device.memory_bytes
 
     @cached_property
     def work(self) -> Work:
@@ -142,7 +147,21 @@ class SimulatedReport(Report):
     @property
     def does_not_fit(self) -> str | None:
         """One sentence if the graph after needs more memory than the device has."""
-        return does_not_fit(self.graphs[1].timeline.peak_bytes, self.device_bytes)
+        memory = self.graphs[1].memory
+        return does_not_fit(memory.least_bytes, memory.device_bytes)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The memory limit of the run, given or from the device."""
+        return self.device_limit_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
+
+    @property
+    def device_limit(self) -> str:
+        """One sentence if the device's memory was the limit; empty otherwise."""
+        if self.device_limit_bytes is None:
+            return ""
+        limit = size_text(self.device_limit_bytes)
+        return f"memory limit: {limit}, which the device leaves for tensors; the step would not fit without a limit"
 
     @cached_property
     def runs(self) -> tuple[SimulatedRun, SimulatedRun]:
@@ -166,11 +185,11 @@ class SimulatedReport(Report):
         the cluster has an execution, which makes times depend on the whole step.
         """
         specs = [each.spec for each in self.passes if each.spec.partition("{")[0] == "decide-memory"]
-        if self.memory_limit_bytes is None or not specs:
+        if self.limit_bytes is None or not specs:
             return None
         may_offload = any("offload=true" in spec for spec in specs)
         after = self.graphs[1].timeline
-        limit = max(self.memory_limit_bytes, after.peak_bytes)  # passes that follow may need more
+        limit = max(self.limit_bytes, after.peak_bytes)  # passes that follow may need more
         found = (each.choices_bound(limit, may_offload) for each in self.graphs)
         return next((bound for bound in found if bound is None or bound.bound_ns <= after.step_ns), None)
 
@@ -225,7 +244,8 @@ class SimulatedReport(Report):
     @property
     def notes(self) -> tuple[str, ...]:
         given = self.graphs[0]
-        of_graph = (*self.size_notes, *notes_on_prices(given.program, given.graph.dag.nodes))
+        of_limit = [self.device_limit] if self.device_limit else []
+        of_graph = (*of_limit, *self.size_notes, *notes_on_prices(given.program, given.graph.dag.nodes))
         of_cluster = (*notes_on(self.simulated_cluster), *self.between_nodes)
         of_runtime = self.baseline.notes if self.baseline is not None else ()
         return (*super().notes, *of_graph, *of_cluster, *of_runtime, *self.error_bars)
@@ -268,6 +288,8 @@ class SimulatedReport(Report):
             notes=self.between_nodes,
             error_bars=self.error_bars,
             owned=(self.graphs[0].owned_memory, self.graphs[1].owned_memory),
+            retained=self.memory,
+            limit=self.device_limit,
         )
         page.save_html(path)
 
@@ -281,6 +303,8 @@ class SimulatedReport(Report):
             "peak_error": peak.share,
             "error_basis": {"step": step.basis, "peak": peak.basis},
             "fits": self.does_not_fit is None,
+            "memory_limit_bytes": self.limit_bytes,
+            "device_limit_bytes": self.device_limit_bytes,
             "peak_by_owner": {
                 name: each.owned_memory.at_peak for name, each in zip(("before", "after"), self.graphs, strict=True)
             },
@@ -299,14 +323,19 @@ def with_simulations(
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
     tokens_per_step: int | None = None,
     memory_limit_bytes: int | None = None,
+    device_limit_bytes: int | None = None,
+    program: Program | None = None,
 ) -> SimulatedReport:
-    """The report of a run that was made for a cluster; `tokens_per_step` of all ranks, None: as the module says."""
+    """The report of a run that was made for a cluster.
+
+    `tokens_per_step` is of all ranks; None: as the module says. `program` is that of the graph after, if it is known.
+    """
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
     first = _input(before, groups, cluster, report)
-    second = replace(_input(after, groups, cluster, report), original=first.graph)
+    second = replace(_input(after, groups, cluster, report), original=first.graph, known_program=program)
     told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
-    told["memory_limit_bytes"] = memory_limit_bytes
+    told |= {"memory_limit_bytes": memory_limit_bytes, "device_limit_bytes": device_limit_bytes}
     made = SimulatedReport(**told, size_notes=notes_on_sizes(before))
     for each in made.graphs:
         if each.graph.has_nested_graphs or made.size_notes:  # other sizes may be assumed later

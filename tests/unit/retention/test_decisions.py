@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,12 +174,15 @@ def test_with_room_a_weight_is_gathered_once():
 
 
 @pytest.mark.slow
-def test_text_and_json_of_the_report_have_the_table():
+def test_text_json_and_page_of_the_report_have_the_table(tmp_path: Path):
     module = captured()
     report = optimized(module, peak_of(module)).report
     rows = json.loads(report.to_json())["memory"]
     assert [row["group"] for row in rows] == [row.group for row in report.memory]
     assert "in the given graph" in str(report)
+    report.save_html(tmp_path / "report.html")
+    page = unescape((tmp_path / "report.html").read_text())
+    assert all(f'<tr><th scope="row">{row.group}</th><td>{row.choice}</td>' in page for row in report.memory)
 
 
 @pytest.mark.slow

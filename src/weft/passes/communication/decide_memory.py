@@ -34,7 +34,8 @@ Similar values, such as the same tensor of each layer, are decided together, and
 choice is planned as a whole step with its order and its buckets (`retention/decider.py`), as `schedule-overlap` does
 afterwards. The given graph is among the choices, so the step is never longer than without this pass. If nothing fits,
 the pass raises an error with the smallest peak found and the step that it costs. Without a memory limit, the pass does
-nothing. With one, `weft.optimize` runs it before the `schedule-overlap` of a preset.
+nothing. With one, `weft.optimize` runs it before the `schedule-overlap` of a preset; if a step does not fit the device
+without a limit, the device's memory is the limit.
 
 Declines: values that draw random numbers, are returned or written, or whose inputs are overwritten before backward;
 collectives of groups whose ranks hold different graphs.
