@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -16,6 +17,8 @@ from torch.distributed.tensor import DTensor
 
 import weft
 from weft.frontends.session import SESSION
+
+STATES = ("model", "optimizer")
 
 
 class Block(nn.Module):
@@ -130,6 +133,23 @@ def exchange_optimizers(shape: dict[str, int]) -> list[tuple[list[float], list[f
         losses_of(source, "eager", 3, theirs)
         state, moments = deepcopy(get_state_dict(source, theirs, options=whole))  # it shares memory with the source
         set_state_dict(target, ours, model_state_dict=state, optim_state_dict=moments, options=whole)
+        found.append((losses_of(source, "eager", 3, theirs), losses_of(target, "eager", 3, ours)))
+    return found
+
+
+def exchange_checkpoints(shape: dict[str, int], folder: str) -> list[tuple[list[float], list[float]]]:
+    """Train each model, write a sharded checkpoint, read it into the other model, and train both on."""
+    mesh = _mesh(shape)
+    found: list[tuple[list[float], list[float]]] = []
+    for ways in (("fully_shard", "simple_fsdp"), ("simple_fsdp", "fully_shard")):
+        source, target = (made(way, mesh) for way in ways)
+        theirs, ours = _optimizer(source), _optimizer(target)
+        losses_of(source, "eager", 3, theirs)
+        path = f"{folder}/{ways[0]}"
+        checkpoint.save(dict(zip(STATES, get_state_dict(source, theirs), strict=True)), checkpoint_id=path)
+        state = dict(zip(STATES, get_state_dict(target, ours), strict=True))
+        checkpoint.load(state, checkpoint_id=path)
+        set_state_dict(target, ours, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         found.append((losses_of(source, "eager", 3, theirs), losses_of(target, "eager", 3, ours)))
     return found
 

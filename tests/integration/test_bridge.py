@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import weft
-from tests.integration.bridge import exchange, exchange_optimizers, train
+from tests.integration.bridge import exchange, exchange_checkpoints, exchange_optimizers, train
 from tests.integration.worlds import World
 from weft.errors import CaptureError
 from weft.frontends.fake_world import fake_world
@@ -47,9 +49,18 @@ def test_states_of_optimizers_load_both_ways(two_ranks: World):
             assert target == pytest.approx(source, rel=1e-6)
 
 
-def test_gradients_that_wait_for_the_last_microbatch_are_those_of_fully_shard(two_ranks: World):
-    given = {"shape": {"dp": 2}, "backend": "eager", "num_microbatches": 3}
-    theirs, ours = (two_ranks.run(train, way=way, **given) for way in ("fully_shard", "simple_fsdp"))
+@pytest.mark.slow
+def test_sharded_checkpoints_load_both_ways(two_ranks: World, tmp_path: Path):
+    for results in two_ranks.run(exchange_checkpoints, shape={"dp": 2}, folder=str(tmp_path)):
+        for source, target in results:
+            assert target == pytest.approx(source, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("weft_eager", marks=pytest.mark.slow)])
+def test_gradients_that_wait_for_the_last_microbatch_are_those_of_fully_shard(two_ranks: World, backend: str):
+    given = {"shape": {"dp": 2}, "num_microbatches": 3}
+    theirs = two_ranks.reference(train, way="fully_shard", backend="eager", **given)
+    ours = two_ranks.run(train, way="simple_fsdp", backend=backend, **given)
     for a, b in zip(theirs, ours, strict=True):
         assert b.losses == pytest.approx(a.losses, rel=1e-6)
 
