@@ -72,7 +72,7 @@ def optimize(
         if path is not None and cluster is None:
             what = f"{option} needs a cluster to simulate"
             raise usage.UsageError(compose("optimize", what, do="give one: --cluster h100-8x8"))
-    _, result = optimize_source(
+    module, result = optimize_source(
         source,
         cluster,
         pipeline,
