@@ -2,7 +2,8 @@
 
 Contract: derived from the meaning of the collectives, element by element, and from nothing else in Weft. A received
 element is named by the kind, the group and the elements it was computed from. So the collective of a concatenation has
-the names of the collectives of its parts. Moves of data commute with reinterpreting bytes; reductions do not.
+the names of the collectives of its parts. Moves of data commute with reinterpreting bytes; reductions do not. Moves
+over one axis of a mesh after the other are named as one move over both; in real arithmetic, so are scatters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from weft.verification.symbolic.tensors import (
 
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
+ALL_TO_ALL = "all_to_all"
 SENT = "sent"
 """The argument that holds the tensor a rule is applied to; a coalesced launch has several tensors."""
 EVEN = 5
@@ -195,16 +197,114 @@ def broadcast(call: Call) -> list[Value]:
     return [Value(call.results[0][0], value.dtype, runs)]
 
 
+Piece = tuple[int, Hashable, int, int, Size, Size]
+"""A part of a gathered tensor: the index of a rank in a group, the group and its size, and a run on that rank."""
+
+
 def gathered(call: Call) -> list[Value]:
     """Part k of the result is the value on rank k.
 
     The elements of an atom on rank k follow those on rank k - 1 in one larger atom, so a whole gather is one run.
     """
-    terms, value, num_ranks = call.terms, _sent(call), _num_ranks(call)
-    label = ("all_gather", num_ranks, call.arguments["group"])
-    parts = [(_moved(terms, label, a, num_ranks), terms.sizes[a], s, n) for a, s, n in value.runs]
-    runs = ((atom, settle(k * size + s), n) for k in range(num_ranks) for atom, size, s, n in parts)
-    return [Value(call.results[0][0], value.dtype, join(runs))]
+    terms, dtype = call.terms, _sent(call).dtype
+    runs = (
+        (_moved(terms, ("all_gather", num_ranks, group), a, num_ranks), settle(k * terms.sizes[a] + s), n)
+        for k, group, num_ranks, a, s, n in _pieces(call)
+    )
+    return [Value(call.results[0][0], dtype, join(runs))]
+
+
+def _pieces(call: Call) -> Iterator[Piece]:
+    """The parts of a gather in their order; those of a gather of a gather come from the ranks of both."""
+    group, num_ranks = _named(call.arguments["group"]), _num_ranks(call)
+    for k in range(num_ranks):
+        for run in _sent(call).runs:
+            yield from _pieces_of_run(call.terms, run, (k, group, num_ranks))
+
+
+def _pieces_of_run(terms: Terms, run: Run, place: tuple[int, Hashable, int]) -> Iterator[Piece]:
+    atom, start, length = run
+    label = _label(terms, atom)
+    merged = _merged(label[2], place[1]) if label[0] == "all_gather" else None
+    source = terms.operands[atom][0][0] if merged is not None else atom
+    size = terms.sizes[source]
+    if merged is None or type(size) is not int or type(start) is not int or type(length) is not int:
+        yield (*place, *run)
+        return
+    reach, order = merged
+    while length > 0:
+        mate, inside = divmod(start, size)
+        taken = min(length, size - inside)
+        yield order[place[0] * label[1] + mate], reach, len(order), source, inside, taken
+        start, length = start + taken, length - taken
+
+
+@functools.cache
+def _named(group: Hashable) -> Hashable:
+    """A group by its ranks, if they are known and each part of the result is numbered in their order."""
+    reach = _reach_of(group)
+    if reach is None or isinstance(group, Reach):
+        return group
+    members = _members(group, sum(map(len, reach.parts))) or {}
+    return reach if members and all(ranks == tuple(sorted(ranks)) for ranks in members.values()) else group
+
+
+@functools.cache
+def _merged(first: Hashable, second: Hashable) -> tuple[Reach, tuple[int, ...]] | None:
+    """The ranks from which moves over two groups in turn fetch, and the index of each among them; None if unknown.
+
+    The index at place k x n + i, where n is the size of the first group, is that of the rank from which part i of part
+    k comes. It must be the same on every rank.
+    """
+    reaches = _reach_of(first), _reach_of(second)
+    joined = _joined(*reaches) if reaches[0] is not None and reaches[1] is not None else None
+    if joined is None:
+        return None
+    world = math.lcm(*(sum(map(len, reach.parts)) for reach in reaches if reach is not None))
+    inner, outer, whole = (_members(group, world) for group in (first, second, joined))
+    if inner is None or outer is None or whole is None:
+        return None
+    index = {rank: k for ranks in whole.values() for k, rank in enumerate(ranks)}
+    orders = {tuple(index[source] for mate in outer[rank] for source in inner[mate]) for rank in range(world)}
+    return (joined, next(iter(orders))) if len(orders) == 1 else None
+
+
+@functools.cache
+def _keep_their_place(first: Hashable, second: Hashable) -> bool:
+    """Whether the ranks of each second group have the same index in their first groups."""
+    spans = [sum(map(len, reach.parts)) for group in (first, second) if (reach := _reach_of(group))]
+    world = math.lcm(*spans)
+    inner, outer = _members(first, world), _members(second, world)
+    if len(spans) != 2 or inner is None or outer is None:
+        return False
+    place = {rank: inner[rank].index(rank) for rank in range(world)}
+    return all(place[mate] == place[rank] for rank in range(world) for mate in outer[rank])
+
+
+def _merged_parts(
+    terms: Terms, segment: Segment, first: Hashable, second: Hashable
+) -> tuple[Segment, Reach, tuple[int, ...]] | None:
+    """The parts that exchanges or scatters over two groups in turn send, by the ranks that get them; None if unknown.
+
+    The segment has the results of the first for the ranks of the second. A rank with index k in the second group and i
+    in the first gets element i of those that element k of the segment was made from.
+    """
+    merged = _merged(first, second) if _keep_their_place(first, second) else None
+    if merged is None:
+        return None
+    atoms, starts, length = segment
+    reach, order = merged
+    num_parts = range(len(order) // len(atoms))
+    found = [_part_behind(terms, a, s, k) for a, s in zip(atoms, starts, strict=True) for k in num_parts]
+    sent = [found[order.index(k)] for k in range(len(order))]
+    return (tuple(atom for atom, _ in sent), tuple(start for _, start in sent), length), reach, order
+
+
+def _part_behind(terms: Terms, atom: int, start: Size, k: int) -> tuple[int, Size]:
+    """The element that reaches rank k, of an element that is named by one for each rank (`_by_rank`)."""
+    label, operands = _label(terms, atom), terms.operands[atom]
+    source, shift = operands[0] if len(label) == EVEN else operands[k]
+    return source, settle(start + (k * label[-1] if len(label) == EVEN else shift))
 
 
 def scattered_and_gathered(call: Call) -> list[Value] | None:
@@ -213,28 +313,25 @@ def scattered_and_gathered(call: Call) -> list[Value] | None:
     The parts may have been reduced over other axes of the mesh in between. This holds in real arithmetic only, since
     the two may add the ranks in different orders.
     """
-    terms, value, group = call.terms, _sent(call), call.arguments["group"]
+    terms, dtype = call.terms, _sent(call).dtype
     runs: list[Run] = []
-    for k in range(_num_ranks(call)):
-        for part, start, length in value.runs:
-            if _is_zero(terms, part):
-                runs.append((part, start, length))
-                continue
-            atom, between = part, list[tuple[Any, ...]]()
-            while (label := _label(terms, atom))[0] == ALL_REDUCE:
-                between.append(label)
-                atom = terms.operands[atom][0][0]
-            if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], value.dtype):
-                return None
-            if not all(_commute(op, label[1], value.dtype) and _reach_the_same(axis, group) for _, op, axis in between):
-                return None
-            step = label[-1] if len(label) == EVEN else None
-            source, shift = terms.operands[atom][0 if step is not None else k]
-            shift = settle(k * step) if step is not None else shift
-            for _, reduce_op, axis in reversed(between):
-                source = _reduced(terms, reduce_op, axis, source, value.dtype)
-            runs.append((_reduced(terms, label[1], group, source, value.dtype), settle(start + shift), length))
-    return [Value(call.results[0][0], value.dtype, join(runs))]
+    for k, group, _, part, start, length in _pieces(call):
+        if _is_zero(terms, part):
+            runs.append((part, start, length))
+            continue
+        atom, between = part, list[tuple[Any, ...]]()
+        while (label := _label(terms, atom))[0] == ALL_REDUCE:
+            between.append(label)
+            atom = terms.operands[atom][0][0]
+        if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], dtype):
+            return None
+        if not all(_commute(op, label[1], dtype) and _reach_the_same(axis, group) for _, op, axis in between):
+            return None
+        source, position = _part_behind(terms, atom, start, k)
+        for _, reduce_op, axis in reversed(between):
+            source = _reduced(terms, reduce_op, axis, source, dtype)
+        runs.append((_reduced(terms, label[1], group, source, dtype), position, length))
+    return [Value(call.results[0][0], dtype, join(runs))]
 
 
 def is_real(reduce_op: Hashable, dtype: torch.dtype | None) -> bool:
@@ -252,22 +349,36 @@ def scattered(call: Call) -> list[Value]:
 
     The rank is not known here, so an element is named by all the parts it may come from.
     """
-    return [_scattered(call, lambda _label, _segment: None)]
+    label, dtype = (REDUCE_SCATTER, call.arguments["reduce_op"], call.arguments["group"]), _sent(call).dtype
+    return [_scattered(call, lambda segment: _by_rank(call.terms, label, segment, dtype))]
 
 
 def scattered_in_real(call: Call) -> list[Value]:
-    """Like `scattered`, where a scatter of a sum over another axis is a sum of scatters."""
-    dtype = _sent(call).dtype
-    return [_scattered(call, lambda label, segment: _reduced_later(call.terms, label, segment, dtype))]
-
-
-def _scattered(call: Call, swapped: Callable[[tuple[Any, ...], Segment], Run | None]) -> Value:
-    value, label = _sent(call), (REDUCE_SCATTER, call.arguments["reduce_op"], call.arguments["group"])
+    """Like `scattered`, where a scatter of a sum over another axis is a sum of scatters, and two scatters are one."""
+    terms, dtype = call.terms, _sent(call).dtype
+    label = (REDUCE_SCATTER, call.arguments["reduce_op"], _named(call.arguments["group"]))
 
     def part(segment: Segment) -> Run:
-        return swapped(label, segment) or _by_rank(call.terms, label, segment, value.dtype)
+        return _reduced_later(terms, label, segment, dtype) or _scattered_once(terms, label, segment, dtype)
 
+    return [_scattered(call, part)]
+
+
+def _scattered(call: Call, part: Callable[[Segment], Run]) -> Value:
+    value = _sent(call)
     return Value(call.results[0][0], value.dtype, join(map(part, align(_parts(value, _num_ranks(call))))))
+
+
+def _scattered_once(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run:
+    """A scatter; of elements that were scattered over another axis before, as one scatter over both axes."""
+    _, reduce_op, group = label
+    inner = {_label(terms, atom)[:3] for atom in segment[0]}
+    first = next(iter(inner))
+    if len(inner) == 1 and first[:2] == (REDUCE_SCATTER, reduce_op) and is_real(reduce_op, dtype):
+        merged = _merged_parts(terms, segment, first[2], group)
+        if merged is not None:
+            return _by_rank(terms, (REDUCE_SCATTER, reduce_op, merged[1]), merged[0], dtype)
+    return _by_rank(terms, label, segment, dtype)
 
 
 def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype: torch.dtype | None) -> Run | None:
@@ -288,7 +399,7 @@ def _reduced_later(terms: Terms, label: tuple[Any, ...], segment: Segment, dtype
         return None
     sources = tuple(atom if _is_zero(terms, atom) else terms.operands[atom][0][0] for atom in atoms)
     inside = sources, starts, length
-    atom, start, length = _reduced_later(terms, label, inside, dtype) or _by_rank(terms, label, inside, dtype)
+    atom, start, length = _reduced_later(terms, label, inside, dtype) or _scattered_once(terms, label, inside, dtype)
     return _reduced(terms, reduce_op, group, atom, dtype), start, length
 
 
@@ -320,13 +431,23 @@ def exchanged(call: Call) -> list[Value]:
     value, into, out = _sent(call), call.arguments["input_split_sizes"], call.arguments["output_split_sizes"]
     if not into or into != out or any(n != into[0] for n in into):
         raise Undecided
-    segments = list(align(_parts(value, len(into))))
+    segments, group = list(align(_parts(value, len(into)))), _named(call.arguments["group"])
     runs: Iterable[Run] = (
-        _from_rank(call.terms, ("all_to_all", k, call.arguments["group"]), segment, value.dtype)
-        for k in range(len(into))
-        for segment in segments
+        _exchanged_once(call.terms, k, group, segment, value.dtype) for k in range(len(into)) for segment in segments
     )
     return [Value(call.results[0][0], value.dtype, join(runs))]
+
+
+def _exchanged_once(terms: Terms, k: int, group: Hashable, segment: Segment, dtype: torch.dtype | None) -> Run:
+    """Part k of an exchange; of elements that were exchanged over another axis before, as one exchange over both."""
+    inner = {_label(terms, atom)[:3] for atom in segment[0]}
+    first = next(iter(inner))
+    merged = _merged_parts(terms, segment, first[2], group) if len(inner) == 1 and first[0] == ALL_TO_ALL else None
+    if merged is None:
+        return _from_rank(terms, (ALL_TO_ALL, k, group), segment, dtype)
+    parts, reach, order = merged
+    num_inner = len(order) // len(segment[0])
+    return _from_rank(terms, (ALL_TO_ALL, order[k * num_inner + first[1]], reach), parts, dtype)
 
 
 def _parts(value: Value, num_ranks: int) -> list[list[Run]]:
