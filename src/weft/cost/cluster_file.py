@@ -22,6 +22,7 @@
     hop = "7 us"                # one copy
     bandwidth = "332 GB/s"
     sm_share = 0.0              # share of the multiprocessors that the copies occupy; 0: copy engines make them
+    slowdown = 0.1              # share by which products of a fused operator slow while its copies run; default 0
 
     [device]                    # the device of every rank; everything is optional
     name = "H100 SXM"
@@ -156,6 +157,7 @@ class SymmetricTable(OverrideTable):
     """Copies through symmetric memory; the level gives the missing values."""
 
     sm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    slowdown: Annotated[float, Field(ge=0, le=10)] = 0.0
 
 
 class LevelTable(_Table):
@@ -631,7 +633,7 @@ def _level(table: LevelTable, num_ranks: int) -> Level:
     tables: dict[Kind, OverrideTable | None] = {kind: getattr(table, kind.value) for kind in Kind}
     overrides = tuple((kind, _override(link, found)) for kind, found in tables.items() if found is not None)
     shared = table.symmetric
-    symmetric = Transport(_override(link, shared), shared.sm_share) if shared is not None else None
+    symmetric = Transport(_override(link, shared), shared.sm_share, shared.slowdown) if shared is not None else None
     wire, least = table.wire or "", table.min_saturating_bytes
     return Level(table.name, num_ranks, link, overrides, wire, table.rails, least, symmetric)
 

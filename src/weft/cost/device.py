@@ -123,7 +123,8 @@ class Device:
         """The time of a product by its shape, without the time to start; None if the peak is unknown."""
         if shape.terms == 0 or shape.flops == 0:
             return 0
-        ns = self.product_ns(shape.flops * (shape.terms + self.product_overhead_terms) // shape.terms, dtype)
+        flops = shape.occupied_flops(self.num_multiprocessors)
+        ns = self.product_ns(flops * (shape.terms + self.product_overhead_terms) // shape.terms, dtype)
         share = shape.share_of_processors(self.num_multiprocessors)
         return ns if ns is None or share == 1.0 else round(ns / share)
 

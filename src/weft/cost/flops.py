@@ -95,9 +95,10 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
     bound = _bound(node)
     if name in FIRST_OPERAND:
         out, terms = _sizes(node), _sizes(bound[FIRST_OPERAND[name]])[-1]
-        if "grouped" in name or len(out) < 2:
-            rows, columns = (prod(out[:-1]), out[-1]) if len(out) > 1 else (out[0], 1)
-            return ProductShape(1, rows, columns, max(1, flops // (2 * rows * columns)))
+        if "grouped" in name:
+            return _grouped_shape(out, _sizes(bound["self"]), _sizes(bound["mat2"]))
+        if len(out) < 2:
+            return ProductShape(1, out[0], 1, max(1, flops // (2 * out[0])))
         batch = prod(out[:-2]) if name in ("bmm", "baddbmm") else 1
         return ProductShape(batch, prod(out[:-1]) // batch, out[-1], terms)
     if name.startswith(ATTENTION + FUSED_ATTENTION) or name in MASK_POSITION:
@@ -110,6 +111,16 @@ def shape_of(node: Node) -> ProductShape | AttentionShape | None:
 def has_assumed_mask(node: Node) -> bool:
     """Whether a call is FlexAttention with a mask, which counts as causal."""
     return name_of(node.target) in MASK_POSITION and not _is_one_block(_bound(node)["block_mask"])
+
+
+def _grouped_shape(out: list[int], left: list[int], right: list[int]) -> ProductShape:
+    """Groups of rows, of columns or of terms: the dim that no operand and no result has apart from the groups."""
+    if len(left) == len(right) == 2:  # each group sums over its own part
+        return ProductShape(1, out[0] * out[1], out[2], max(1, left[1] // out[0]), out[0])
+    if len(left) == 2:
+        return ProductShape(1, left[0], right[2], left[1], right[0])
+    columns = right[-1] // left[0] if len(right) == 2 else right[-1]
+    return ProductShape(1, left[0] * left[1], columns, left[2], left[0])
 
 
 @cached_by_target

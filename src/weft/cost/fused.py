@@ -2,8 +2,9 @@
 
 A gather of n ranks multiplies its own shard while it copies the next one from a peer: n products and n - 1 copies, of
 which the longer one counts in each step but the first. A scatter multiplies the part of one peer while it sends that of
-another, and then sums n parts. Both begin with a barrier between the ranks, and both first copy their left operand: a
-gather into the memory that peers read; a scatter so that the rows of each rank lie together, unless they already do.
+another, and then sums n parts. Products beside a copy slow by the share that the cluster states. Both begin with a
+barrier between the ranks, and both first copy their left operand: a gather into the memory that peers read; a scatter
+so that the rows of each rank lie together, unless they already do.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class FusedShape:
         """Symmetric memory that the operator needs: a gathered shard, or two parts that take turns."""
         return self.part_bytes * (2 if self.scatters else 1)
 
+    def parts_bytes(self, num_ranks: int) -> int:
+        """Memory of the allocator that a scatter takes while it runs: the parts of all ranks, before their sum."""
+        return self.part_bytes * num_ranks if self.scatters else 0
+
     def ns(self, num_ranks: int, transport: Transport, device: Device) -> int:
         """The time of the operator, with no other work on the device."""
         rows = max(1, self.rows // num_ranks)
@@ -56,11 +61,13 @@ class FusedShape:
         piece = sum((device.shaped_product_ns(shape, self.dtype) or 0) + device.kernel_ns for shape in shapes)
         piece = round(piece / (1 - transport.sm_share))
         copy = ceil(transport.copy_us(self.part_bytes, num_ranks) * 1000)
+        pace = 1 + transport.slowdown  # of a product while a copy runs; the rest of it runs at full speed
+        beside = round(min(piece * pace, piece + copy * (1 - 1 / pace)))
         moved = self.part_bytes * (num_ranks + 1 if self.scatters else 0 if self.reordered else 2)
         moved += round(self.reordered * max(2 * self.dtype.itemsize, REORDERED_BYTES * relative_rate(device)))
         last = (device.traffic_ns(moved) or 0) + device.kernel_ns
         barrier = ceil(transport.link.latency_us * 1000)
-        return barrier + piece + (num_ranks - 1) * max(piece, copy) + last
+        return barrier + piece + (num_ranks - 1) * max(beside, copy) + last
 
 
 def fused_shape(node: Node, num_ranks: int) -> FusedShape | None:

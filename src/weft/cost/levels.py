@@ -31,6 +31,8 @@ class Transport:
     """Its latency is the time of a barrier between all ranks, and each hop is one copy."""
     sm_share: float = 0.0
     """Share of the multiprocessors that the copies occupy; 0 for copy engines."""
+    slowdown: float = 0.0
+    """The share by which products of a fused operator slow while its copies run: both need memory and power."""
 
     def copy_us(self, num_bytes: int, num_ranks: int) -> float:
         """The time of one copy to or from a peer."""

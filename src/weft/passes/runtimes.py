@@ -20,7 +20,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import PipelineError, compose, nearest
 from weft.graph.collective import collectives
 from weft.graph.dag import Dag
-from weft.graph.groups import read_groups
+from weft.graph.groups import GroupTable, read_groups
 from weft.graph.origins import module_paths
 from weft.graph.roles import Roles
 from weft.passes.pipeline import Pipeline, Run
@@ -49,12 +49,19 @@ _FSDP2 = (
     f"bucket-reduce-scatters{{only=gradients units=split strategy=pack alias-outputs=true max-bytes={SCATTER_BYTES}}},"
     f"{_REPLICAS},schedule-fsdp-units,schedule-ddp-buckets"
 )
-PER_RANK = "chunks=RANKS"
-"""Stands for as many chunks as the group has ranks: torch splits every collective next to a product so, whether or not
-that saves time (torch/distributed/_symmetric_memory)."""
-_STREAM = (
+STREAM = "ASYNC-TP"
+"""Stands for the passes that stream activations, which depend on the cluster."""
+IN_CHUNKS = (
     "fuse-all-gather-matmuls{only=activations chunks=RANKS},fuse-matmul-reduce-scatters{only=activations chunks=RANKS}"
 )
+"""For ranks that cannot share memory: as many chunks as the group has ranks."""
+FUSED = (
+    "fuse-all-gather-matmuls{only=activations chunks=RANKS kernel=symmetric-memory},"
+    "fuse-matmul-reduce-scatters{only=activations chunks=RANKS kernel=symmetric-memory sums=false}"
+)
+"""For ranks that share memory: torch's fused operators, which split every collective next to a product into as many
+parts as the group has ranks, whether or not that saves time (torch/distributed/_symmetric_memory). Inductor's pass does
+not fuse scatters of sums."""
 
 SYNCHRONOUS = "synchronous"
 RUNTIMES: dict[str, Runtime] = {
@@ -82,8 +89,8 @@ RUNTIMES: dict[str, Runtime] = {
     "tp": Runtime("tensor parallelism", "each collective is waited for immediately", ""),
     "async-tp": Runtime(
         "FSDP2 with asynchronous tensor parallelism",
-        "as fsdp2; activations are gathered and scattered in one chunk per rank, while the products next to them run",
-        f"{_STREAM},{_FSDP2}",
+        "as fsdp2; activations are gathered and scattered in one part per rank, while the products next to them run",
+        f"{STREAM},{_FSDP2}",
     ),
 }
 """Every runtime by its name, for `weft simulate --as` and `run_as`."""
@@ -100,19 +107,22 @@ def run_as(
     """A captured step as a runtime executes it: its `module`, and the decisions of every pass.
 
     `root` is the layout of the parameters outside of blocks: `split` gathers the embedding by itself, and the last norm
-    with the head; `one` gathers all of them at the start. `cluster` prices the chunks of `async-tp`. Raises
-    `PipelineError` if there is no such runtime.
+    with the head; `one` gathers all of them at the start. `cluster` says whether `async-tp` may use symmetric memory.
+    Raises `PipelineError` if there is no such runtime.
     """
     text = find_runtime(name).pipeline.replace("units=split", f"units={root}")
-    if PER_RANK in text:
-        text = text.replace(PER_RANK, f"chunks={_num_tensor_ranks(module, groups)}")
-    return Pipeline.parse(text).run(module, cluster=cluster, groups=groups)
+    described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
+    if STREAM in text:
+        text = text.replace(STREAM, _streams(read_groups(module, groups), module, described))
+    return Pipeline.parse(text).run(module, cluster=described, groups=groups)
 
 
-def _num_tensor_ranks(module: GraphModule, groups: Mapping[str, int | Sequence[Sequence[int]]] | None) -> int:
-    """Number of ranks of the largest group of tensor parallelism; 2, the least number of chunks, without any."""
-    table = read_groups(module, groups)
-    return max((table.group(name).size for name in Roles(Dag(module.graph)).tensor_groups(table)), default=2)
+def _streams(table: GroupTable, module: GraphModule, cluster: Cluster | None) -> str:
+    """The passes of asynchronous tensor parallelism; 2 is the least number of chunks."""
+    found = [table.group(name) for name in Roles(Dag(module.graph)).tensor_groups(table)]
+    can_share = cluster is not None and all(cluster.level_of(group).symmetric is not None for group in found)
+    num_ranks = max((group.size for group in found), default=2)
+    return (FUSED if can_share else IN_CHUNKS).replace("RANKS", str(num_ranks))
 
 
 def notes_on(module: GraphModule, name: str) -> list[str]:

@@ -18,9 +18,11 @@ from weft.bucketing.units import Root
 from weft.cost.cluster import Cluster
 from weft.cost.device import Device
 from weft.cost.execution import compiled_nodes, is_backward
+from weft.cost.fused import fused_shape
+from weft.graph import ops
 from weft.graph.about import held, saved_unread_bytes, tokens_per_step
 from weft.graph.dag import Dag
-from weft.graph.groups import GroupTable, read_groups
+from weft.graph.groups import GroupTable, group_argument, read_groups
 from weft.graph.versions import dag_of
 from weft.passes.runtimes import notes_on, run_as
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
@@ -138,7 +140,7 @@ def predict_modules(
             program,
             owners_of(dags, runtime, described.device.execution),
             described.device,
-            _held(modules, dags, described.device) if described.device.execution and runtime != ONE_GRAPH else (),
+            [*_held(modules, dags, described.device, runtime), *_parts_of_scatters(dags, tables)],
         ),
         step_error=step_error,
         peak_error=peak_error,
@@ -154,12 +156,14 @@ def waiting_share(num_ranks: int, sigma: float) -> float:
     return sigma * math.sqrt(2 * math.log(num_ranks)) if num_ranks > 1 else 0.0
 
 
-def _held(modules: Sequence[GraphModule], dags: Sequence[Dag], device: Device) -> list[Held]:
-    """What eager execution holds although nothing reads it.
+def _held(modules: Sequence[GraphModule], dags: Sequence[Dag], device: Device, runtime: str | None) -> list[Held]:
+    """What eager execution holds although nothing reads it; nothing if the step is one graph.
 
     Selective checkpointing keeps some tensors until backward. A function of autograd holds its variables until it
     returns.
     """
+    if not device.execution or runtime == ONE_GRAPH:
+        return []
     found: list[Held] = []
     start = 0
     for module, dag in zip(modules, dags, strict=True):
@@ -170,6 +174,21 @@ def _held(modules: Sequence[GraphModule], dags: Sequence[Dag], device: Device) -
         at = {node.name: i for i, node in enumerate(dag.nodes) if not compiled[i]}
         ends = [(at.get(first), at.get(last), size) for first, last, size in held(module)]
         found += [Held(start + i, start + j, size) for i, j, size in ends if i is not None and j is not None]
+        start += len(dag.nodes)
+    return found
+
+
+def _parts_of_scatters(dags: Sequence[Dag], tables: Sequence[GroupTable]) -> list[Held]:
+    """The parts that fused scatters sum, which exist only while the operator runs."""
+    found: list[Held] = []
+    start = 0
+    for dag, table in zip(dags, tables, strict=True):
+        for i, node in enumerate(dag.nodes):
+            argument = group_argument(node) if ops.is_fused(node.target) else None
+            size = table.group(argument).size if argument is not None else 0
+            shape = fused_shape(node, size) if size else None
+            if shape is not None and shape.scatters:
+                found.append(Held(start + i, start + i, shape.parts_bytes(size)))
         start += len(dag.nodes)
     return found
 

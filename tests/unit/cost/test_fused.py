@@ -24,7 +24,7 @@ def graph(x: bf16[{rows}, 4096], b: bf16[4096, 8192], c: bf16[4096, 8192]):
 SCATTER = """group('tp', size=4)
 
 def graph(a: bf16[{rows}, 8192], b: bf16[8192, 4096]):
-    f = symm_mem.fused_matmul_reduce_scatter.default(a, b, 'sum', 0, 'tp')
+    f: bf16[1024, 4096] = symm_mem.fused_matmul_reduce_scatter.default(a, b, 'sum', 0, 'tp')
     return [f]
 """
 
@@ -64,11 +64,28 @@ def test_slow_copies_determine_the_time_of_a_gather():
 
 
 def test_a_scatter_sums_the_parts_of_all_ranks():
-    summed = 5 * 1024 * 4096 * 2 / H100.device.memory_gbps / 1e3  # type: ignore[operator]
-    product = 2 * 4096 * 8192 * 4096 / (989.5e6 * H100.device.matmul_efficiency)
-    assert fused_us(SCATTER.format(rows=4096)) == pytest.approx(product + summed, rel=0.01)
+    device = H100.device
+    assert device.memory_gbps is not None
+    summed = 5 * 1024 * 4096 * 2 / (device.memory_gbps * device.memory_efficiency) / 1e3
+    product = 2 * 4096 * (8192 + device.product_overhead_terms) * 4096 / (989.5e6 * device.matmul_efficiency)
+    kernels = 5 * device.kernel_us
+    assert fused_us(SCATTER.format(rows=4096)) == pytest.approx(product + summed + kernels, rel=0.001)
 
 
 def test_copies_by_multiprocessors_slow_the_products():
     copied, multiplied = (fused_us(SCATTER.format(rows=4096), slower(332.0, share)) for share in (0.0, 0.1))
     assert copied < multiplied < copied / 0.9 + 1
+
+
+def test_products_slow_only_while_copies_run():
+    level = H100.levels[0]
+    assert level.symmetric is not None
+    slowed = replace(H100, levels=(replace(level, symmetric=replace(level.symmetric, slowdown=0.25)),))
+    product_us = 2 * 4096 * 8192 * 4096 / (989.5e6 * H100.device.matmul_efficiency) / 4
+    copy_us = 7.1 + 1024 * 4096 * 2 / 332e3
+    assert copy_us < product_us
+    added = fused_us(SCATTER.format(rows=4096), slowed) - fused_us(SCATTER.format(rows=4096))
+    assert added == pytest.approx(3 * copy_us * (1 - 1 / 1.25), rel=0.01)
+    fast = {"slowdown": 0.25, "link": replace(level.symmetric.link, bandwidth_gbps=10.0)}
+    waiting = replace(H100, levels=(replace(level, symmetric=replace(level.symmetric, **fast)),))
+    assert fused_us(SCATTER.format(rows=4096), waiting) == fused_us(SCATTER.format(rows=4096), slower(10.0))

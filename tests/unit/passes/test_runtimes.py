@@ -128,14 +128,31 @@ def test_activations_are_streamed_and_parameters_run_as_fsdp2():
     # As large as the published steps: torch splits small collectives too, which then take longer.
     shape = {"layers": 2, "batch": 12, "sequence": 8192}
     captured = weft.zoo.load("llama-8b", "fsdp-tp", mesh={"dp": 2, "tp": 8}, **shape)
-    module = run_as(captured, "async-tp", cluster="h100-8x8").module
+    module = run_as(captured, "async-tp", cluster="a100-8x8").module  # lists no symmetric memory
     plain = run_as(captured, "fsdp2").module
     whole, split = (Counter(launches(each, "tp", Kind.ALL_GATHER)) for each in (plain, module))
     ((size, _),) = whole.most_common(1)
     assert split[size // 8] >= 8 * 2 * 2  # one chunk for each rank, in forward alone
     assert prove(captured, module, reassociates=True).proved
-    steps = [weft.simulate(each, "h100-8x8").step_us for each in (module, plain, captured)]
+    steps = [weft.simulate(each, "a100-8x8").step_us for each in (module, plain, captured)]
     assert steps == sorted(steps)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_memory_run_the_fused_operators_and_leave_scatters_of_sums():
+    captured = weft.zoo.load("llama-8b", "fsdp-tp", mesh={"dp": 2, "tp": 8}, layers=2, batch=12, sequence=8192)
+    run = run_as(captured, "async-tp", cluster="h100-8x8")
+    plain = run_as(captured, "fsdp2").module
+    names = Counter(str(node.target) for node in run.module.graph.nodes)
+    gathers, scatters = (len(launches(plain, "tp", kind)) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER))
+    sums = [each for step in run.plan.steps for each in step.decisions if "scatters a sum of" in each.sentence]
+    # Three products of each attention and two of each feed-forward make one gradient; the embedding has no product.
+    assert len(sums) == 2 * 2
+    assert names["symm_mem.fused_all_gather_matmul.default"] == gathers - 1
+    assert names["symm_mem.fused_matmul_reduce_scatter.default"] == scatters - len(sums) - 1
+    assert prove(captured, run.module, reassociates=True).proved
+    memory = weft.predict(captured, "h100-8x8", runtime="async-tp", execution="eager").memory
+    assert memory.outside["symmetric memory"] > 0
 
 
 def test_a_listing_without_modules_is_grouped_by_size_and_says_so():

@@ -108,6 +108,8 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
         if level.symmetric.link.by_ranks != level.link.by_ranks:
             yield _by_ranks(level.symmetric.link)
         yield f"sm_share = {level.symmetric.sm_share!r}"
+        if level.symmetric.slowdown:
+            yield f"slowdown = {level.symmetric.slowdown!r}"
 
 
 def _link(link: Link) -> list[str]:

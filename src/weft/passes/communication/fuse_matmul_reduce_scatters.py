@@ -39,7 +39,7 @@ from weft.graph.dag import Dag
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
 from weft.passes.stream_pass import Site, StreamPass
-from weft.plan.decision import Refusal
+from weft.plan.decision import Reason, Refusal
 from weft.streaming.scatter_sites import read_scatter
 
 
@@ -50,5 +50,13 @@ class FuseMatmulReduceScatters(StreamPass):
     numerics = Numerics.REASSOCIATES
     kinds = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 
+    sums: bool = True
+    """Also stream sums of several products. Inductor's pass leaves them alone."""
+
     def read(self, collective: Collective, dag: Dag) -> Site | Refusal:
-        return read_scatter(collective, dag)
+        site = read_scatter(collective, dag)
+        if self.sums or isinstance(site, Refusal) or len(site.products) == 1:
+            return site
+        name = collective.launch.name
+        what = f"{name} scatters a sum of {len(site.products)} products, and sums are left out"
+        return Refusal(Reason.FORBIDDEN, what, name)
