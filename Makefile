@@ -1,7 +1,7 @@
 # Needs Python >= 3.11 (with venv and pip) and make; every target does its own set-up.
 #   PYTHON      the interpreter that .venv is made from
 #   ARGS        more arguments for pytest or the benchmarks, e.g. make test ARGS="-k golden"
-#   TORCH       the version of torch for test-torch, e.g. make test-torch TORCH=2.14.1
+#   TORCH       the version of torch for test-torch, e.g. make test-torch TORCH=2.14.1, or nightly
 
 PYTHON ?= python3
 ARGS ?=
@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 FRAMEWORKS := .integrations
+NIGHTLIES := https://download.pytorch.org/whl/nightly/cpu
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -58,11 +59,14 @@ $(FRAMEWORKS)/.stamp: $(STAMP) requirements-integrations.txt
 
 # To 2.12, torch needs an older setuptools than the pinned one.
 test-torch: VENV := .venv-torch-$(TORCH)
+test-torch: NAMED := $(if $(filter nightly,$(TORCH)),torch,torch==$(TORCH))
+test-torch: INDEX := $(if $(filter nightly,$(TORCH)),--upgrade --pre --extra-index-url $(NIGHTLIES))
 test-torch: ## Run the quick tests with another torch in a venv of its own: make test-torch TORCH=2.14.1
-	@test -n "$(TORCH)" || { echo "Name a version: make test-torch TORCH=2.14.1"; exit 1; }
+	@test -n "$(TORCH)" || { echo "Name a version, or nightly: make test-torch TORCH=2.14.1"; exit 1; }
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	sed -e "s/^torch==.*/torch==$(TORCH)/" -e "/^setuptools==/d" requirements-dev.txt > $(VENV)/requirements.txt
-	$(VENV)/bin/python -m pip install --quiet -r $(VENV)/requirements.txt
+	sed -e "s/^torch==.*/$(NAMED)/" -e "/^setuptools==/d" requirements-dev.txt > $(VENV)/requirements.txt
+	$(VENV)/bin/python -m pip install --quiet $(INDEX) -r $(VENV)/requirements.txt
+	@$(VENV)/bin/python -c "import torch; print('torch', torch.__version__)"
 	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup tests -m "not long and not slow" $(ARGS)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weft
@@ -29,6 +29,31 @@ def train(backend: str | None, options: dict[str, Any] | None = None) -> tuple[l
     reports = [entry.report for entry in weft.run_report().entries]
     before, after = (sum(report[key]["num_collectives"] for report in reports) for key in ("before", "after"))
     return losses, before, after
+
+
+def train_with_other_batches(backend: str) -> tuple[list[float], int, tuple[str, ...]]:
+    """Losses under `weft.ddp` with dynamic shapes, the number of collectives that Weft saw, and its warnings."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    torch.manual_seed(0)
+    with torch._dynamo.config.patch(optimize_ddp=True, compiled_autograd=False):  # set back what weft.ddp sets
+        model = weft.ddp(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)))
+
+        @torch.compile(backend=backend, dynamic=True)
+        def compute_gradients(inputs: Tensor) -> Tensor:
+            loss = model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses: list[float] = []
+        for size in (4, 6, 5):
+            generator = torch.Generator().manual_seed(100 * size + dist.get_rank())
+            losses.append(compute_gradients(torch.randn(size, 8, generator=generator)).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    report = SESSION.report()
+    return losses, sum(entry.num_collectives for entry in report.entries), report.messages
 
 
 def settings_after_an_error() -> tuple[object, object]:
@@ -62,6 +87,15 @@ def test_losses_are_those_of_plain_ddp_and_the_all_reduces_are_merged(two_ranks:
         assert losses == expected
         assert before == 6
         assert after < before
+
+
+@pytest.mark.slow
+def test_with_dynamic_shapes_no_warning_says_that_collectives_are_missing(two_ranks: World):
+    plain, woven = (two_ranks.run(train_with_other_batches, backend=name) for name in ("aot_eager", "weft_eager"))
+    for (expected, *_), (losses, num_collectives, messages) in zip(plain, woven, strict=True):
+        assert losses == pytest.approx(expected, rel=1e-6)
+        assert num_collectives >= 4
+        assert messages == ()
 
 
 def test_settings_are_restored_after_the_block(two_ranks: World):

@@ -195,6 +195,24 @@ def test_ranks_with_different_plans_leave_the_graph_as_it_was(two_ranks: World, 
         assert result["losses"] == pytest.approx(eager[rank]["losses"], rel=1e-5)
 
 
+def train_disabled_on_rank_1(folder: str) -> dict[str, Any]:
+    """The environment of rank 1 switches Weft off."""
+    environment = {"WEFT_DISABLE": "1"} if dist.get_rank() == 1 else {}
+    with mock.patch.dict(PARTS, {"none": "tests.integration.functions.DIM"}), mock.patch.dict(os.environ, environment):
+        return train("none", (), folder, pipeline="sink-waits")
+
+
+@pytest.mark.slow
+def test_weft_that_is_switched_off_on_one_rank_changes_no_graph_on_any(two_ranks: World, tmp_path: Path):
+    results = two_ranks.run(train_disabled_on_rank_1, folder=str(tmp_path))
+    eager = two_ranks.run(train, case="", on=(), folder=str(tmp_path), compiled=False)
+    for rank, result in enumerate(results):
+        assert result["ran"] == ["left", "left"]
+        assert all("WEFT_DISABLE is set" in skipped for skipped in result["skipped"])
+        assert result["losses"] == pytest.approx(eager[rank]["losses"], rel=1e-5)
+    assert "agreement: rank 1 leaves it as it was: WEFT_DISABLE is set" in "\n".join(results[0]["messages"])
+
+
 def count_alike_again() -> None:
     """The ranks of this world go on to other tests, after some did not take part in a vote."""
     counts: list[Any] = [None] * dist.get_world_size()
@@ -280,6 +298,36 @@ def test_a_fault_on_a_mesh_reaches_the_rank_that_shares_no_group_with_the_faulty
     for result in results[:3]:
         assert result["skipped"].startswith("agreement: rank 3 leaves it as it was: KeyError: 'injected'")
         assert ALL_RANKS in "\n".join(result["messages"])
+
+
+def error_where_one_rank_is_strict(rank: int) -> tuple[str, list[str]]:
+    """The error of this rank, and what became of its graphs, after a fault on rank 1, if only `rank` is strict."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    x, shards, group = attend_arguments(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+    options = {"weft.pipeline": "sink-waits", "weft.strict": dist.get_rank() == rank}
+    fault = mock.patch(PARTS["checking"], fail) if dist.get_rank() == 1 else contextlib.nullcontext()
+    error = ""
+    with torch.no_grad():
+        try:
+            with fault:
+                torch.compile(attend, backend="weft_eager", options=options)(x, shards, group)
+        except Exception as found:
+            error = str(found)
+            attend(x, shards, group)  # a job would end here; the other rank is in the same collectives
+    count_alike_again()
+    return error, [entry.skipped for entry in SESSION.report().entries]
+
+
+@pytest.mark.parametrize("strict", [0, 1])
+def test_only_the_strict_rank_raises_an_error_and_the_others_do_not_wait(two_ranks: World, strict: int):
+    results = two_ranks.run(error_where_one_rank_is_strict, rank=strict)
+    error, _ = results[strict]
+    assert "injected" in error
+    assert ("rank 1 leaves it as it was" in error) == (strict == 0)
+    other, (skipped,) = results[1 - strict]
+    assert other == ""
+    assert "KeyError: 'injected'" in skipped
 
 
 def error_beside_a_rewritten_graph(folder: str, backend: str, late_s: float = 0.0, on: Sequence[int] = ()) -> str:

@@ -199,5 +199,8 @@ def test_ranks_train_alike_with_plans_of_other_processes(tmp_path: Path, paralle
     assert [*plans.glob("*.json")] != []
     for first, second in zip(recorded, applied, strict=True):
         assert same(first, second)
+        assert {graph["role"] for graph in second.graphs} == {"forward", "backward"}
+        changed = {graph["role"] for graph in second.graphs if graph["applied"]}
+        assert changed >= {"backward"} | ({"forward"} if parallel != "ddp-reducer" else set())
         assert [graph["after"] for graph in second.graphs] == [graph["after"] for graph in first.graphs]
         assert second.messages == ()
