@@ -89,6 +89,7 @@ def test_gradients_arrive_on_the_parameters_in_their_own_dtype():
         ("hsdp", 12, {"replicate": 2, "shard": 6}),
         ("fsdp-tp", 4, {"dp": 2, "tp": 2}),
         ("fsdp-tp", 2, {"dp": 2, "tp": 1}),
+        ("hsdp-tp", 64, {"replicate": 2, "shard": 4, "tp": 8}),
         ("ep-fsdp", 1024, {"dp": 128, "ep": 8}),
     ],
 )

@@ -7,6 +7,7 @@ hsdp      fsdp inside, over `shard`; ddp outside, over `replicate`
 hsdp-dtensor  the same as DTensor writes it: whole gradients are averaged over `replicate` before they are scattered
 tp        blocks are split, norms see their part of the sequence
 fsdp-tp   tp inside, fsdp outside
+hsdp-tp   tp inside, hsdp outside: a mesh of three axes
 ep-fsdp   experts are split over `ep` and sharded over `dp`; everything else is sharded over all ranks
 """
 
@@ -60,6 +61,7 @@ STRATEGIES = {
     "hsdp-dtensor": Strategy(("replicate", "shard"), shard=("shard",), replicate=("replicate",), replicate_first=True),
     "tp": Strategy(("tp",), tensor="tp"),
     "fsdp-tp": Strategy(("dp", "tp"), shard=("dp",), tensor="tp"),
+    "hsdp-tp": Strategy(("replicate", "shard", "tp"), shard=("shard",), replicate=("replicate",), tensor="tp"),
     "ep-fsdp": Strategy(("dp", "ep"), shard=("dp", "ep"), expert="ep"),
 }
 
@@ -73,7 +75,7 @@ def strategy_of(parallel: str) -> Strategy:
 
 
 def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
-    """Axes and sizes of a mesh: as given, or for a number of ranks with up to eight on the inner axis."""
+    """Axes and sizes of a mesh: as given, or for a number of ranks with up to eight on each inner axis."""
     axes = strategy_of(parallel).axes
     if mesh is not None:
         _check_axes(parallel, axes, tuple(mesh))
@@ -81,13 +83,16 @@ def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) ->
             what = f"the mesh {dict(mesh)} has {prod(mesh.values())} ranks, {ranks} are asked for"
             raise CaptureError(compose("zoo", what, do="give one of the two"))
         return dict(mesh)
-    count = 8 if ranks is None else ranks
+    return _sizes(axes, 8 if ranks is None else ranks)
+
+
+def _sizes(axes: Axes, count: int) -> dict[str, int]:
     if len(axes) < 2:
         return dict.fromkeys(axes, count)
     inner = next(size for size in range(min(INNER_SIZE, max(count, 1)), 0, -1) if count % size == 0)
     if inner == count and count > 1:  # use both axes if there are enough ranks
         inner = next(size for size in range(count // 2, 0, -1) if count % size == 0)
-    return {axes[0]: count // inner, axes[1]: inner}
+    return {**_sizes(axes[:-1], count // inner), axes[-1]: inner}
 
 
 def _check_axes(parallel: str, axes: Axes, found: Axes) -> None:
