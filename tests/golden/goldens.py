@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 import weft
 from tests.golden import operators  # noqa: F401  (golden files name them)
 from weft.errors import WeftError
 from weft.graph.check import validate
 from weft.graph.dag import Dag
+from weft.graph.edit import MEMBERS_KEY, ORIGINS_KEY
 from weft.graph.groups import read_groups
 from weft.passes.base import Numerics
 from weft.passes.pipeline import Pipeline, Run
@@ -272,8 +273,40 @@ def check_soundness(section: Section) -> None:
             raise GoldenError("a second run says that it changed the graph, and did not")
         replayed = weft.apply(module, weft.Plan.from_json(done.plan.to_json()))
         _same("the plan, replayed from JSON, gives another graph", after, weft.listing(replayed))
+    check_names(section)
     if section.is_run:
         check_values(section, modules, runs)
+
+
+def check_names(section: Section) -> None:
+    """Raise unless every new call has the annotations and the modules of all calls that it replaces.
+
+    A call that replaces none, such as a slice of an input, has those of its inputs.
+    """
+    modules = section.modules(section.before)
+    module = modules if isinstance(modules, GraphModule) else modules[0]
+    for node in _nodes_of(module):
+        node.meta["custom"] = {node.name: True}
+        node.meta["nn_module_stack"] = {node.name: (node.name, "Module")}
+    for node in _nodes_of(section.run(module).module):
+        annotations = node.meta.get("custom", {})
+        if node.op != "call_function" or [*annotations] == [node.name]:
+            continue
+        paths = {
+            name for each in (node.meta, *node.meta.get(ORIGINS_KEY, ())) for name in each.get("nn_module_stack", {})
+        }
+        members = {*node.meta.get(MEMBERS_KEY, ())}
+        if not members or members - (annotations.keys() & paths):
+            lost = sorted(members - (annotations.keys() & paths))
+            raise GoldenError(f"{node.name} has lost the names of {lost or 'all that it replaces'}")
+
+
+def _nodes_of(module: GraphModule) -> Iterator[Node]:
+    """The nodes of a module and of the graphs nested in it."""
+    yield from module.graph.nodes
+    for nested in module.children():
+        if isinstance(nested, GraphModule):
+            yield from _nodes_of(nested)
 
 
 def check_values(section: Section, modules: GraphModule | list[GraphModule], runs: Sequence[Run]) -> None:

@@ -83,6 +83,14 @@ def test_a_listing_in_another_layout_is_refused(tmp_path: Path):
     assert message.startswith("`before` is not written as a listing is\n")
 
 
+def test_names_that_a_new_call_has_lost_are_missed(monkeypatch: pytest.MonkeyPatch):
+    section = next(section for section in sections() if section.path.stem == "fuse-addmms" and section.after)
+    check(section)
+    monkeypatch.setattr("weft.graph.edit.PROVENANCE", ("stack_trace",))
+    with pytest.raises(GoldenError, match="has lost the names of"):
+        check(section)
+
+
 def test_a_refusal_that_is_not_there_is_missed(tmp_path: Path):
     text = document(("before", BEFORE), ("after", AFTER), ("declined", "escapes: w stays\n"))
     assert fault(written(tmp_path, text)).startswith("what is declined differs\n")

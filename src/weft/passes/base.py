@@ -175,11 +175,13 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
     reader = LineReader([call for action in rewrites for call in action.calls], nodes)
     replacements: dict[Node, Node] = {}  # deferred, so that a user of many nodes is rewritten once
     for action in rewrites:
-        like = [nodes[old] for old, _ in action.heirs]
-        annotated = [*like, *(nodes[name] for name in action.erased)]
+        erased = [nodes[name] for name in action.erased]
+        like = [nodes[old] for old, _ in action.heirs] or erased
+        annotated = [*like, *erased]
         for text in action.calls:
             line = reader.read(text)
-            if any(source in replacements for source in sources(line.args, line.kwargs)):
+            inputs = [each for each in sources(line.args, line.kwargs) if isinstance(each, Node)]
+            if any(source in replacements for source in inputs):
                 edit.replace_each(replacements)
                 replacements = {}
             nodes[line.name] = edit.call(
@@ -188,7 +190,7 @@ def _carry_out(edit: Edit, rewrites: typing.Sequence[Rewrite], nodes: NamedNodes
                 line.kwargs,
                 before=nodes[action.before],
                 name=line.name,
-                like=like,
+                like=like or inputs,  # a slice of an input replaces nothing
                 annotated=annotated,
             )
         mine = {nodes[old]: nodes[new] for old, new in action.heirs}

@@ -144,7 +144,8 @@ class Candidate:
     def decisions(self, name: str, exposed_ns: Mapping[str, int]) -> list[Decision]:
         """The decisions about the variant's merges, and about each of its launches."""
         members, names = self.variant.members(), self.program.names
-        before = {op: sum(exposed_ns.get(m, 0) for m in members[names[op]]) for op in _launches(self.program)}
+        given = {op: (names[op],) if names[op] in exposed_ns else members[names[op]] for op in _launches(self.program)}
+        before = {op: sum(exposed_ns.get(name, 0) for name in given[op]) for op in given}
         outcome = replace(self.outcome, given_exposed_ns=before)
         merged = [replace(decision, pass_name=name) for decision in self.variant.decisions]
         return [*merged, *explain_exposed(name, self.program, outcome)]

@@ -75,7 +75,7 @@ def strategy_of(parallel: str) -> Strategy:
 
 
 def mesh_of(parallel: str, ranks: int | None, mesh: Mapping[str, int] | None) -> dict[str, int]:
-    """Axes and sizes of a mesh: as given, or for a number of ranks with up to eight on the inner axis."""
+    """Axes and sizes of a mesh: as given, or for a number of ranks with up to eight on each inner axis."""
     axes = strategy_of(parallel).axes
     if mesh is not None:
         _check_axes(parallel, axes, tuple(mesh))
