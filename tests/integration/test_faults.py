@@ -29,6 +29,8 @@ class Unprintable(Exception):  # noqa: N818  # not an error that anyone raises
         raise RuntimeError("no words")
 
 
+FAKE_SUMS_ARE_DEFINED = torch.__version__ >= "2.13"
+"""Before 2.13, the reduce-scatter of a fake process group does not write its result, so gradients are arbitrary."""
 DECIDING = {
     "planning": "weft.passes.communication.schedule_overlap.ScheduleOverlap.plan",
     "choosing passes": "weft.passes.pipeline.recognise",
@@ -100,7 +102,8 @@ def eager(mesh: DeviceMesh) -> tuple[Tensor, ...]:
 
 
 def assert_trains(mesh: DeviceMesh, tmp_path: Path, **options: Any) -> None:
-    for found, expected in zip(train(mesh, tmp_path, **options), eager(mesh), strict=True):
+    pairs = [*zip(train(mesh, tmp_path, **options), eager(mesh), strict=True)]
+    for found, expected in pairs if FAKE_SUMS_ARE_DEFINED else pairs[:1]:
         torch.testing.assert_close(found, expected)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
-from tests.integration.titan import Outcome, error_of_settings, train
+from tests.integration.titan import Outcome, error_of_settings, read_config, train
 from tests.integration.worlds import World
 from tests.unit.advice.made_advice import advice_of
 from weft.advice.layout import TrainingLayout
@@ -23,6 +22,9 @@ pytestmark = [
 SHARDED = {"data_parallel_shard": 2}
 REPLICATED = {"data_parallel_replicate": 2}
 SPLIT = {"tensor_parallel": 2}
+TOLERANCES = {"llama3": 1e-6, "deepseek_v3": 1e-5}
+"""Relative, for the losses of ten steps: merged sums round otherwise. With the pipeline `exact`, losses are equal."""
+EXPERTS = {"expert_parallel": 2}
 TRACE, COMPILE = ("trace", "default", "weft"), ("compile", "aot_eager", "weft_eager")
 
 
@@ -35,7 +37,10 @@ TRACE, COMPILE = ("trace", "default", "weft"), ("compile", "aot_eager", "weft_ea
         pytest.param(2, "llama3", REPLICATED | {"data_parallel_shard": 1}, (TRACE,), False, id="ddp"),
         pytest.param(4, "llama3", REPLICATED | SHARDED, (TRACE,), True, id="hsdp"),
         pytest.param(4, "llama3", SHARDED | SPLIT, (TRACE,), True, id="fsdp-tp"),
-        pytest.param(2, "deepseek_v3", SHARDED | {"expert_parallel": 2}, (TRACE,), True, id="experts"),
+        pytest.param(2, "deepseek_v3", SHARDED | EXPERTS, (TRACE,), True, id="experts"),
+        pytest.param(2, "deepseek_v3", SPLIT | EXPERTS, (TRACE,), True, id="experts-tp"),
+        pytest.param(4, "deepseek_v3", REPLICATED | SHARDED | EXPERTS, (TRACE,), True, id="experts-hsdp"),
+        pytest.param(4, "deepseek_v3", SHARDED | SPLIT | {"expert_parallel": 4}, (TRACE,), True, id="experts-fsdp-tp"),
     ],
 )
 def test_losses_are_those_without_weft(
@@ -49,16 +54,15 @@ def test_losses_are_those_without_weft(
     with World(num_ranks, tmp_path) as world:  # torchtitan changes classes: a process can hold one parallelism only
         for way, plain, woven in ways:
             common = {"model": model, "degrees": degrees, "way": way, "folder": str(tmp_path)}
-            options = {"cluster": "h100-8"} if way == "trace" else {}
-            theirs = world.run(train, **common, name=plain, options={})
-            ours = world.run(train, **common, name=woven, options=options)
-            check(theirs, ours, merges)
+            theirs = world.run(train, **common, name=plain)
+            ours = world.run(train, **common, name=woven)
+            check(theirs, ours, merges, TOLERANCES[model])
 
 
-def check(plain: list[Outcome], woven: list[Outcome], merges: bool) -> None:
+def check(plain: list[Outcome], woven: list[Outcome], merges: bool, tolerance: float) -> None:
     for theirs, ours in zip(plain, woven, strict=True):
         assert len(ours.losses) == 10
-        assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
+        assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
         assert ours.messages == ()
         assert theirs.graphs == []
         before, after = (sum(graph[k] for graph in ours.graphs) for k in range(2))
@@ -76,9 +80,7 @@ def test_settings_of_torchtitan_that_schedule_the_same_collectives_are_refused(t
 def test_options_that_the_advice_prints_are_read_by_torchtitan(checkpoint: str, reshard: str):
     mesh = (("replicate", 2), ("shard", 8))
     advice = advice_of(TrainingLayout("hsdp", mesh, reshard, checkpoint))
-    manager = importlib.import_module("torchtitan.config.manager").ConfigManager()
-    options = ["--module=llama3", "--config=llama3_debugmodel", *titan_lines(advice, advice.best)]
-    config = manager.parse_args(options)
+    config = read_config("--module=llama3", "--config=llama3_debugmodel", *titan_lines(advice, advice.best))
     parallelism, training = config.parallelism, config.training
     assert (parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree) == (2, 8)
     assert parallelism.fsdp_reshard_after_forward == reshard

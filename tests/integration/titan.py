@@ -8,14 +8,17 @@ their `parallelize_fn`, and the step of `GraphTrainer`, which traces, applies pa
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.integration.worlds import REPOSITORY
 from weft.errors import PipelineError
 from weft.frontends.session import SESSION
 
@@ -37,21 +40,18 @@ class Outcome:
     messages: tuple[str, ...]
 
 
-def train(
-    model: str, degrees: dict[str, int], way: str, name: str, options: dict[str, Any], folder: str, steps: int = 10
-) -> Outcome:
+def train(model: str, degrees: dict[str, int], way: str, name: str, folder: str, steps: int = 10) -> Outcome:
     """Train a debug model.
 
-    With the `way` "trace", the graph trainer traces and runs the step, and `name` is its pass pipeline. With "compile",
-    the model is compiled, and `name` is the backend.
+    With the `way` "trace", the graph trainer traces and runs the step, and `name` is its pass pipeline, torchtitan's or
+    Weft's, by the configs of `examples/torchtitan_weft`. With "compile", the model is compiled, and `name` is the
+    backend.
     """
     torch._dynamo.reset()
     SESSION.reset()
-    config = _config(model, degrees)
+    config = _config(model, degrees, name == "weft")
     if way == "trace":
-        if name == "weft":
-            importlib.import_module("weft.integrations.torchtitan").add_pipeline(**options)
-        config.compile.mode, config.compile.pass_pipeline = "aot_fx_trace", name
+        assert (config.compile.mode, config.compile.pass_pipeline) == ("aot_fx_trace", name)
         config.compile.disable_passes = list(NOT_ON_CPU)
     else:
         config.compile.mode, config.compile.backend = "jit", name
@@ -70,8 +70,7 @@ def train(
 
 def error_of_settings(name: str) -> str:
     """The error that a setting of `compile` meets in the pipeline `weft`, or an empty text."""
-    importlib.import_module("weft.integrations.torchtitan").add_pipeline()
-    config = _config("llama3", {})
+    config = _config("llama3", {}, with_weft=True)
     setattr(config.compile, name, True)
     make_passes = importlib.import_module("torchtitan.experiments.graph_trainer.registry").PASS_PIPELINE_REGISTRY
     try:
@@ -81,17 +80,24 @@ def error_of_settings(name: str) -> str:
     return ""
 
 
-def _config(model: str, degrees: dict[str, int]) -> Any:
-    registry = importlib.import_module(f"torchtitan.experiments.graph_trainer.{model}.config_registry")
+def read_config(*options: str) -> Any:
+    """A config by torchtitan's own command line, which finds the modules of `examples`."""
+    manager = importlib.import_module("torchtitan.config.manager").ConfigManager()
+    with mock.patch.object(sys, "path", [*sys.path, str(REPOSITORY / "examples")]):
+        return manager.parse_args(list(options))
+
+
+def _config(model: str, degrees: dict[str, int], with_weft: bool) -> Any:
     loss = importlib.import_module("torchtitan.components.loss").CrossEntropyLoss.Config
-    config = getattr(registry, f"graph_trainer_{model}_debugmodel")()
+    module, prefix = ("torchtitan_weft", "") if with_weft else (f"graph_trainer.{model}", "graph_trainer_")
+    sizes = [f"--parallelism.{name}_degree={degree}" for name, degree in degrees.items()]
+    options = [*sizes, "--training.disable_cuda_graphs"]  # with experts, torchtitan refuses them by default
+    config = read_config(f"--module={module}", f"--config={prefix}{model}_debugmodel", *options)
     attention = importlib.import_module("torchtitan.models.common.attention").ScaledDotProductAttention
     config.loss = loss(global_vocab_size=config.model_spec.model.vocab_size)
     config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]
     for layer in config.model_spec.model.layers:
         layer.attention.inner_attention = attention.Config()  # FlexAttention has no backward on CPU
-    for name, degree in degrees.items():
-        setattr(config.parallelism, f"{name}_degree", degree)
     config.training.seq_len, config.training.local_batch_size = SEQUENCE, BATCH
     config.training.mixed_precision_param = "float32"
     return config

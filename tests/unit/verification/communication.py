@@ -50,7 +50,7 @@ EVERY_FORM = {
             return [w]""",
     "reduce_scatter, autograd": """
         def graph(x: f32[4, 3]):
-            a = _c10d_functional_autograd.reduce_scatter_tensor.default(x, 'avg', 2, 'dp')
+            a = _c10d_functional_autograd.reduce_scatter_tensor.default(x, 'sum', 2, 'dp')
             w = wait(a)
             return [w]""",
     "reduce_scatter_out": """
