@@ -67,4 +67,3 @@ def test_no_choice_of_buckets_over_three_axes_makes_a_cycle(step: GraphModule, s
     assert result.report.applied
     assert prove(step, result.module)
     assert check([result.module] * 8).holds
-
