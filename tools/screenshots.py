@@ -1,4 +1,4 @@
-"""Make the screenshots of the docs: the page of a report and the page of an advice, opened in Chromium.
+"""Make the screenshots of the docs: the pages of a report, of an advice and of a compiled run, opened in Chromium.
 
     python tools/screenshots.py [--output docs/images] [--layers 4]
 
@@ -14,8 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import weft
 from weft.advice.page import page_of
+from weft.frontends.fake_world import fake_world
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CLUSTER = "h100-8x8"
@@ -25,6 +28,7 @@ REASON = "exposed-by-queue"
 PICTURES = ("report.png", "timelines.png", "layers.png", "hover.png", "collectives.png")
 """Of the page of a report."""
 ADVICE_PICTURE = "advice.png"
+RUN_PICTURE, RUN_HEIGHT = "run.png", 760
 
 
 def main() -> None:
@@ -47,6 +51,8 @@ def main() -> None:
             print(f"{options.output / name}: {num_bytes} bytes")
         make_advice(path)
         print(f"{options.output / ADVICE_PICTURE}: {photograph_advice(path, chromium, options.output)} bytes")
+        make_run(path)
+        print(f"{options.output / RUN_PICTURE}: {photograph_run(path, chromium, options.output)} bytes")
         chromium.close()
 
 
@@ -61,6 +67,24 @@ def make_advice(path: Path) -> None:
     """The page of the advice on a small model for two nodes."""
     advice = weft.advise("zoo:llama-1b", "h100-2x8", batch_tokens=16 * 16 * 4096, told=print)
     path.write_text(page_of(advice), encoding="utf-8")
+
+
+def make_run(path: Path) -> None:
+    """The page of a compiled run of a small model on eight ranks, whose collectives do nothing."""
+    with fake_world({"dp": 8}) as mesh:
+        model, make_batch = weft.zoo.build("llama-debug", "fsdp", mesh, layers=4)
+        options = {"weft.cluster": CLUSTER, "weft.cache": False}
+        torch.compile(model, backend="weft_eager", options=options)(*make_batch()).backward()
+        weft.run_report().save_html(path, title="llama-debug, 4 layers, FSDP on 8 ranks")
+
+
+def photograph_run(path: Path, chromium: Any, output: Path) -> int:
+    """The picture; its size."""
+    page = chromium.new_page(viewport={"width": WIDTH, "height": RUN_HEIGHT}, color_scheme="light")
+    page.goto(path.as_uri())
+    page.screenshot(path=output / RUN_PICTURE)
+    page.close()
+    return (output / RUN_PICTURE).stat().st_size
 
 
 def photograph_advice(path: Path, chromium: Any, output: Path) -> int:

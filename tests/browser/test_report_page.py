@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -239,8 +240,14 @@ def test_rows_are_grouped_by_layer_in_the_order_of_their_numbers(show: Callable[
     page.get_by_role("button", name="layer", exact=True).click()
     layers = page.locator("#rows tr td:nth-child(3)").all_inner_texts()
     assert layers == [f"layers.{i}" for i in range(32) for _ in range(2)]
+    headings = page.locator("#rows tr.group th")
+    assert headings.count() == 32
+    assert headings.first.inner_text().startswith("layers.0 · after 2, exposed ")
     page.locator("#filter").fill("layers.12")
     assert page.locator("#rows .name").all_inner_texts() == ["all_gather_12", "reduce_scatter_12"]
+    page.locator("#filter").fill("")
+    page.locator("#which").select_option("")
+    assert re.match(r"layers\.0 · before 2, exposed .* · after 2, exposed ", headings.first.inner_text())
 
 
 def test_of_an_exposed_row_the_cause_comes_first(show: Callable[..., Any]):

@@ -10,8 +10,10 @@ import pytest
 
 from tests.browser.runs import make_page
 from tests.browser.test_advice_page import advice_with_lanes
-from tools.screenshots import ADVICE_PICTURE, PICTURES, photograph, photograph_advice
+from tests.browser.test_run_page import entry
+from tools.screenshots import ADVICE_PICTURE, PICTURES, RUN_PICTURE, photograph, photograph_advice, photograph_run
 from weft.advice.page import page_of
+from weft.frontends.run_report import RunReport
 
 DOCS = Path(__file__).parents[2] / "docs"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -22,7 +24,7 @@ def test_every_picture_that_a_page_shows_exists_and_is_shown():
         name for page in DOCS.glob("*.md") for name in re.findall(r"!\[[^]]+\]\(images/([^)]+)\)", page.read_text())
     }
     files = {path.name: path for path in (DOCS / "images").iterdir()}
-    made = {*PICTURES, ADVICE_PICTURE}
+    made = {*PICTURES, ADVICE_PICTURE, RUN_PICTURE}
     assert shown == set(files) >= made
     for path in files.values():
         assert path.read_bytes().startswith(PNG if path.name in made else b"<svg")
@@ -46,3 +48,11 @@ def test_the_tool_photographs_an_advice(browser: Any, tmp_path: Path):
     (tmp_path / "advice.html").write_text(page_of(advice_with_lanes()))
     assert photograph_advice(tmp_path / "advice.html", browser, tmp_path) > 1000
     assert (tmp_path / ADVICE_PICTURE).read_bytes().startswith(PNG)
+
+
+@pytest.mark.needs_browser
+@pytest.mark.xdist_group("browser")
+def test_the_tool_photographs_a_run(browser: Any, tmp_path: Path):
+    RunReport((entry("forward", "0/0", "layers.0"),)).save_html(tmp_path / "run.html")
+    assert photograph_run(tmp_path / "run.html", browser, tmp_path) > 1000
+    assert (tmp_path / RUN_PICTURE).read_bytes().startswith(PNG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
 
 import weft
 from weft.frontends.session import SESSION
+from weft.graph.collective import Kind, collectives
 
 STATES = ("model", "optimizer")
 
@@ -34,10 +37,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Two blocks, and a head with a first dim that ranks do not divide."""
 
-    def __init__(self, dim: int = 8) -> None:
+    def __init__(self, dim: int = 8, num_outputs: int = 5) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(dim) for _ in range(2))
-        self.head = nn.Linear(dim, 5)
+        self.head = nn.Linear(dim, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -56,9 +59,11 @@ def _mesh(shape: dict[str, int]) -> DeviceMesh:
     return init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
-def made(way: str, mesh: DeviceMesh, dtype: torch.dtype | None = None, reshard: bool = True) -> nn.Module:
+def made(
+    way: str, mesh: DeviceMesh, dtype: torch.dtype | None = None, reshard: bool = True, num_outputs: int = 5
+) -> nn.Module:
     torch.manual_seed(0)
-    model = Model()
+    model = Model(num_outputs=num_outputs)
     if way == "simple_fsdp":
         return weft.simple_fsdp(model, mesh, param_dtype=dtype, reduce_dtype=dtype and torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32)
@@ -81,10 +86,11 @@ def losses_of(
     steps: int = 10,
     optimizer: torch.optim.Optimizer | None = None,
     num_microbatches: int = 1,
+    options: dict[str, Any] | None = None,
 ) -> list[float]:
     """The losses of the last microbatch of each step. Gradients are reduced after the last one."""
     optimizer = optimizer or _optimizer(model)
-    run: Any = model if backend == "eager" else torch.compile(model, backend=backend)
+    run: Any = model if backend == "eager" else torch.compile(model, backend=backend, options=options)
     switch: Any = model.set_requires_gradient_sync
     found: list[float] = []
     for step in range(steps):
@@ -108,6 +114,25 @@ def train(
     losses = losses_of(made(way, _mesh(shape), dtype), backend, num_microbatches=num_microbatches)
     reports = [entry.report for entry in weft.run_report().entries if entry.report]
     return Outcome(losses, sum(report["before"]["num_collectives"] for report in reports))
+
+
+def parameters_of(way: str, backend: str, pipeline: str = "") -> tuple[list[Any], int]:
+    """The parameters after ten steps on a mesh of all ranks, and the number of reductions in Weft's graphs."""
+    torch._dynamo.reset()
+    SESSION.reset()
+    model = made(way, _mesh({"dp": dist.get_world_size()}), num_outputs=8)
+    num_reductions = 0
+    weave = SESSION.weave
+
+    def counted(module: GraphModule, *args: Any, **keywords: Any) -> bool:
+        nonlocal num_reductions
+        is_woven = weave(module, *args, **keywords)
+        num_reductions += sum(each.kind is Kind.REDUCE_SCATTER for each in collectives(module.graph))
+        return is_woven
+
+    with mock.patch.object(SESSION, "weave", counted):
+        losses_of(model, backend, options={"weft.pipeline": pipeline} if pipeline else None)
+    return [_whole(parameter).tolist() for parameter in model.parameters()], num_reductions
 
 
 def exchange(shape: dict[str, int]) -> list[str]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import weft
-from tests.integration.bridge import exchange, exchange_checkpoints, exchange_optimizers, train
+from tests.integration.bridge import exchange, exchange_checkpoints, exchange_optimizers, parameters_of, train
 from tests.integration.worlds import World
 from weft.errors import CaptureError
 from weft.frontends.fake_world import fake_world
@@ -85,6 +85,20 @@ def test_two_dims_replicate_and_shard(four_ranks: World):
     for a, b in zip(theirs, ours, strict=True):
         assert b.losses == pytest.approx(a.losses, rel=1e-6)
     assert four_ranks.run(exchange, shape=shape) == [[]] * 4
+
+
+UNITS = "only={} units=split strategy=pack"
+AS_FSDP2 = f"bucket-all-gathers{{{UNITS.format('parameters')}}},bucket-reduce-scatters{{{UNITS.format('gradients')}}}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pipeline", "num_reductions"), [("exact", 14), (AS_FSDP2, 3)], ids=["exact", "units"])
+def test_parameters_are_those_of_fully_shard_bit_for_bit(four_ranks: World, pipeline: str, num_reductions: int):
+    theirs = four_ranks.reference(parameters_of, way="fully_shard", backend="eager")
+    ours = four_ranks.run(parameters_of, way="simple_fsdp", backend="weft_eager", pipeline=pipeline)
+    for (wanted, _), (found, reductions) in zip(theirs, ours, strict=True):
+        assert reductions == num_reductions
+        assert found == wanted
 
 
 def test_wrong_arguments_are_refused():

@@ -345,6 +345,7 @@ const COLUMNS = [["name", (c) => c.name], ["run", (c) => c.run.label],
   ["group", (c) => c.group], ["bytes", (c) => c.bytes ?? -1], ["start", (c) => c.start],
   ["duration", (c) => c.end - c.start], ["hidden", (c) => c.hidden], ["exposed", (c) => c.exposed],
   ["decisions", (c) => c.outcomes.length]];
+const LAYER = COLUMNS.findIndex(([name]) => name === "layer");
 const FIRST_NUMBER = COLUMNS.findIndex(([name]) => name === "bytes");
 const isNumber = (column) => column >= FIRST_NUMBER && column < FIRST_NUMBER + 5;
 const everything = runs.flatMap((run) => run.collectives), FEW = 100;
@@ -393,6 +394,21 @@ function rowOf(c, most) {
   row.collective = c; row.classList.toggle("selected", c === selected);
   return row;
 }
+function headingOf(layer, members) {
+  const row = make("tr", "", "group"), cell = make("th", layer || "no layer");
+  const exposed = runs.map((run) => [run, members.filter((c) => c.run === run)]).filter(([, mine]) => mine.length)
+    .map(([run, mine]) => `${run.label} ${mine.length}, exposed ${duration(mine.reduce((sum, c) => sum + c.exposed, 0))}`);
+  cell.colSpan = COLUMNS.length; cell.scope = "rowgroup";
+  cell.append(make("span", ` \u00b7 ${exposed.join(" \u00b7 ")}`, "muted"));
+  row.append(cell);
+  return row;
+}
+function withHeadings(found, rows) {
+  const layers = new Map();
+  for (const c of found) layers.has(c.layer) ? layers.get(c.layer).push(c) : layers.set(c.layer, [c]);
+  return rows.flatMap((row, i) => i && rows[i - 1].collective.layer === row.collective.layer ? [row]
+    : [headingOf(row.collective.layer, layers.get(row.collective.layer)), row]);
+}
 function list() {
   const text = byId("filter").value.trim().toLowerCase(), which = byId("which").value, only = byId("only").checked;
   const key = COLUMNS[sorting.column][1], sign = sorting.down ? -1 : 1;
@@ -401,7 +417,8 @@ function list() {
   matches = text || only ? new Set(fits) : null;
   found.sort((a, b) => (key(a) < key(b) ? -sign : key(a) > key(b) ? sign : a.start - b.start));
   const most = found.reduce((largest, c) => Math.max(largest, c.exposed), 1);
-  byId("rows").replaceChildren(...found.slice(0, shown).map((c) => rowOf(c, most)));
+  const rows = found.slice(0, shown).map((c) => rowOf(c, most));
+  byId("rows").replaceChildren(...(sorting.column === LAYER ? withHeadings(found, rows) : rows));
   byId("count").textContent = `${found.length} of ${everything.length}`;
   byId("more").parentElement.hidden = found.length <= shown;
   [...byId("columns").children].forEach((head, i) => {
