@@ -47,6 +47,8 @@ STATE_BYTES = 16
 GATHERED_BYTES = 2
 """Of one gathered weight, in bf16."""
 
+Told = Callable[[str, int, int], object]
+
 
 @left_as_it_was()
 def advise(
@@ -57,7 +59,7 @@ def advise(
     memory_limit_bytes: int | None = None,
     executor: Executor | None = None,
     workers: int = 1,
-    told: Callable[[str], object] = lambda _: None,
+    told: Told = lambda *_: None,
 ) -> Advice:
     """Rank the layouts of a model for training steps of `batch_tokens` tokens on all ranks of a cluster.
 
@@ -65,8 +67,8 @@ def advise(
     `function(batch)` returns a function that makes the model, and the inputs of a batch of that size (`advice.md`).
     `cluster` is a preset, a TOML file or a `Cluster`. `memory_limit_bytes` is the memory of one rank; None: that of the
     device. The work runs on the executor, such as that of a dask client. Without one it runs in a pool of spawned
-    processes, or in this process for one worker. At most `workers` layouts are in work at once. `told` gets a line
-    after each part of the work.
+    processes, or in this process for one worker. At most `workers` layouts are in work at once. After each part of the
+    work `told` gets a line, the number of finished parts, and that of all parts.
 
     Raises `CaptureError` if there is no such model, `ReportError` if the tokens are not whole sequences,
     `MemoryLimitError` if no layout fits; its text names the smallest peak.
@@ -98,7 +100,7 @@ def _advise(
     limit: int | None,
     executor: Executor | None,
     workers: int,
-    told: Callable[[str], object],
+    told: Told,
 ) -> Advice:
     num_samples = _num_samples(model, num_tokens)
     questions: list[Question] = []
@@ -112,13 +114,13 @@ def _advise(
     if not questions:
         what = f"no layout divides {num_samples} sequences among {cluster.num_ranks} ranks"
         raise RefusedError(compose("advise", what, do=f"use a multiple of {cluster.num_ranks} sequences"))
+    work = _Work(told, 2 * len(questions))  # a layout is probed, and planned or left out
     with executor_for(executor, workers) as pool:
-        questions = _with_microbatches(questions, pool, workers)
-        told(f"measured the memory of a microbatch; {len(questions)} layouts to probe")
+        questions = _with_microbatches(questions, pool, workers, work)
         probes: dict[TrainingLayout, Probe] = {}
         for question, found in answers(pool, workers, probe, questions):
             probes[question.layout] = found
-            told(f"probed {question.layout.text}")
+            work.finish(f"probed {question.layout.text}", 1 if found.error is None else 2)
         left_out += [
             LeftOut(layout, found.error, peak_bytes=found.peak_bytes or None)
             for layout, found in ((each.layout, probes[each.layout]) for each in questions)
@@ -137,11 +139,14 @@ def _advise(
             return min(steps, default=float("inf"))
 
         def is_promising(question: Question) -> bool:
-            return probes[question.layout].bound_us <= best_us()
+            if probes[question.layout].bound_us <= best_us():
+                return True
+            work.finish(f"left out {question.layout.text}")
+            return False
 
         for question, answer in answers(pool, workers, plan_layout, usable, is_promising):
             planned[question.layout] = answer
-            told(f"planned {question.layout.text}")
+            work.finish(f"planned {question.layout.text}")
     ranked: list[Ranked] = []
     for question in usable:
         probed, answer = probes[question.layout], planned.get(question.layout)
@@ -179,7 +184,18 @@ def _num_samples(model: TrainedModel, num_tokens: int) -> int:
     return num_samples
 
 
-def _with_microbatches(questions: Sequence[Question], executor: Executor, workers: int) -> list[Question]:
+class _Work:
+    """The parts of the work, and how many are finished."""
+
+    def __init__(self, told: Told, total: int) -> None:
+        self.told, self.done, self.total = told, 0, total
+
+    def finish(self, text: str, count: int = 1) -> None:
+        self.done += count
+        self.told(text, self.done, self.total)
+
+
+def _with_microbatches(questions: Sequence[Question], executor: Executor, workers: int, work: _Work) -> list[Question]:
     """The questions, each with the microbatch with which its probe begins.
 
     The activations of a microbatch do not depend on the axes of data, so one layout of each degree of tensor
@@ -195,7 +211,11 @@ def _with_microbatches(questions: Sequence[Question], executor: Executor, worker
         if known is None or each.layout.num_shards > known.layout.num_shards:
             bases[key] = each
     asked = [replace(each, microbatch=size) for each in bases.values() for size in (1, 2)]
-    peaks = {(q.layout, q.microbatch): peak for q, peak in answers(executor, workers, peak_of_microbatch, asked)}
+    work.total += len(asked)
+    peaks: dict[tuple[TrainingLayout, int], int] = {}
+    for each, peak in answers(executor, workers, peak_of_microbatch, asked):
+        peaks[each.layout, each.microbatch] = peak
+        work.finish(f"measured the memory of {each.layout.text}")
     found: list[Question] = []
     for each in questions:
         base = bases[each.layout.num_tensor_ranks, each.layout.checkpoint].layout

@@ -69,7 +69,7 @@ def advise(
         from weft.advice.recipe import recipe_lines
 
     trained = trained_model(model)
-    with usage.activity("listing layouts") as told, dask_executor(dask) as (executor, num_dask):
+    with usage.progress_bar("listing layouts") as told, dask_executor(dask) as (executor, num_dask):
         found = find(
             trained,
             cluster,

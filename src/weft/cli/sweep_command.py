@@ -259,10 +259,11 @@ def _run(
         tasks = tasks_of(graphs, swept, tokens, effort.value)
     mine = shard_of(tasks, *shard)
     cells: list[Cell] = []
-    with dask_executor(dask) as (executor, _), usage.progress_bar(f"{len(tasks)} cells", len(mine)) as advance:
+    doing = f"{len(tasks)} cells"
+    with dask_executor(dask) as (executor, _), usage.progress_bar(doing) as told:
         for cell in run_tasks(mine, executor, jobs):
             cells.append(cell)
-            advance()
+            told(doing, len(cells), len(mine))
     return cells
 
 

@@ -258,10 +258,13 @@ def activity(doing: str) -> Generator[Callable[[str], object], None, None]:
 
 
 @contextmanager
-def progress_bar(doing: str, total: int) -> Generator[Callable[[], object], None, None]:
-    """A bar on stderr, if it is a terminal; call the yielded function once for each finished part."""
+def progress_bar(doing: str) -> Generator[Callable[[str, int, int], object], None, None]:
+    """A bar on stderr, if it is a terminal.
+
+    Call the yielded function with the current activity, the number of finished parts, and that of all parts.
+    """
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.markup import escape
@@ -271,5 +274,7 @@ def progress_bar(doing: str, total: int) -> Generator[Callable[[], object], None
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(plain_line(doing)), total=total)
-        yield lambda: bar.advance(task)
+        task = bar.add_task(escape(plain_line(doing)), total=None)
+        yield lambda text, done, total: bar.update(
+            task, description=escape(plain_line(text)), completed=done, total=total
+        )

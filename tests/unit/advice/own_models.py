@@ -135,6 +135,10 @@ class MixedDecoder(Decoder):
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, width, 0.0) for width in widths)
 
 
+def shallow_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return lambda: Decoder(num_layers=1), decoder(batch)[1]
+
+
 def deep_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
     return lambda: Decoder(num_layers=6), decoder(batch)[1]
 

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -198,9 +197,11 @@ def test_a_layout_whose_bound_is_above_the_best_step_is_not_planned(monkeypatch:
     made = Made(
         {layout: (90.0 + 20 * number, 100.0 + 20 * number) for number, layout in enumerate(layouts)}, monkeypatch
     )
-    found = advise(SMALL, cluster, 64 * 512)
+    parts: list[tuple[int, int]] = []
+    found = advise(SMALL, cluster, 64 * 512, told=lambda _, done, total: parts.append((done, total)))
     assert made.planned == layouts[:1]
     assert len(found.left_out) == len(layouts) - 1
+    assert parts == [(done, 2 * len(layouts)) for done in range(1, 2 * len(layouts) + 1)]
     assert found.left_out[0].reason == "its compute alone takes 110 us"
 
 
@@ -269,24 +270,6 @@ def advice() -> Advice:
 @pytest.mark.timeout(600)
 def test_the_ranking_is_stable_over_repetition_and_workers(advice: Advice):
     assert advise_on_two_ranks(workers=2) == advice
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_dask_gives_the_same_advice_though_a_worker_is_killed(advice: Advice):
-    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
-    killed: list[int] = []
-    with distributed.LocalCluster(**options) as local, distributed.Client(local) as client:
-
-        def kill_one(line: str) -> None:
-            if line.startswith("probed") and not killed:
-                killed.append(min(client.run(os.getpid).values()))
-                os.kill(killed[0], signal.SIGKILL)
-
-        found = advise_on_two_ranks(executor=client.get_executor(), workers=2, told=kill_one)
-    assert killed
-    assert found == advice
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,11 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from tests.unit.advice import own_models
 from tests.unit.advice.made_advice import FOUND
 from weft.advice import advisor
 from weft.advice.evaluation import PlannedLayout, Probe, Question
+from weft.cli import usage
 from weft.cost.cluster import Cluster
 from weft.frontends.options import split_options
 
@@ -132,3 +137,28 @@ def test_a_small_model_is_captured_planned_and_ranked(weft: Callable[..., Result
     assert result.stdout.startswith("zoo:llama-debug?num_layers=1 on h100-2x8: 16 ranks, 74.5 GiB for each\n")
     assert "takes" in result.stdout
     assert "--parallelism.data_parallel_shard_degree=" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_dask_gives_the_same_table_though_a_worker_is_killed(
+    weft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    model = f"{own_models.__name__}:shallow_decoder"
+    arguments = ("advise", model, "--cluster", "h100-1x2", "--batch-tokens", "128")
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    killed: list[int] = []
+    with distributed.LocalCluster(**options) as local:
+
+        def kill_one(text: str, _done: int, _total: int) -> None:
+            if text.startswith("probed") and not killed:
+                with distributed.Client(local, set_as_default=False) as client:
+                    killed.append(min(client.run(os.getpid).values()))
+                os.kill(killed[0], signal.SIGKILL)
+
+        monkeypatch.setattr(usage, "progress_bar", lambda _: contextlib.nullcontext(kill_one))
+        spread = weft(*arguments, "--dask", local.scheduler_address)
+    assert killed
+    assert spread.exit_code == 0, spread.output
+    assert spread.stdout == weft(*arguments, "--workers", "1").stdout

@@ -232,9 +232,9 @@ def test_a_bar_counts_what_is_done_for_a_terminal_only(monkeypatch: pytest.Monke
     watched, piped = Terminal(), io.StringIO()
     for stream in (watched, piped):
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress_bar("[bold]x\x07", 3) as advance:
-            advance()
-            advance()
+        with progress_bar("begins") as told:
+            told("[bold]x\x07", 1, 3)
+            told("[bold]x\x07", 2, 3)
     assert "[bold]x " in watched.getvalue()
     assert "2/3" in watched.getvalue()
     assert piped.getvalue() == ""
