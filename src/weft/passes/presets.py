@@ -27,8 +27,8 @@ STAGES: dict[str, str] = {
     "algebra": "simplify-arithmetic",
     # Remove unnecessary launches. Exact.
     "communication": "remove-single-rank-collectives,dedupe-collectives",
-    # Sums over several mesh axes: send parts instead of whole tensors over slow links.
-    "axes": "sink-all-reduces,decompose-mesh-all-reduces",
+    # Communication over several mesh axes: send parts instead of whole tensors over slow links.
+    "axes": "sink-all-reduces,decompose-mesh-all-reduces,decompose-mesh-all-gathers,decompose-mesh-reduce-scatters",
     # Merge launches that are equivalent in real arithmetic.
     "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
     # Overlap matmuls with their own gather or scatter.

@@ -146,7 +146,7 @@ def test_the_only_rank_of_a_group_receives_what_it_sent(size: int, expected: boo
 
 
 SCATTERED = """group('dp', size=2)
-group('tp', size=2)
+group('tp', size=2, stride=2)
 
 def graph(x: f32[4, 2], y: f32[6]):
     rs = reduce_scatter(x, 'sum', 2, 'dp')
@@ -156,7 +156,7 @@ def graph(x: f32[4, 2], y: f32[6]):
     return [v]
 """
 REDUCED = """group('dp', size=2)
-group('tp', size=2)
+group('tp', size=2, stride=2)
 
 def graph(x: f32[4, 2], y: f32[6]):
     ar = all_reduce(x, 'sum', 'dp')

@@ -40,10 +40,8 @@ from torch import Tensor
 from torch.fx import Graph
 
 from weft.cost.cluster import Cluster
-from weft.errors import GraphError
 from weft.graph import ops
 from weft.graph.collective import num_bytes
-from weft.graph.groups import Group
 from weft.graph.listings.call_lines import GroupOf
 from weft.graph.ops import Kind
 from weft.passes.base import Numerics
@@ -53,19 +51,11 @@ from weft.plan.decision import Decision, Reason, Refusal
 from weft.plan.plan import Step
 from weft.rewriting.draft import AnyNode, Draft
 from weft.rewriting.launches import group_of, known_groups
+from weft.rewriting.mesh_axes import MeshAxis, axes_of
 from weft.rewriting.pattern import ANY, Match, Var, match_at, op
 from weft.rewriting.rules import why_not_apply
 
 EXCHANGE = op("wait", op("all_to_all", Var("sent"), Var("received"), Var("parts"), ANY).named("launch"))
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """One of the two exchanges."""
-
-    group: Group
-    launch: AnyNode
-    """A launch that uses the group."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +73,11 @@ class DecomposeMeshAllToAlls(GraphwisePass):
         if ops.op_of("all_to_all") not in {node.target for node in graph.nodes}:
             return self.step([], [])
         draft = Draft(graph)
-        known = [_Exchange(*found) for found in known_groups(draft, context)]
+        known = [MeshAxis(*found) for found in known_groups(draft, context)]
         decisions: list[Decision] = []
         for node in draft.dag.nodes:
             match = match_at(draft, EXCHANGE, node) if ops.is_wait(node.target) else None
-            axes = _axes(group_of(draft, match["launch"], context), known) if match is not None else None
+            axes = axes_of(group_of(draft, match["launch"], context), known) if match is not None else None
             if match is None or axes is None:
                 continue
             name = match["launch"].name
@@ -100,9 +90,7 @@ class DecomposeMeshAllToAlls(GraphwisePass):
             decisions.append(self.decision(Reason.APPLIED, sentence, name))
         return self.step(draft.actions, decisions)
 
-    def _why_not(
-        self, draft: Draft, match: Match, axes: tuple[_Exchange, _Exchange], context: Context
-    ) -> Refusal | None:
+    def _why_not(self, draft: Draft, match: Match, axes: tuple[MeshAxis, MeshAxis], context: Context) -> Refusal | None:
         launch, value = match["launch"], draft.value(match["sent"])
         parts = [*match["received"], *match["parts"]]
         full = num_bytes(value) if isinstance(value, Tensor) else None
@@ -129,7 +117,7 @@ class DecomposeMeshAllToAlls(GraphwisePass):
         return None
 
 
-def _steps_us(cluster: Cluster, axes: Iterable[_Exchange], full_bytes: int) -> float | None:
+def _steps_us(cluster: Cluster, axes: Iterable[MeshAxis], full_bytes: int) -> float | None:
     """The time of the launches and of the copies before them; None if the rate of copies is unknown."""
     copy_ns = cluster.device.traffic_ns(2 * full_bytes)
     if copy_ns is None:
@@ -138,31 +126,7 @@ def _steps_us(cluster: Cluster, axes: Iterable[_Exchange], full_bytes: int) -> f
     return sum(us + (copy_ns + cluster.device.kernel_ns) / 1000 for us in launches)
 
 
-def _axes(whole: Group, known: Iterable[_Exchange]) -> tuple[_Exchange, _Exchange] | None:
-    """Two known groups that divide a group: consecutive ranks of it, and those with the same place among these."""
-    smaller = [axis for axis in known if 1 < axis.group.size < whole.size]
-    for inner in smaller:
-        for outer in smaller:
-            if inner.group.size * outer.group.size == whole.size and _are_axes(whole, inner.group, outer.group):
-                return inner, outer
-    return None
-
-
-def _are_axes(whole: Group, inner: Group, outer: Group) -> bool:
-    num_ranks = math.lcm(*(group.span for group in (whole, inner, outer)))
-    try:
-        wholes, inners, outers = (set(group.partition(num_ranks)) for group in (whole, inner, outer))
-    except GraphError:
-        return False
-    size = inner.size
-    return all(
-        all(tuple(ranks[k : k + size]) in inners for k in range(0, whole.size, size))
-        and all(tuple(ranks[k::size]) in outers for k in range(size))
-        for ranks in wholes
-    )
-
-
-def _rewrite(draft: Draft, match: Match, inner: _Exchange, outer: _Exchange) -> Refusal | None:
+def _rewrite(draft: Draft, match: Match, inner: MeshAxis, outer: MeshAxis) -> Refusal | None:
     """Plan the two exchanges. Rank (o, i) sends the part for rank (o', i') to rank (o, i') first."""
     root, sent = match.root, match["sent"]
     shape = list(draft.value(sent).shape)

@@ -207,10 +207,13 @@ def gathered(call: Call) -> list[Value]:
     The elements of an atom on rank k follow those on rank k - 1 in one larger atom, so a whole gather is one run.
     """
     terms, dtype = call.terms, _sent(call).dtype
-    runs = (
-        (_moved(terms, ("all_gather", num_ranks, group), a, num_ranks), settle(k * terms.sizes[a] + s), n)
-        for k, group, num_ranks, a, s, n in _pieces(call)
-    )
+    moved: dict[tuple[int, int, Hashable], int] = {}  # a gather over many ranks has as many pieces
+    runs: list[Run] = []
+    for k, group, num_ranks, atom, start, length in _pieces(call):
+        key = atom, num_ranks, group
+        if key not in moved:
+            moved[key] = _moved(terms, ("all_gather", num_ranks, group), atom, num_ranks)
+        runs.append((moved[key], settle(k * terms.sizes[atom] + start), length))
     return [Value(call.results[0][0], dtype, join(runs))]
 
 
@@ -323,7 +326,7 @@ def scattered_and_gathered(call: Call) -> list[Value] | None:
         while (label := _label(terms, atom))[0] == ALL_REDUCE:
             between.append(label)
             atom = terms.operands[atom][0][0]
-        if label[0] != REDUCE_SCATTER or label[2] != group or not is_real(label[1], dtype):
+        if label[0] != REDUCE_SCATTER or _named(label[2]) != group or not is_real(label[1], dtype):
             return None
         if not all(_commute(op, label[1], dtype) and _reach_the_same(axis, group) for _, op, axis in between):
             return None
