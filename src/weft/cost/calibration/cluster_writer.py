@@ -59,7 +59,7 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
         lines += ["", "[nccl]", *_keys(cluster.nccl)]
     known = {level.name for level in cluster.levels}
     for line in fit.lines:
-        lines += ["", *_table(line, known)]
+        lines += ["", *table_lines(line, known)]
     text = "\n".join(lines) + "\n"
     cluster_file.read(cluster.name, text.encode())
     return text
@@ -95,23 +95,24 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
             name == "rails" and level.num_ranks > cluster.ranks_per_node
         ):  # between nodes it is never left to a guess
             yield f"{name} = {_value(value)}"
-    yield from _link(level.link)
+    yield from link_lines(level.link)
     if level.link.by_ranks:
-        yield _by_ranks(level.link)
+        yield by_ranks_text(level.link)
     for kind, link in level.overrides:
-        yield from ("", f"[levels.{kind.value}]", *_link(link))
+        yield from ("", f"[levels.{kind.value}]", *link_lines(link))
         if link.by_ranks != level.link.by_ranks:
-            yield _by_ranks(link)
+            yield by_ranks_text(link)
     if level.symmetric is not None:
-        yield from ("", "[levels.symmetric]", *_link(level.symmetric.link))
+        yield from ("", "[levels.symmetric]", *link_lines(level.symmetric.link))
         if level.symmetric.link.by_ranks != level.link.by_ranks:
-            yield _by_ranks(level.symmetric.link)
+            yield by_ranks_text(level.symmetric.link)
         yield f"sm_share = {level.symmetric.sm_share!r}"
         if level.symmetric.slowdown:
             yield f"slowdown = {level.symmetric.slowdown!r}"
 
 
-def _link(link: Link) -> list[str]:
+def link_lines(link: Link) -> list[str]:
+    """The keys of a link, without those of small groups."""
     return [
         f"latency_us = {link.latency_us!r}",
         f"hop_us = {link.hop_us!r}",
@@ -119,7 +120,8 @@ def _link(link: Link) -> list[str]:
     ]
 
 
-def _by_ranks(link: Link) -> str:
+def by_ranks_text(link: Link) -> str:
+    """The bandwidths of small groups."""
     return f"by_ranks = {{ {', '.join(f'{limit} = {gbps!r}' for limit, gbps in link.by_ranks)} }}"
 
 
@@ -132,7 +134,8 @@ def _value(value: bool | float | str | tuple[float, ...]) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
-def _table(line: FittedLine, levels: set[str]) -> Iterator[str]:
+def table_lines(line: FittedLine, levels: set[str]) -> Iterator[str]:
+    """One measured table; it names its level if that is one of these."""
     parts = line.group.size if line.kind is Kind.ALL_GATHER else 1  # a file counts the bytes that one rank passes in
     by_input = {-(-size // parts): us for size, us in line.table.points}
     points = sorted(by_input.items())
