@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from weft.cost.calibration.event_fields import arguments_of, span_of, whole
 from weft.cost.calibration.overheads import NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
@@ -36,7 +36,7 @@ DTYPES = {
     "c10::float8_e5m2": ("fp8", 1),
 }
 """Key of the peak and bytes of an item, by the dtype name that profilers write, in lower case."""
-FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
 """Index of the first factor among the arguments of a product."""
 MOVED_TENSORS = {"aten::copy_": 2, "aten::add": 3, "aten::mul": 3}
 """Number of tensors of the first argument's size that an operator reads and writes."""
@@ -193,28 +193,53 @@ def _external_id(event: Mapping[str, Any]) -> int | None:
     return whole(arguments_of(event).get("External id"))
 
 
+class TracedProduct(NamedTuple):
+    """The shape of a matrix product of a trace."""
+
+    dtype: str
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.rows * self.columns * self.terms
+
+
+def product_of(name: str, args: Mapping[str, Any]) -> TracedProduct | None:
+    """The product that an operator of the host computes; None if it is none, or was recorded without shapes."""
+    first = FIRST_FACTOR.get(name)
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    if first is None or not isinstance(shapes, list) or not isinstance(types, list):
+        return None
+    left, right = (_sizes(cast(list[Any], shapes), i) for i in (first, first + 1))
+    key, _ = _dtype(cast(list[Any], types), first)
+    if not key or not len(left) == len(right) > 1 or left[-1] != right[-2]:
+        return None
+    return TracedProduct(key, prod(left[:-2]), left[-2], right[-1], left[-1])
+
+
 def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int, int] | None:
     """Flops by dtype with the terms of a sum, or bytes of memory; None for operators that show neither."""
-    if name not in FIRST_FACTOR and name not in MOVED_TENSORS:
-        return None
+    if (product := product_of(name, args)) is not None:
+        return (product.dtype, product.flops, product.terms) if product.flops >= MIN_FLOPS else None
     shapes, types = args.get("Input Dims"), args.get("Input type")
-    if not isinstance(shapes, list) or not isinstance(types, list):
+    if name not in MOVED_TENSORS or not isinstance(shapes, list) or not isinstance(types, list):
         return None
-    first = FIRST_FACTOR.get(name, 0)
-    left, right = (_sizes(cast(list[Any], shapes), i) for i in (first, first + 1))
+    left, right = (_sizes(cast(list[Any], shapes), i) for i in (0, 1))
     dtypes = cast(list[Any], types)
-    key, item_bytes = DTYPES.get(str(dtypes[first]).lower() if first < len(dtypes) else "", ("", 0))
-    if not key or not left or not right:
-        return None
-    if name in MOVED_TENSORS:
-        num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
-        # An expanded tensor reads less than its size.
-        is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
-        is_plain = left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
-        return ("memory", num_bytes, 0) if is_plain and num_bytes >= MIN_BYTES else None
-    flops = 2 * prod(left) * right[-1]
-    is_product = len(left) == len(right) > 1 and left[-1] == right[-2]
-    return (key, flops, left[-1]) if is_product and flops >= MIN_FLOPS else None
+    key, item_bytes = _dtype(dtypes, 0)
+    num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
+    # An expanded tensor reads less than its size.
+    is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
+    is_plain = bool(key and left) and left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
+    return ("memory", num_bytes, 0) if is_plain and num_bytes >= MIN_BYTES else None
+
+
+def _dtype(types: Sequence[Any], i: int) -> tuple[str, int]:
+    """The key of the peak and the bytes of an item."""
+    return DTYPES.get(str(types[i]).lower() if i < len(types) else "", ("", 0))
 
 
 def _lists(value: Any) -> list[list[Any]]:
