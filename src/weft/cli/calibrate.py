@@ -46,6 +46,10 @@ PerNode = Annotated[
     ),
 ]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster.")]
+BaseOption = Annotated[
+    str | None,
+    typer.Option("--base", metavar="PRESET", help="The preset that describes everything that was not measured."),
+]
 Kinds = Annotated[KindOption | None, typer.Option("--kind", help="Kind of collective in tables that do not name it.")]
 
 
@@ -53,6 +57,7 @@ def calibrate(
     files: Files,
     output: usage.OutputOption = None,
     ranks_per_node: PerNode = None,
+    base: BaseOption = None,
     name: NameOption = "calibrated",
     kind: Kinds = None,
     as_json: usage.JsonOption = False,
@@ -68,6 +73,7 @@ def calibrate(
     with usage.progress("importing torch"):
         from weft.cost.calibration.cluster_writer import cluster_text
         from weft.cost.calibration.fit import fit, read_measurements
+        from weft.cost.calibration.over_base import read_base, text_over_base
         from weft.cost.device import UNDESCRIBED
         from weft.graph.ops import Kind
 
@@ -76,8 +82,14 @@ def calibrate(
     with usage.progress(f"fitting {len(found.samples)} samples"):
         device = found.compute.device() or UNDESCRIBED
         symmetric = found.compute.peer_copies.transport()
-        fitted = fit(found.samples, ranks_per_node or found.ranks_per_node, name, device, symmetric)
-        text = cluster_text(fitted, [path.name for path in files])
+        per_node, sources = ranks_per_node or found.ranks_per_node, [path.name for path in files]
+        below = read_base(base, per_node) if base is not None else None
+        if below is not None:
+            fitted = fit(found.samples, below.ranks_per_node, name, device, symmetric, base)
+            text = text_over_base(fitted, below, found.compute, sources)
+        else:
+            fitted = fit(found.samples, per_node, name, device, symmetric)
+            text = cluster_text(fitted, sources)
     notes = [*found.notes, *fitted.notes]
     if output is not None or not as_json:
         usage.write(text, output)

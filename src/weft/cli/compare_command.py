@@ -104,6 +104,7 @@ def _simulate(sources: list[str], cluster: str | None) -> PredictedStep:
     from weft.cli.source import load_source
     from weft.cost.cluster import Cluster
     from weft.graph.groups import read_groups
+    from weft.graph.versions import dag_of
     from weft.simulation.predicted_step import launches_of, predict
 
     if cluster is None:
@@ -116,7 +117,8 @@ def _simulate(sources: list[str], cluster: str | None) -> PredictedStep:
         launch for module, groups in zip(modules, tables, strict=True) for launch in launches_of(module, groups)
     ]
     groups = {group.name: group for each in tables for group in each}
-    return predict(simulate_modules(modules, described), launches, groups.values())
+    dags = [dag_of(module.graph) for module in modules]
+    return predict(simulate_modules(modules, described), launches, groups.values(), dags)
 
 
 def _read(path: Path, number: int | None, prediction: PredictedStep) -> MeasuredStep:

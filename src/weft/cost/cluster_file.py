@@ -90,7 +90,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -411,11 +411,14 @@ def _with_base(who: str, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The second table over the first; tables inside are merged alike."""
+    """The second table over the first; tables inside are merged alike, but `by_ranks`, which is one value."""
     made = dict(first)
     for key, value in second.items():
         inner = made.get(key)
-        made[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        if isinstance(inner, dict) and isinstance(value, dict) and key != "by_ranks":
+            made[key] = _merged(cast(dict[str, Any], inner), cast(dict[str, Any], value))
+        else:
+            made[key] = value
     return made
 
 

@@ -208,7 +208,7 @@ class SimulatedReport(Report):
             f"{bound.name}: {bound.rests_on}",
             bound.certificate,
             "after" if removed_work else "before",
-            predict(timeline, after.launches, after.table),
+            predict(timeline, after.launches, after.table, [after.graph.dag]),
         )
 
     @cached_property

@@ -85,6 +85,25 @@ class ComparedKind:
 
 
 @dataclass(frozen=True)
+class ComparedProduct:
+    """How often a shape of matrix product was planned, and how often it ran."""
+
+    dtype: str
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+    planned: int
+    ran: int
+
+    @property
+    def text(self) -> str:
+        """`bf16 4096 x 1024 x 512`: rows, columns and terms."""
+        batch = f"{self.batch} times " if self.batch > 1 else ""
+        return f"{batch}{self.dtype} {self.rows} x {self.columns} x {self.terms}"
+
+
+@dataclass(frozen=True)
 class TraceComparison:
     """A measured step compared with a predicted one."""
 
@@ -110,6 +129,13 @@ class TraceComparison:
     collectives: tuple[ComparedCollective, ...]
     """Those that were planned and ran, the largest disagreement first."""
     notes: tuple[str, ...]
+    products: tuple[ComparedProduct, ...] | None = None
+    """Matrix products by dtype and shape; None if the plan or the trace does not say."""
+
+    @property
+    def are_products_as_planned(self) -> bool | None:
+        """Whether exactly the planned products ran; None if that is unknown."""
+        return None if self.products is None else all(each.planned == each.ran for each in self.products)
 
     @property
     def timed(self) -> tuple[ComparedCollective, ...]:
@@ -126,11 +152,13 @@ class TraceComparison:
     def to_json(self) -> str:
         """The comparison as JSON."""
         told: dict[str, Any] = asdict(self)
+        told["are_products_as_planned"] = self.are_products_as_planned
         told["surprises"] = [each.name for each in self.surprises]
         return json.dumps(told, indent=1, sort_keys=True, allow_nan=False)
 
     def __str__(self) -> str:
-        lines = [*self._totals(), "", *self._order(), *self._waits(), "", *self._kinds(), "", *self._rows()]
+        lines = [*self._totals(), "", *self._order(), *self._products(), *self._waits(), ""]
+        lines += [*self._kinds(), "", *self._rows()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(map(plain_line, lines))
 
@@ -155,6 +183,17 @@ class TraceComparison:
             lines += [f"  {what}: {each}" for each in found[:MAX_LISTED]]
             lines += [f"  {what}: {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
         return lines
+
+    def _products(self) -> list[str]:
+        if self.products is None:
+            return []
+        planned, ran = sum(each.planned for each in self.products), sum(each.ran for each in self.products)
+        if self.are_products_as_planned:
+            return [f"products: the {planned} planned matmuls ran, with the planned shapes"]
+        lines = [f"products: differ from the plan ({planned} matmuls planned, {ran} ran)"]
+        other = sorted((e for e in self.products if e.planned != e.ran), key=lambda e: -abs(e.planned - e.ran))
+        lines += [f"  {each.text}: planned {each.planned}, ran {each.ran}" for each in other[:MAX_LISTED]]
+        return lines + ([f"  {len(other) - MAX_LISTED} more shapes"] if len(other) > MAX_LISTED else [])
 
     def _waits(self) -> list[str]:
         count, found = len(self.timed), self.surprises
@@ -246,7 +285,17 @@ def compare_step(prediction: PredictedStep, step: MeasuredStep, others: Sequence
         _by_kind(rows),
         tuple(rows),
         tuple(_notes(prediction, found, step, others)),
+        _products(prediction, step),
     )
+
+
+def _products(prediction: PredictedStep, step: MeasuredStep) -> tuple[ComparedProduct, ...] | None:
+    if prediction.products is None or not step.products:
+        return None
+    planned = {(p.dtype, p.batch, p.rows, p.columns, p.terms): p.count for p in prediction.products}
+    ran = {(p.dtype, p.batch, p.rows, p.columns, p.terms): count for p, count in step.products}
+    shapes = sorted({*planned, *ran})
+    return tuple(ComparedProduct(*shape, planned.get(shape, 0), ran.get(shape, 0)) for shape in shapes)
 
 
 def _durations(found: Alignment, step: MeasuredStep) -> dict[int, int]:
@@ -310,6 +359,8 @@ def _notes(
         notes.append(f"no group of the trace was recognised as {', '.join(unmatched)}")
     if not step.groups and len(wanted) > 1:
         notes.append("the trace does not say which group a collective belongs to: groups are not compared")
+    if prediction.products and not step.products:
+        notes.append("the trace shows no shapes of matmuls (record_shapes=True; not in CUDA graphs): not compared")
     if not others:
         notes.append("one rank's times include waiting for late ranks; give the traces of other ranks with --rank")
     return notes

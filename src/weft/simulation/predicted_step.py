@@ -6,13 +6,18 @@ that the groups of a trace can be recognised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
+from weft.cost.device import DTYPES
+from weft.cost.flops import product_dtype, shape_of
+from weft.cost.kernels import ProductShape
 from weft.cost.prices import full_bytes
 from weft.graph.collective import collectives
+from weft.graph.dag import Dag
 from weft.graph.groups import Group, GroupTable
 from weft.simulation.timeline import Timeline
 
@@ -43,6 +48,19 @@ class PredictedCollective(Launch):
     """How long the compute stream is blocked by it."""
 
 
+@dataclass(frozen=True, order=True)
+class Product:
+    """A shape of matrix product, and how often it runs."""
+
+    dtype: str
+    """`bf16`, as in cluster files."""
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+    count: int = 1
+
+
 @dataclass(frozen=True)
 class PredictedStep:
     """A simulated step."""
@@ -53,6 +71,23 @@ class PredictedStep:
     collectives: tuple[PredictedCollective, ...] = ()
     """In launch order."""
     groups: tuple[Group, ...] = ()
+    products: tuple[Product, ...] | None = None
+    """The matrix products of the graphs, by shape, without grouped ones; None if unknown."""
+
+
+def products_of(dags: Iterable[Dag]) -> tuple[Product, ...]:
+    """The matrix products of graphs, by shape; those of unknown size, and grouped ones, are left out."""
+    found: Counter[Product] = Counter()
+    for node in (node for dag in dags for node in dag.nodes if node.op == "call_function"):
+        shape, dtype = shape_of(node), product_dtype(node)
+        if isinstance(shape, ProductShape) and not shape.groups and dtype in DTYPES:
+            found[Product(DTYPES[dtype], shape.batch, shape.rows, shape.columns, shape.terms)] += 1
+    return counted(found)
+
+
+def counted(found: Mapping[Product, int]) -> tuple[Product, ...]:
+    """Products with their counts, in order."""
+    return tuple(replace(product, count=count) for product, count in sorted(found.items()))
 
 
 def launches_of(module: GraphModule, groups: GroupTable) -> tuple[Launch, ...]:
@@ -63,7 +98,9 @@ def launches_of(module: GraphModule, groups: GroupTable) -> tuple[Launch, ...]:
     )
 
 
-def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group]) -> PredictedStep:
+def predict(
+    timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Group], dags: Iterable[Dag]
+) -> PredictedStep:
     """The prediction of a timeline. `launches` belong to its graphs, in the order in which they ran."""
     return PredictedStep(
         timeline.step_ns,
@@ -83,6 +120,7 @@ def predict(timeline: Timeline, launches: Iterable[Launch], groups: Iterable[Gro
             for span, launch in zip(timeline.collectives, launches, strict=True)
         ),
         tuple(groups),
+        products_of(dags),
     )
 
 
@@ -94,7 +132,14 @@ def one_after_the_other(predictions: Sequence[PredictedStep]) -> PredictedStep:
         step_ns += prediction.step_ns
     groups = {group.name: group for prediction in predictions for group in prediction.groups}
     compute_ns = sum(prediction.compute_ns for prediction in predictions)
-    return PredictedStep(step_ns, compute_ns, tuple(found), tuple(groups.values()))
+    products: Counter[Product] | None = Counter()
+    for prediction in predictions:
+        if prediction.products is None or products is None:
+            products = None
+            continue
+        products.update({replace(each, count=1): each.count for each in prediction.products})
+    known = None if products is None else counted(products)
+    return PredictedStep(step_ns, compute_ns, tuple(found), tuple(groups.values()), known)
 
 
 def _later(found: PredictedCollective, by_ns: int) -> PredictedCollective:

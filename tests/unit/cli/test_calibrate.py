@@ -57,6 +57,15 @@ def test_the_cluster_goes_to_a_file(weft: Weft, tables: Path, tmp_path: Path):
     assert "all_gather of 4 ranks, inter-node" in done.stderr
 
 
+def test_a_base_describes_what_was_not_measured(weft: Weft, tables: Path, tmp_path: Path):
+    done = weft("calibrate", tables, "-o", tmp_path / "c.toml", "--base", "h100-2x8")
+    assert done.exit_code == 0, done.stderr
+    cluster, base = Cluster.load(tmp_path / "c.toml"), Cluster.load("h100-2x8")
+    assert (cluster.device, cluster.num_ranks, cluster.levels[1]) == (base.device, 16, base.levels[1])
+    assert len(cluster.tables) == 6
+    assert weft("calibrate", tables, "--base", "h100-2x8", "--ranks-per-node", 2).exit_code == 2
+
+
 def test_json_holds_lines_residuals_and_the_file(weft: Weft, tables: Path, tmp_path: Path):
     done = weft("calibrate", tables, "--json")
     assert (done.exit_code, done.stderr) == (0, "")

@@ -180,3 +180,49 @@ def listing_of(launches: list[tuple[str, int, int]]) -> str:
     returned = ", ".join(f"w{i}" for i in range(len(launches)))
     head = "group('g4', size=4)\ngroup('g2', size=2)\n\n"
     return f"{head}def graph({', '.join(arguments)}):\n" + "\n".join(lines) + f"\n    return [{returned}]\n"
+
+
+PRODUCTS = """group('dp', size=2)
+
+def graph(x: bf16[8, 4], y: bf16[4, 6], z: bf16[2, 3, 4], t: bf16[2, 4, 3]):
+    ag: bf16[16, 4] = all_gather(x, 2, 'dp')
+    w: bf16[16, 4] = wait(ag)
+    p: bf16[16, 6] = mm(w, y)
+    q: bf16[8, 6] = mm(x, y)
+    b: bf16[2, 3, 3] = bmm(z, t)
+    return [p, q, b]
+"""
+BF16 = "c10::BFloat16"
+
+
+def called(name: str, *shapes: list[int], ts: float = 5.0) -> Any:
+    """An operator of the host, with the shapes of its arguments."""
+    args = {"Input Dims": list(shapes), "Input type": [BF16] * len(shapes)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": ts, "dur": 1.0, "args": args}
+
+
+def test_the_products_that_ran_are_compared_with_those_of_the_plan(weft: Command, tmp_path: Path):
+    plan = tmp_path / "plan.json"
+    library.optimize(library.parse(PRODUCTS), cluster="h100-8", pipeline="none").plan.save(plan)
+    step = [mark(1, 0, 60), kernel(1, 20), collective("all_gather", 32, 10, 30), kernel(42, 8)]
+    first, second = called("aten::mm", [16, 4], [4, 6]), called("aten::addmm", [6], [8, 4], [4, 6])
+    batch, late = called("aten::bmm", [2, 3, 4], [2, 4, 3]), called("aten::mm", [9, 9], [9, 9], ts=70.0)
+
+    def compared(*events: Any) -> Any:
+        return json.loads(weft("compare", trace(tmp_path, *step, *events), plan, "--json").stdout)
+
+    as_planned = compared(first, second, batch, late)  # the last one is after the step
+    assert as_planned["are_products_as_planned"] is True
+    assert [(p["dtype"], p["batch"], p["rows"], p["columns"], p["terms"]) for p in as_planned["products"]] == [
+        ("bf16", 1, 8, 6, 4),
+        ("bf16", 1, 16, 6, 4),
+        ("bf16", 2, 3, 3, 4),
+    ]
+    other = compared(first, called("aten::mm", [4, 4], [4, 6]), called("aten::mm", [4, 4], [4, 6]), batch)
+    assert other["are_products_as_planned"] is False
+    counts = {(p["rows"], p["planned"], p["ran"]) for p in other["products"]}
+    assert counts == {(4, 0, 2), (8, 1, 0), (16, 1, 1), (3, 1, 1)}
+    text = weft("compare", trace(tmp_path, *step, first, batch), plan).stdout
+    assert "bf16 8 x 6 x 4: planned 1, ran 0" in text
+    unknown = compared()
+    assert (unknown["products"], unknown["are_products_as_planned"]) == (None, None)

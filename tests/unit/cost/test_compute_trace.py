@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 
 from weft.cost.calibration.chrome_trace import read_chrome_trace
 from weft.cost.calibration.cluster_writer import cluster_text
-from weft.cost.calibration.compute_trace import KernelTime, KernelWork
+from weft.cost.calibration.compute_trace import NO_COMPUTE, KernelTime, KernelWork
 from weft.cost.calibration.fit import fit, read_measurements
+from weft.cost.calibration.over_base import read_base, text_over_base
 from weft.cost.cluster import Cluster
+from weft.errors import ClusterError
+from weft.graph.ops import Kind
 
 BF16 = "c10::BFloat16"
 
@@ -59,8 +63,8 @@ def test_products_tell_the_flops_of_their_dtype_and_copies_the_bandwidth_of_memo
     )
     found = read_chrome_trace(path).compute
     assert found.work == (
-        KernelWork("bf16", 2 * 10**9, 4.0),
-        KernelWork("f32", 2 * 10**9, 40.0),
+        KernelWork("bf16", 2 * 10**9, 4.0, 1000),
+        KernelWork("f32", 2 * 10**9, 40.0, 1000),
         KernelWork("memory", 1 << 27, 100.0),
     )
     assert found.kernels == (KernelTime("copy", 1, 100.0), KernelTime("gemm", 3, 53.0))
@@ -97,7 +101,7 @@ def test_ranks_are_one_device(write: Any):
     paths = [write(*product(1, 1000, 1000, 1000, us), name=f"rank{us}.json") for us in (8.0, 4.0)]
     found = [read_chrome_trace(path).compute for path in paths]
     assert [each.work[0].us for each in found] == [8.0, 4.0]
-    assert read_measurements([paths[1]]).compute.work == (KernelWork("bf16", 2 * 10**9, 4.0),)
+    assert read_measurements([paths[1]]).compute.work == (KernelWork("bf16", 2 * 10**9, 4.0, 1000),)
 
 
 def test_what_is_small_or_has_no_shapes_tells_nothing_but_its_time(write: Any):
@@ -180,3 +184,38 @@ def test_copies_between_gpus_and_barriers_become_the_transport_of_a_node(write: 
 def test_copies_of_one_size_are_no_transport(write: Any):
     path = write(copied(1 << 20, 5.0), copied(1 << 20, 6.0))
     assert read_measurements([path]).compute.peer_copies.transport() is None
+
+
+def test_measured_values_stand_over_a_preset_and_the_rest_stays(write: Any, tmp_path: Path):
+    base = Cluster.load("h100-2x8")
+    rate = 600e12
+    us = 2 * 4096**3 * (1 + base.device.product_overhead_terms / 4096) / rate * 1e6 + base.device.kernel_us
+    copy = operator(9, "aten::copy_", [[1 << 27], [1 << 27], []], [BF16, BF16, "Scalar"])
+    path = write(*product(1, 4096, 4096, 4096, us), copy, kernel(9, 200.0, "copy"))
+    measured = read_measurements([path])
+    fitted = fit(measured.samples, base.ranks_per_node, "ours", base=base.name)
+    text = text_over_base(fitted, base, measured.compute, ["rank0.json"])
+    found = Cluster.read("ours", text.encode())
+    assert (found.name, found.num_ranks, found.nccl) == ("ours", 16, base.nccl)
+    device = found.device
+    assert device.peak_tflops == base.device.peak_tflops  # MFU keeps its meaning
+    assert device.matmul_efficiency * 989.5e12 == pytest.approx(rate)
+    moved = (1 << 29) / (200.0 - base.device.kernel_us) * 1e6
+    assert device.memory_efficiency * device.memory_gbps * 1e9 == pytest.approx(moved)  # type: ignore[operator]
+    kept = replace(device, matmul_efficiency=base.device.matmul_efficiency)
+    assert replace(kept, memory_efficiency=base.device.memory_efficiency) == base.device
+    assert found.levels[1] == base.levels[1]
+    assert found.levels[0].name == base.levels[0].name
+    assert found.levels[0].link == fitted.cluster.levels[0].link
+    assert [(table.kind, table.level) for table in found.tables] == [(Kind.ALL_REDUCE, base.levels[0].name)]
+
+
+def test_a_base_must_be_a_preset_of_such_nodes_and_large_enough(write: Any, tmp_path: Path):
+    for name, ranks_per_node in (("./mine.toml", None), ("h100-2x8", 4)):
+        with pytest.raises(ClusterError):
+            read_base(name, ranks_per_node)
+    base = read_base("h100-1x8", 8)
+    samples = read_measurements([write()]).samples
+    wide = [replace(sample, num_ranks=16) for sample in samples]
+    with pytest.raises(ClusterError):
+        text_over_base(fit(wide, 8, base=base.name), base, NO_COMPUTE)

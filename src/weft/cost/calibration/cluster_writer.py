@@ -60,7 +60,7 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
         lines += ["", "[nccl]", *_keys(cluster.nccl)]
     known = {level.name for level in cluster.levels}
     for line in fit.lines:
-        lines += ["", *_table(line, known)]
+        lines += ["", *table_lines(line, known)]
     text = "\n".join(lines) + "\n"
     cluster_file.read(cluster.name, text.encode())
     return text
@@ -74,7 +74,7 @@ def _device(device: Device) -> Iterator[str]:
     for name in DEVICE_KEYS:
         value = getattr(device, name)
         if value != getattr(UNDESCRIBED, name) or name == "matmul_efficiency":
-            yield _line(name, value)
+            yield key_line(name, value)
     chosen = device.attention_kernel
     for kernel in sorted(device.attention, key=lambda kernel: kernel.name != chosen):  # the first is the default
         yield from ("", f"[device.attention.{json.dumps(kernel.name)}]")
@@ -96,36 +96,38 @@ def _level(level: Level, cluster: Cluster) -> Iterator[str]:
             name == "rails" and level.num_ranks > cluster.ranks_per_node
         ):  # between nodes it is never left to a guess
             yield f"{name} = {_value(value)}"
-    yield from _link(level.link)
+    yield from link_lines(level.link)
     if level.link.by_ranks:
-        yield _by_ranks(level.link)
+        yield by_ranks_text(level.link)
     for kind, link in level.overrides:
-        yield from ("", f"[levels.{kind.value}]", *_link(link))
+        yield from ("", f"[levels.{kind.value}]", *link_lines(link))
         if link.by_ranks != level.link.by_ranks:
-            yield _by_ranks(link)
+            yield by_ranks_text(link)
     if level.symmetric is not None:
-        yield from ("", "[levels.symmetric]", *_link(level.symmetric.link))
+        yield from ("", "[levels.symmetric]", *link_lines(level.symmetric.link))
         if level.symmetric.link.by_ranks != level.link.by_ranks:
-            yield _by_ranks(level.symmetric.link)
+            yield by_ranks_text(level.symmetric.link)
         yield f"sm_share = {level.symmetric.sm_share!r}"
         if level.symmetric.slowdown:
             yield f"slowdown = {level.symmetric.slowdown!r}"
 
 
-def _link(link: Link) -> list[str]:
+def link_lines(link: Link) -> list[str]:
+    """The keys of a link, without those of small groups."""
     return [stated(name, getattr(link, name)) for name in ("latency_us", "hop_us", "bandwidth_gbps")]
 
 
-def _by_ranks(link: Link) -> str:
+def by_ranks_text(link: Link) -> str:
+    """The bandwidths of small groups."""
     return f"by_ranks = {{ {', '.join(f'{limit} = {rate_text(gbps)}' for limit, gbps in link.by_ranks)} }}"
 
 
 def _keys(described: AttentionRate | HostMemory | HostTimes | Nccl) -> Iterator[str]:
     """One line for each field of a dataclass whose fields are the keys of a table."""
-    return (_line(field.name, getattr(described, field.name)) for field in fields(described))
+    return (key_line(field.name, getattr(described, field.name)) for field in fields(described))
 
 
-def _line(name: str, value: bool | float | str | tuple[float, ...]) -> str:
+def key_line(name: str, value: bool | float | str | tuple[float, ...]) -> str:
     """A key with its value; numbers with a unit state it."""
     return stated(name, value) if name in STATED_AS and isinstance(value, int | float) else f"{name} = {_value(value)}"
 
@@ -134,7 +136,8 @@ def _value(value: bool | float | str | tuple[float, ...]) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
-def _table(line: FittedLine, levels: set[str]) -> Iterator[str]:
+def table_lines(line: FittedLine, levels: set[str]) -> Iterator[str]:
+    """One measured table; it names its level if that is one of these."""
     parts = line.group.size if line.kind is Kind.ALL_GATHER else 1  # a file counts the bytes that one rank passes in
     by_input = {-(-size // parts): us for size, us in line.table.points}
     points = sorted(by_input.items())

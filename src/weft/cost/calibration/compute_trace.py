@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from weft.cost.calibration.event_fields import arguments_of, span_of, whole
 from weft.cost.calibration.overheads import NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
 from weft.cost.calibration.peer_copies import NO_PEER_COPIES, PeerCopies, PeerCopyReader, merge_peer_copies
-from weft.cost.device import Device
+from weft.cost.device import UNDESCRIBED, Device
 
 MIN_FLOPS = 1e9
 """Smallest product that is used to measure the peak, in flops."""
@@ -36,7 +36,7 @@ DTYPES = {
     "c10::float8_e5m2": ("fp8", 1),
 }
 """Key of the peak and bytes of an item, by the dtype name that profilers write, in lower case."""
-FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
 """Index of the first factor among the arguments of a product."""
 MOVED_TENSORS = {"aten::copy_": 2, "aten::add": 3, "aten::mul": 3}
 """Number of tensors of the first argument's size that an operator reads and writes."""
@@ -59,10 +59,18 @@ class KernelWork:
     """A dtype such as bf16 for flops; `memory` for bytes."""
     amount: int
     us: float
+    terms: int = 0
+    """Terms that each element of a product sums; 0: not a product."""
 
     @property
     def per_second(self) -> float:
         return self.amount / self.us * 1e6
+
+    def per_second_on(self, device: Device) -> float:
+        """The rate without what the device adds to every kernel and product; the plain rate if that is all."""
+        us = self.us - device.kernel_us
+        overhead = device.product_overhead_terms / self.terms if self.terms else 0.0
+        return self.amount * (1 + overhead) / us * 1e6 if us > 0 else self.per_second
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,16 @@ class ComputeTrace:
     overheads: Overheads = NO_OVERHEADS
     peer_copies: PeerCopies = NO_PEER_COPIES
 
-    def device(self) -> Device | None:
-        """The measured device; None if no large operator with shapes was traced."""
+    def rates(self, device: Device = UNDESCRIBED) -> dict[str, list[float]]:
+        """Flops per second of each dtype, and bytes per second of `memory`, one for each shape."""
         rates: dict[str, list[float]] = {}
         for each in self.work:
-            rates.setdefault(each.key, []).append(each.per_second)
-        found = {key: median(values) for key, values in rates.items()}
+            rates.setdefault(each.key, []).append(each.per_second_on(device))
+        return rates
+
+    def device(self) -> Device | None:
+        """The measured device; None if no large operator with shapes was traced."""
+        found = {key: median(values) for key, values in self.rates().items()}
         memory = found.pop("memory", None)
         if not found and memory is None:
             return None
@@ -103,17 +115,18 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
     traces = list(found)
     kernels: Counter[str] = Counter()
     total: dict[str, float] = {}
-    best: dict[tuple[str, int], float] = {}
+    best: dict[tuple[str, int, int], float] = {}
     for trace in traces:
         for kernel in trace.kernels:
             kernels[kernel.name] += kernel.count
             total[kernel.name] = total.get(kernel.name, 0.0) + kernel.total_us
         for work in trace.work:
-            best[work.key, work.amount] = min(best.get((work.key, work.amount), work.us), work.us)
+            shape = work.key, work.amount, work.terms
+            best[shape] = min(best.get(shape, work.us), work.us)
     times = [KernelTime(name, count, total[name]) for name, count in kernels.items()]
     return ComputeTrace(
         tuple(sorted(times, key=lambda kernel: (-kernel.total_us, kernel.name))),
-        tuple(KernelWork(key, amount, us) for (key, amount), us in sorted(best.items())),
+        tuple(KernelWork(key, amount, us, terms) for (key, amount, terms), us in sorted(best.items())),
         merge_overheads(trace.overheads for trace in traces),
         merge_peer_copies(trace.peer_copies for trace in traces),
     )
@@ -127,7 +140,7 @@ class ComputeReader:
         self.total: dict[str, float] = {}
         self.us: dict[int, float] = {}
         """Kernel time of each operator, by its `External id`."""
-        self.work: dict[int, tuple[str, int]] = {}
+        self.work: dict[int, tuple[str, int, int]] = {}
         self.overheads = OverheadReader()
         self.peer_copies = PeerCopyReader()
 
@@ -166,7 +179,11 @@ class ComputeReader:
     def finish(self) -> ComputeTrace:
         """The compute found so far."""
         times = tuple(KernelTime(name, count, self.total[name]) for name, count in self.count.items())
-        work = (KernelWork(*work, self.us[number]) for number, work in self.work.items() if number in self.us)
+        work = (
+            KernelWork(key, amount, self.us[number], terms)
+            for number, (key, amount, terms) in self.work.items()
+            if number in self.us
+        )
         overheads = self.overheads.finish(self.work)
         other = ComputeTrace(times, overheads=overheads, peer_copies=self.peer_copies.finish())
         return merge_compute([other, *(ComputeTrace((), (each,)) for each in work)])
@@ -176,28 +193,53 @@ def _external_id(event: Mapping[str, Any]) -> int | None:
     return whole(arguments_of(event).get("External id"))
 
 
-def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Flops by dtype, or bytes of memory; None for operators that show neither."""
-    if name not in FIRST_FACTOR and name not in MOVED_TENSORS:
-        return None
+class TracedProduct(NamedTuple):
+    """The shape of a matrix product of a trace."""
+
+    dtype: str
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.rows * self.columns * self.terms
+
+
+def product_of(name: str, args: Mapping[str, Any]) -> TracedProduct | None:
+    """The product that an operator of the host computes; None if it is none, or was recorded without shapes."""
+    first = FIRST_FACTOR.get(name)
     shapes, types = args.get("Input Dims"), args.get("Input type")
-    if not isinstance(shapes, list) or not isinstance(types, list):
+    if first is None or not isinstance(shapes, list) or not isinstance(types, list):
         return None
-    first = FIRST_FACTOR.get(name, 0)
     left, right = (_sizes(cast(list[Any], shapes), i) for i in (first, first + 1))
-    dtypes = cast(list[Any], types)
-    key, item_bytes = DTYPES.get(str(dtypes[first]).lower() if first < len(dtypes) else "", ("", 0))
-    if not key or not left or not right:
+    key, _ = _dtype(cast(list[Any], types), first)
+    if not key or not len(left) == len(right) > 1 or left[-1] != right[-2]:
         return None
-    if name in MOVED_TENSORS:
-        num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
-        # An expanded tensor reads less than its size.
-        is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
-        is_plain = left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
-        return ("memory", num_bytes) if is_plain and num_bytes >= MIN_BYTES else None
-    flops = 2 * prod(left) * right[-1]
-    is_product = len(left) == len(right) > 1 and left[-1] == right[-2]
-    return (key, flops) if is_product and flops >= MIN_FLOPS else None
+    return TracedProduct(key, prod(left[:-2]), left[-2], right[-1], left[-1])
+
+
+def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int, int] | None:
+    """Flops by dtype with the terms of a sum, or bytes of memory; None for operators that show neither."""
+    if (product := product_of(name, args)) is not None:
+        return (product.dtype, product.flops, product.terms) if product.flops >= MIN_FLOPS else None
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    if name not in MOVED_TENSORS or not isinstance(shapes, list) or not isinstance(types, list):
+        return None
+    left, right = (_sizes(cast(list[Any], shapes), i) for i in (0, 1))
+    dtypes = cast(list[Any], types)
+    key, item_bytes = _dtype(dtypes, 0)
+    num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
+    # An expanded tensor reads less than its size.
+    is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
+    is_plain = bool(key and left) and left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
+    return ("memory", num_bytes, 0) if is_plain and num_bytes >= MIN_BYTES else None
+
+
+def _dtype(types: Sequence[Any], i: int) -> tuple[str, int]:
+    """The key of the peak and the bytes of an item."""
+    return DTYPES.get(str(types[i]).lower() if i < len(types) else "", ("", 0))
 
 
 def _lists(value: Any) -> list[list[Any]]:

@@ -138,10 +138,12 @@ def fit(
     name: str = "calibrated",
     device: Device = UNDESCRIBED,
     symmetric: Transport | None = None,
+    base: str | None = None,
 ) -> Fit:
     """Fit lines and links; without `ranks_per_node`, all groups are taken to be inside one node.
 
-    `symmetric` are copies through symmetric memory, which the ranks of a node have.
+    `symmetric` are copies through symmetric memory, which the ranks of a node have. `base` names the cluster that
+    describes what was not measured.
     """
     if not samples:
         raise MeasurementError(["samples are missing"])
@@ -155,8 +157,8 @@ def fit(
     for level in blank.levels:
         here = [line for line in lines if line.level == level.name]
         if not here and len(blank.levels) > 1:
-            other = NETWORK if level.name == NODE else NODE
-            notes.append(f"no {level.name} group was measured: such groups are priced as {other} ones")
+            other = f"{NETWORK if level.name == NODE else NODE} ones" if base is None else f"on {base}"
+            notes.append(f"no {level.name} group was measured: such groups are priced as {other}")
             continue
         inner = replace(blank, levels=(*levels, *blank.levels[len(levels) :]))
         fitted = _level(level, here, inner)

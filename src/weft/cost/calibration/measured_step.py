@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.cost.calibration.compute_trace import TracedProduct
 from weft.graph.ops import Kind
 
 
@@ -58,6 +59,8 @@ class MeasuredStep:
     """In launch order if it is known, otherwise by start."""
     groups: tuple[TracedGroup, ...]
     notes: tuple[str, ...] = ()
+    products: tuple[tuple[TracedProduct, int], ...] = ()
+    """Matrix products by shape, with their number; empty if the trace has no shapes."""
 
     @property
     def exposed_ns(self) -> int:

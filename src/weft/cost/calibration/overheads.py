@@ -87,7 +87,7 @@ class OverheadReader:
         """Add a compute kernel."""
         self.streams.setdefault(stream, []).append(_Kernel(span, correlation, operator))
 
-    def finish(self, work: Mapping[int, tuple[str, int]]) -> Overheads:
+    def finish(self, work: Mapping[int, tuple[str, int, int]]) -> Overheads:
         """The samples found so far; `work` has the shapes of operators."""
         gaps: list[float] = []
         host: list[float] = []
@@ -107,9 +107,9 @@ class OverheadReader:
     def _issued(self, kernel: _Kernel) -> int | None:
         return None if kernel.correlation is None else self.issued.get(kernel.correlation)
 
-    def _slowdowns(self, work: Mapping[int, tuple[str, int]]) -> Iterable[float]:
+    def _slowdowns(self, work: Mapping[int, tuple[str, int, int]]) -> Iterable[float]:
         busy = Union(self.collectives)
-        times: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+        times: dict[tuple[str, int, int], tuple[list[int], list[int]]] = {}
         """Times alone and beside collectives, by shape."""
         for kernel in (kernel for kernels in self.streams.values() for kernel in kernels):
             shape = work.get(kernel.operator) if kernel.operator is not None else None

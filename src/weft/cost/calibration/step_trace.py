@@ -30,6 +30,7 @@ from weft.cost.calibration.chrome_trace import (
     read_collective,
     read_events,
 )
+from weft.cost.calibration.compute_trace import TracedProduct, product_of
 from weft.cost.calibration.event_fields import NS_PER_US, ON_HOST, arguments_of, span_of, whole
 from weft.cost.calibration.host_trace import GLOO, HostTrace
 from weft.cost.calibration.measured_step import MeasuredCollective, MeasuredStep, TracedGroup
@@ -102,6 +103,8 @@ class _StepReader:
         self.issued: dict[int, int] = {}
         """When the host issued a kernel, by correlation."""
         self.host = HostTrace()
+        self.products: list[tuple[int, TracedProduct]] = []
+        """When the host called them."""
 
     def add(self, line: int, event: dict[str, Any]) -> None:
         category, name = event.get("cat"), event.get("name")
@@ -121,6 +124,8 @@ class _StepReader:
                 self.issued[correlation] = span[0]
         elif category == "cpu_op":
             self.host.add_operator(event, span)
+            if (product := product_of(name, arguments_of(event))) is not None:
+                self.products.append((span[0], product))
         elif category == "user_annotation" and name.startswith(GLOO):
             self.host.add_collective(event, span)
         elif category == "user_annotation" and (mark := STEP.fullmatch(name)):
@@ -161,7 +166,9 @@ class _StepReader:
         step = self._device_step(window, info) if self.is_on_device else self.host.step(window, info)
         left_out = tuple(f"left out: {count} {what}" for what, count in sorted(self.skipped.items()))
         rank = whole(info.get("rank"))
-        return replace(step, path=path, rank=rank, number=number, notes=left_out + step.notes)
+        ran = Counter(product for time, product in self.products if window[0] <= time < window[1])
+        notes = left_out + step.notes
+        return replace(step, path=path, rank=rank, number=number, notes=notes, products=tuple(sorted(ran.items())))
 
     def _groups(self, info: Mapping[str, Any]) -> tuple[TracedGroup, ...]:
         known = groups_of(info.get("pg_config"))
