@@ -25,6 +25,7 @@ from weft.graph import ops
 from weft.graph.edit import IN_POLICY_KEY, MEMBERS_KEY
 from weft.graph.groups import GroupTable
 from weft.graph.listings.text import canonical_digest
+from weft.graph.origins import PHASE_KEY
 from weft.passes.pipeline import Pipeline
 from weft.plan.context import Context
 
@@ -38,7 +39,7 @@ def key_of(module: GraphModule, pipeline: Pipeline, context: Context) -> str | N
         return None
     known = {
         "graph": graph,
-        "metadata": _digest_of_metadata(module.graph),
+        "metadata": [_digest_of_metadata(module.graph), module.meta.get(PHASE_KEY)],
         "groups": [*_live_groups(context.groups)],
         "cluster": None if context.cluster is None else context.cluster.digest,
         "pipeline": [str(pipeline), sorted(pipeline.left_out), sorted(pipeline.from_presets)],

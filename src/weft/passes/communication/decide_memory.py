@@ -38,7 +38,8 @@ nothing. With one, `weft.optimize` runs it before the `schedule-overlap` of a pr
 without a limit, the device's memory is the limit.
 
 Declines: values that draw random numbers, are returned or written, or whose inputs are overwritten before backward;
-collectives of groups whose ranks hold different graphs.
+collectives of groups whose ranks hold different graphs; values between forward and backward if the graph is only one of
+the two.
 Numerics: exact. Bytes on the wire: more for gathers that run again, fewer for gathers that are kept. Memory: within the
 limit once the result is scheduled.
 """
@@ -60,6 +61,7 @@ from weft.plan.decision import Decision, Reason
 from weft.plan.plan import Repeat, Retention, Step
 from weft.quantities import duration_text, size_text
 from weft.retention.decider import Decider, Trial
+from weft.retention.out_of_reach import out_of_reach
 from weft.retention.repeats import repeat
 
 
@@ -112,7 +114,8 @@ class DecideMemory(Pass):
             name = decider.dag.nodes[first].name
             sentence = f"{name} and {count - 1} more stay: {why}" if count > 1 else f"{name} stays: {why}"
             found.append(self.decision(Reason.UNSUPPORTED_FORM, sentence, name))
-        return found
+        already = out_of_reach(decider.graph, decider.program)
+        return [*found, *([self.decision(Reason.UNSUPPORTED_FORM, already)] if already else [])]
 
     def apply(self, edit: Edit, step: Step) -> None:
         nodes = NamedNodes(edit.graph.nodes)
