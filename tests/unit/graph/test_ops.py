@@ -8,6 +8,7 @@ import torch.distributed._symmetric_memory  # registers its operators
 from torch.fx import Graph, Node
 
 import weft
+import weft.streaming.peer_copies  # registers its operators
 from weft.compat import find_op
 from weft.graph import ops
 from weft.graph.ops import Kind
@@ -89,9 +90,10 @@ def test_an_out_form_writes_its_out_argument_and_sends_its_input():
     assert (form.kind, form.tensors, form.written) == (Kind.REDUCE_SCATTER, "input", "out")
 
 
+@pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
 def test_a_receive_writes_its_buffer_although_its_schema_does_not_say_so():
-    assert ops.launch_form(FUNCTIONAL.irecv.default).written == "tensor"
-    assert ops.launch_form(FUNCTIONAL.isend.default).written is None
+    assert ops.launch_form(ops.op_of("recv")).written == "tensor"
+    assert ops.launch_form(ops.op_of("send")).written is None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,6 @@ def test_names_of_operators_lead_back_to_them(namespace: str):
     [
         (FUNCTIONAL.all_gather_into_tensor.default, "all_gather"),
         (FUNCTIONAL.wait_tensor.default, "wait"),
-        (FUNCTIONAL.isend.default, "send"),
         (torch.ops.aten.mm.default, "mm"),
         (torch.ops.aten.add.Tensor, "add"),
         (torch.ops.aten.add.Scalar, "add.Scalar"),
