@@ -5,11 +5,12 @@ a recompile. If a compiler takes its result from a cache, Weft is not called; th
 written to the side file when the result was made. Listings, decisions and times also go to the structured trace
 (TORCH_TRACE, tlparse), to Dynamo's counters and compile times, and to the `weft` logger (TORCH_LOGS=weft).
 
-A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying and verifying decide which graph
-runs: if they fail on one rank, the graph stays unchanged on all ranks that are connected through its groups
-(`consensus.py`), since ranks with different graphs would hang. If that is impossible, because one of them runs the
-rewritten graph already, the compilation ends with an error. Reporting depends on the machine (a full disk, a log
-handler), so a fault in it changes nothing but the report.
+A fault of Weft never ends a compilation, unless `strict` is set. Planning, applying, verifying and cutting a joint
+graph decide which graph runs: if they fail on one rank, the graph stays unchanged on all ranks that are connected
+through its groups (`consensus.py`), since ranks with different graphs would hang. They fix the order of a graph in
+Inductor's code after a vote of its own. If they cannot agree, because one of them runs the rewritten graph already, the
+compilation ends with an error. Reporting depends on the machine (a full disk, a log handler), so a fault in it changes
+nothing but the report.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ MAX_SIMULATED = 64
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _HOME = Path(__file__).parents[2]
 _NONE_SO_FAR = NO_COLLECTIVES.partition("{")[0]
-PHASES = ("joint", "backward", "forward", "inference")
-"""The graphs that AOTAutograd makes of one compilation: the first three, or the last."""
+PHASES = ("backward", "forward", "inference")
+"""The graphs that AOTAutograd makes of one compilation: the first two, or the last."""
 NOT_CALLED = "Inductor's post-grad passes are switched off (mode='lite' does so), so Weft is not called"
 
 
@@ -253,7 +254,7 @@ class Session:
         with self.contained("the vote of this rank", options.strict):
             election = self._election(module, entry)
         kept: Snapshot | None = None
-        plan_identity = ""
+        is_rewritten, plan_identity = False, ""
         simulated: SimulatedReport | None = None
         try:
             kept = Snapshot(module) if election.ranks or prepare or finish else None
@@ -272,11 +273,13 @@ class Session:
             with self.contained("a recorded plan", options.strict):
                 plan_identity = identity_of(module, options.groups)[1] if options.record is not None else ""
             replay_in_place(module, result.report.bare_plan, groups=options.groups)
+            is_rewritten = True
             if finish is not None:
                 finish()
         except Exception as error:  # the compiler can go on without Weft
             if kept is not None:
                 kept.restore()
+            if is_rewritten:  # torch cannot compile every graph that it hands over
                 recompile(module)
             self._leave_together(election, _told(error).splitlines()[0], wait=not options.strict)
             if options.strict:

@@ -132,9 +132,8 @@ class Pass(ABC):
                 case Rewrite():  # carried out above
                     pass
                 case _:
-                    raise PlanError(
-                        compose(self.name(), f"it has no action {action.kind!r}: the plan is for another pass")
-                    )
+                    what = f"it has no action {action.kind!r}: the plan is for another pass"
+                    raise PlanError(compose(self.name(), what, where=[repr(action)]))
         edit.replace_each(replacements)
 
     def step(self, actions: typing.Iterable[Any], decisions: typing.Iterable[Decision]) -> Step:

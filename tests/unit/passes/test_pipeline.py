@@ -25,7 +25,7 @@ from weft.passes.pipeline import Pipeline, replay
 from weft.passes.presets import PRESETS, STAGES
 from weft.plan.context import Context
 from weft.plan.decision import Decision, Reason
-from weft.plan.plan import Move, Plan, Step, Stream
+from weft.plan.plan import Loop, Move, Plan, Step, Stream
 
 LISTING = """group('dp', size=2)
 
@@ -755,6 +755,11 @@ def test_a_plan_that_was_changed_by_hand_cannot_break_the_graph():
         (
             Move(("w",), "w", "before"),
             "edit: w cannot be moved next to itself\n    w: f32[4, 4] = wait(ag)\n    ^\nchoose another anchor",
+        ),
+        (
+            Loop("w"),
+            "sink-waits: it has no action 'loop': the plan is for another pass\n"
+            "    Loop(call='w', path=(), kind='loop')",
         ),
     ):
         forged = Plan((dataclasses.replace(step, actions=(action,)),), run.plan.facts)
