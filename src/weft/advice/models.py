@@ -26,7 +26,7 @@ from weft.graph.assumed_sizes import BALANCED, assume_sizes
 from weft.zoo.catalog import ENTRIES, load
 from weft.zoo.parallel.parameters import Precision
 from weft.zoo.parallel.strategies import parallelise
-from weft.zoo.parallel.tensor import check_split, plan_by_names, why_not_split
+from weft.zoo.parallel.tensor import check_split, plan_by_names, why_not_split, word_of
 
 OPTIMIZER = "fused-adamw"
 CHECKPOINTS = ("none", "selective", "full")
@@ -262,9 +262,15 @@ def _imported_without_data(model: ImportedModel) -> nn.Module:
 @functools.lru_cache(maxsize=4)
 def _few_layers_of(model: ImportedModel) -> tuple[int, int] | None:
     """The numbers of layers that equal blocks suggest, if graphs of the model confirm them."""
-    blocks = blocks_of(_imported_without_data(model))
-    counts = few_layers([kind_of(block) for block in blocks.children()]) if blocks is not None else None
-    if blocks is None or counts is None:
+    whole_model = _imported_without_data(model)
+    blocks = blocks_of(whole_model)
+    if blocks is None:
+        return None
+    plan = _plan_of(whole_model)
+    paths = {module: path for path, module in whole_model.named_modules()}
+    splits = [[word_of(paths[module], plan) for module in block.modules()] for block in blocks.children()]
+    counts = few_layers([*zip(map(kind_of, blocks.children()), splits, strict=True)])
+    if counts is None:
         return None
     try:
         few, more, whole = (model.capture_undivided(count) for count in (*counts, len(blocks)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +134,54 @@ class MixedDecoder(Decoder):
         super().__init__()
         widths = [512, 512, *[128] * 6]
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, width, 0.0) for width in widths)
+
+
+class Mlp(nn.Module):
+    """A feed-forward block with the names of nanoGPT."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(dim, 4 * dim, bias=False), nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(nn.functional.relu(self.c_fc(x)))
+
+
+class MlpBlock(nn.Module):
+    """A layer with few operators, so that many layouts are planned in seconds."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mlp = Mlp(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+class MlpDecoder(Decoder):
+    """Layers large enough that compute, latency and bandwidth all matter."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=1024, num_layers=0)
+        self.blocks = nn.ModuleList(MlpBlock(1024) for _ in range(4))
+
+
+def mlp_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    tokens = torch.zeros(batch, 512, dtype=torch.long)
+    return MlpDecoder, (tokens, tokens)
+
+
+class SplitDecoder(MlpDecoder):
+    """Tensor parallelism splits all blocks but the last."""
+
+    tensor_plan: ClassVar[dict[str, str]] = {
+        **{"mlp": "sum", "c_fc": "column", "c_proj": "row"},
+        **dict.fromkeys(("blocks.3.mlp", "blocks.3.mlp.c_fc", "blocks.3.mlp.c_proj"), "whole"),
+    }
+
+
+def split_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    return SplitDecoder, mlp_decoder(batch)[1]
 
 
 def shallow_decoder(batch: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:

@@ -69,7 +69,13 @@ def test_a_container_of_any_kind_is_cut(kind: type[nn.Module]):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("deep_decoder", (1, 2)), ("mixed_decoder", (2, 3)), ("turning_decoder", None), ("naming_decoder", None)],
+    [
+        ("deep_decoder", (1, 2)),
+        ("mixed_decoder", (2, 3)),
+        ("turning_decoder", None),
+        ("naming_decoder", None),
+        ("split_decoder", None),
+    ],
 )
 def test_blocks_are_cut_only_where_graphs_confirm_it(name: str, found: tuple[int, int] | None):
     assert own(name).few_layers == found

@@ -55,7 +55,7 @@ def plan_by_names(model: nn.Module) -> dict[str, str]:
 def why_not_split(model: nn.Module, plan: Mapping[str, str], size: int) -> str | None:
     """Why the blocks of a plan with `sum` cannot be split over `size` ranks."""
     for path, module in model.named_modules():
-        word = _word(path, plan)
+        word = word_of(path, plan)
         if word not in SPLIT_DIMS:
             continue
         for name, parameter in module.named_parameters(recurse=False):
@@ -86,7 +86,7 @@ def split_layouts(model: nn.Module, plan: Mapping[str, str], axis: str) -> dict[
     """The layout of each parameter that a plan names."""
     layouts: dict[str, ParameterLayout] = {}
     for path, _ in model.named_parameters(remove_duplicate=False):
-        word = _word(path.rpartition(".")[0], plan)
+        word = word_of(path.rpartition(".")[0], plan)
         if word in SPLIT_DIMS:
             layouts[path] = ParameterLayout(split=(axis, SPLIT_DIMS[word]))
         elif word == "sequence":
@@ -98,7 +98,7 @@ def add_exchanges(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, a
     """Insert the communication of activations around the modules of a plan."""
     part = mesh[axis]
     for path, module in model.named_modules():
-        word = _word(path, plan)
+        word = word_of(path, plan)
         if word in ("block", "output"):
             module.register_forward_pre_hook(_gather_first_argument(part))
         if word == "block" or (word == "vocabulary" and _has_rows(module)):
@@ -110,7 +110,8 @@ def add_exchanges(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, a
             _tell_rows(model, module, mesh, axis)
 
 
-def _word(path: str, plan: Mapping[str, str]) -> str | None:
+def word_of(path: str, plan: Mapping[str, str]) -> str | None:
+    """How a plan splits the module of this path; None if it leaves the module alone."""
     ends = [end for end in plan if path == end or path.endswith(f".{end}")]
     return plan[max(ends, key=len)] if ends else None
 
