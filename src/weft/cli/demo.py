@@ -18,6 +18,7 @@ NUM_RANKS = 64
 SMALL_RANKS = 4
 INDENT = 2
 LEGEND = """\
+before: the captured step, which waits for each collective at once.
 exposed: communication that the GPUs wait for. hidden: communication while they compute.
 bound: no order of this step is faster, however its collectives are merged. gap: the step's distance from the bound."""
 PASTE = """\

@@ -44,9 +44,8 @@ class Baseline:
         """Text for a report whose optimized step takes `after_us`."""
         change = (after_us / self.step_us - 1) * 100 if self.step_us else 0.0
         return (
-            f"before is the captured order, which waits for each collective at once. As {self.title}"
-            f" runs it, the step takes {duration_text(self.step_us)} ({duration_text(self.exposed_us)} exposed,"
-            f" peak {size_text(self.peak_bytes)}); after is {change:+.1f} % against that"
+            f"As {self.title} runs it, the step takes {duration_text(self.step_us)} ({duration_text(self.exposed_us)} "
+            f"exposed, peak {size_text(self.peak_bytes)}); after is {change:+.1f} % against that"
         )
 
 
