@@ -91,7 +91,7 @@ AssumeOption = Annotated[
     typer.Option(
         "--assume",
         metavar="SIZES",
-        help="Values for sizes that depend on data, to estimate times: balanced, or by name such as u0=512,u1=0.",
+        help="Values for sizes that depend on data, to estimate times: balanced, zipf:1.2, or u0=512,u1=0.",
     ),
 ]
 MemoryOption = Annotated[

@@ -168,11 +168,15 @@ class LaunchPrices:
 def full_bytes(collective: Collective) -> int | None:
     """Bytes of the full tensor of a collective, gathered or not yet scattered, as `Cluster.collective_us` takes them.
 
-    For a batch of point-to-point transfers, the larger of the two directions: wires carry both at once.
+    For a batch of point-to-point transfers and an all-to-all, the larger of the two directions: wires carry both at
+    once.
     """
     if collective.kind is Kind.BATCH_P2P:
         both, received = _total_bytes(map(ops.value_of, collective.inputs)), _received_bytes(collective)
         return None if both is None or received is None else max(received, both - received)
+    if collective.kind is Kind.ALL_TO_ALL:
+        both = _total_bytes(map(ops.value_of, collective.inputs)), _received_bytes(collective)
+        return max((known for known in both if known is not None), default=None)
     is_gather = collective.kind is Kind.ALL_GATHER
     return _received_bytes(collective) if is_gather else _total_bytes(map(ops.value_of, collective.inputs))
 

@@ -2,7 +2,8 @@
 
 A graph of a mixture of experts has symbols for the numbers of rows that its ranks exchange. No hint exists for them.
 To price such a graph, assume their values: by name, as its listing names them, or `balanced`, where each rank sends
-the same number of rows to each other rank, and receives as many.
+the same number of rows to each other rank, and receives as many. With other shares of the experts, stated one by one or
+as `zipf:1.2`, the rank is the one whose experts get the most rows: the others wait for it.
 
 Contract: only prices use these values. Dependencies, eligibility, rewrites and proofs see unknown sizes. Assumptions
 stay with the graph and its copies until others are stated.
@@ -10,8 +11,8 @@ stay with the graph and its copies until others are stated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,11 +29,17 @@ from weft.graph.listings.writer import symbol_names
 from weft.graph.ops import Kind
 
 BALANCED = "balanced"
-Sizes = Mapping[str, int] | str
+ZIPF = "zipf:"
+"""Begins an assumption in which the k-th expert gets rows in proportion to 1 / k to a power, which follows."""
+EXPERTS = "experts"
+"""The name of an assumption that lists the share of the rows that each expert gets, in any unit."""
+Sizes = Mapping[str, int | Sequence[float]] | str
 MAX_NAMED = 4
 """Number of sizes that a note names."""
 
 _ASSUMED: WeakKeyDictionary[ShapeEnv, dict[sympy.Symbol, int]] = WeakKeyDictionary()
+_ROUTING: WeakKeyDictionary[ShapeEnv, str] = WeakKeyDictionary()
+"""A sentence about the assumed shares of the experts, if any are stated."""
 
 
 def size_of(number: Any) -> int | None:
@@ -64,15 +71,19 @@ def assume_sizes(module: GraphModule, sizes: Sizes) -> None:
     unknown = _unknown_numbers(module)
     for env in {number.node.shape_env for number in unknown.values()}:
         _ASSUMED[env] = {}
+        _ROUTING.pop(env, None)
     if sizes == BALANCED:
-        _balance(module, unknown)
+        _route(module, unknown, [])
         return
     if isinstance(sizes, str):
-        raise GraphError(
-            compose("sizes", f"no assumption is called {sizes!r}", do=f"use {BALANCED!r} or {{'u0': 512}}")
-        )
+        _route(module, unknown, _zipf(sizes, module))
+        return
     by_name = {name: symbol for symbol, name in symbol_names(module).items() if symbol in unknown}
+    if EXPERTS in sizes:
+        _route(module, unknown, _checked_shares(sizes[EXPERTS]))
     for name, value in sizes.items():
+        if name == EXPERTS:
+            continue
         if name not in by_name:
             do = nearest(name, by_name) or f"the listing has {', '.join(by_name) or 'none'}"
             raise GraphError(compose("sizes", f"{name!r} is not a size that the data decides", do=do))
@@ -99,7 +110,10 @@ def notes_on_sizes(module: GraphModule) -> tuple[str, ...]:
     for symbol, name in names.items():
         by_value.setdefault(size_of(unknown[symbol]), []).append(name)
     missing = by_value.pop(None, [])
-    notes = [f"sizes that the data decides are assumed: {_named(found)} = {value}" for value, found in by_value.items()]
+    envs = dict.fromkeys(number.node.shape_env for number in unknown.values())
+    notes = [_ROUTING[env] for env in envs if env in _ROUTING]
+    assumed = "sizes that the data decides are assumed"
+    notes += [f"{assumed}: {_named(found)} = {value}" for value, found in by_value.items()]
     if missing:
         what = f"sizes that the data decides are unknown and count as nothing: {_named(missing)}"
         notes.append(f"{what}; --assume {BALANCED}, or sizes={BALANCED!r}, prices them")
@@ -133,22 +147,82 @@ def _state(unknown: Mapping[sympy.Symbol, torch.SymInt], symbol: sympy.Symbol, v
     _ASSUMED[unknown[symbol].node.shape_env][symbol] = value
 
 
-def _balance(module: GraphModule, unknown: Mapping[sympy.Symbol, torch.SymInt]) -> None:
-    """Let each part of an exchange be an even share of the rows sent; other sizes become the last such share."""
-    share: int | None = None
-    left = dict(unknown)
+def _zipf(sizes: str, module: GraphModule) -> list[float]:
+    """The shares of all experts of a graph, by a power of their number."""
+    power = sizes.removeprefix(ZIPF)
+    if not sizes.startswith(ZIPF) or not power.replace(".", "", 1).isdecimal():
+        do = f"use {BALANCED!r}, '{ZIPF}1.2' or {{'u0': 512}}"
+        raise GraphError(compose("sizes", f"no assumption is called {sizes!r}", do=do))
+    ends = (ops.bind(node)["offs"] for node in module.graph.nodes if ops.name_of(node.target) == "_grouped_mm")
+    num_local = next((size_of(ops.value_of(node).shape[0]) for node in ends if isinstance(node, Node)), None)
+    num_ranks = max((len(splits) for _, splits in _exchanges(module)), default=1)
+    if num_local is None:
+        do = f"list their shares: {{{EXPERTS!r}: [0.5, 0.25, ...]}}"
+        raise GraphError(compose("sizes", "the graph has no grouped product, so its experts are not known", do=do))
+    return [1 / k ** float(power) for k in range(1, num_local * num_ranks + 1)]
+
+
+def _checked_shares(given: Any) -> list[float]:
+    shares = list(given) if isinstance(given, list | tuple) else []
+    is_number = all(type(share) in (int, float) and 0 <= share < float("inf") for share in shares)
+    if not shares or not is_number or not sum(shares):
+        what = f"{EXPERTS} is {given!r}, expected a list with the share of the rows that each expert gets"
+        raise GraphError(compose("sizes", what, do=f"write {{{EXPERTS!r}: [0.5, 0.25, 0.125, 0.125]}}"))
+    return shares
+
+
+def _exchanges(module: GraphModule) -> Iterator[tuple[Node, Sequence[Any]]]:
+    """The rows and the sizes sent of each exchange whose sizes the data decides."""
     for collective in collectives(module.graph):
-        rows = ops.value_of(collective.inputs[0]) if collective.kind is Kind.ALL_TO_ALL else None
-        extent = size_of(rows.shape[0]) if isinstance(rows, Tensor) and rows.dim() else None
-        if extent is None:
+        if collective.kind is not Kind.ALL_TO_ALL:
             continue
         bound = ops.bind(collective.launch)
-        splits = [*bound["input_split_sizes"], *bound["output_split_sizes"]]
-        numbers = [ops.value_of(split) if isinstance(split, Node) else split for split in splits]
-        symbols = [expression_of(n) for n in numbers if isinstance(n, torch.SymInt) and size_of(n) is None]
-        for symbol in (symbol for symbol in symbols if isinstance(symbol, sympy.Symbol) and symbol in left):
-            share = extent // max(len(bound["input_split_sizes"]), 1)
-            _state(unknown, symbol, share)
-            del left[symbol]
-    for symbol in left if share is not None else ():
-        _state(unknown, symbol, share or 0)
+        sent, received = bound["input_split_sizes"], bound["output_split_sizes"]
+        if any(isinstance(split, Node) for split in [*sent, *received]):
+            yield collective.launch, sent
+
+
+def _route(module: GraphModule, unknown: Mapping[sympy.Symbol, torch.SymInt], shares: Sequence[float]) -> None:
+    """State the sizes of all exchanges, for the rank that receives most; other sizes become its rows of one rank.
+
+    `shares` are the shares of all experts, in the order of their ranks; none: all alike.
+    """
+    received: int | None = None
+    left = dict(unknown)
+    for launch, splits in _exchanges(module):
+        extent = size_of(ops.value_of(launch.args[0]).shape[0])  # type: ignore[arg-type]
+        if extent is None:
+            continue
+        sent = _sent(extent, len(splits), shares)
+        for sizes, values in (
+            (splits, sent),
+            (ops.bind(launch)["output_split_sizes"], [max(sent)] * len(splits)),
+        ):
+            for split, value in zip(sizes, values, strict=True):
+                number = ops.value_of(split) if isinstance(split, Node) else split
+                symbol = expression_of(number) if isinstance(number, torch.SymInt) and size_of(number) is None else None
+                if isinstance(symbol, sympy.Symbol) and symbol in left:
+                    received = max(sent)
+                    _state(unknown, symbol, value)
+                    del left[symbol]
+        if shares:
+            most, even = (round(100 * share) for share in (max(sent) / max(extent, 1), 1 / len(splits)))
+            _ROUTING[next(iter(unknown.values())).node.shape_env] = (
+                f"experts are assumed to get unequal shares: times are those of the rank that gets most rows, {most} % "
+                f"instead of {even} %"
+            )
+    for symbol in left if received is not None else ():
+        _state(unknown, symbol, received or 0)
+
+
+def _sent(extent: int, num_ranks: int, shares: Sequence[float]) -> list[int]:
+    """The rows that a rank sends to each rank."""
+    if not shares:
+        return [extent // num_ranks] * num_ranks
+    if len(shares) % num_ranks:
+        what = f"{len(shares)} experts cannot be spread evenly over {num_ranks} ranks"
+        raise GraphError(compose("sizes", what, do="give the share of every expert of all ranks"))
+    each = len(shares) // num_ranks
+    ends = [sum(shares[: k * each]) / sum(shares) for k in range(num_ranks + 1)]
+    places = [round(extent * end) for end in ends]
+    return [end - start for start, end in pairwise(places)]
