@@ -85,14 +85,24 @@ def _cells(row: Figures) -> list[str]:
     return [*cells, "" if row["gib"] is None else f"{row['gib']:.1f}", f"{_gib(row):.1f}", _signed(memory)]
 
 
-DIRECTIONS = {(True, True): "yes", (True, False): "speed only", (False, True): "memory only", (False, False): "no"}
-"""Whether a change moves speed and memory as published."""
+AGREEMENTS = {(True, True): "yes", (True, False): "speed only", (False, True): "memory only", (False, False): "no"}
+"""Whether a change of speed and of memory is as published."""
+FACTOR = 2
+"""A predicted change has the published size if it is at least this part of it, and at most this multiple."""
 
 
 def effects_table(found: Figures) -> str:
     """How one change moves throughput and memory: published and predicted."""
     by_key = {f"{row['page']}/{row['name']}": row for row in found["rows"] if row.get("predicted") is not None}
-    head = ("change", "tokens/s, published", "predicted", "GiB, published", "predicted", "same direction")
+    head = (
+        "change",
+        "tokens/s, published",
+        "predicted",
+        "GiB, published",
+        "predicted",
+        "same direction",
+        "half to double",
+    )
     rows: list[list[str]] = []
     for effect in found["effects"]:
         if effect["before"] not in by_key or effect["after"] not in by_key:
@@ -103,8 +113,10 @@ def effects_table(found: Figures) -> str:
         predicted = rates[1] / rates[0] - 1
         has_memory = before["gib"] is not None and after["gib"] is not None
         grown = _gib(after) - _gib(before)
-        is_alike = real * predicted > 0
-        is_alike_in_memory = not has_memory or (after["gib"] - before["gib"]) * grown > 0
+        changes = [(real, predicted), *([(after["gib"] - before["gib"], grown)] if has_memory else [])]
+        # Without published memory, speed alone counts.
+        directions = ([a * b > 0 for a, b in changes] * 2)[:2]
+        sizes = ([_has_size(a, b) for a, b in changes] * 2)[:2]
         rows.append(
             [
                 effect["name"],
@@ -112,10 +124,16 @@ def effects_table(found: Figures) -> str:
                 _signed(predicted),
                 f"{after['gib'] - before['gib']:+.1f}" if has_memory else "",
                 f"{grown:+.1f}",
-                DIRECTIONS[is_alike, is_alike_in_memory],
+                AGREEMENTS[directions[0], directions[1]],
+                AGREEMENTS[sizes[0], sizes[1]],
             ]
         )
     return table(head, rows) if rows else ""
+
+
+def _has_size(published: float, predicted: float) -> bool:
+    """Whether a change has the published direction, and about the published size."""
+    return published * predicted > 0 and abs(published) <= FACTOR * abs(predicted) <= FACTOR**2 * abs(published)
 
 
 def _gib(row: Figures) -> float:

@@ -106,6 +106,9 @@ def test_a_run_gives_signed_errors_effects_and_residuals(validate: Any, rows: Pa
     assert "1 predictions" in page  # the fitted row is none
     assert "| batch | +100.0 % |" in page
     assert "rows/unknown: not captured" in page
+    change = 200000 / 100000, large["predicted"]["tokens_per_second_per_gpu"] / rate
+    is_sized = 0.5 <= (change[1] - 1) / (change[0] - 1) <= 2
+    assert page.split("| batch |")[1].splitlines()[0].endswith(f"| yes | {'yes' if is_sized else 'no'} |")
     assert importlib.import_module("validation_plot").draw(found).count("<circle") == 2
     residuals = tmp_path / "residuals.toml"
     residuals.write_text('# head\n\n[[residuals]]\nset = "other"\ndevice = "d"\n\n[[residuals]]\nset = "published"\n')
@@ -133,6 +136,16 @@ def test_a_run_of_some_rows_keeps_the_figures_of_the_others(validate: Any):
     ]
     assert table.about(found).endswith("1 rows are from d1, commit c1.")
     assert table.about(validate.merged(found, new, ["p/b"])).count("commit") == 1
+
+
+@pytest.mark.parametrize(
+    ("published", "predicted", "is_sized"),
+    [(0.1, 0.05, True), (0.1, 0.2, True), (0.1, 0.049, False), (-0.1, -0.21, False), (0.1, -0.1, False)],
+)
+def test_a_change_has_the_published_size_from_half_to_double(
+    validate: Any, published: float, predicted: float, is_sized: bool
+):
+    assert importlib.import_module("validation_table")._has_size(published, predicted) is is_sized
 
 
 def test_a_row_that_fails_says_so(validate: Any, rows: Path):

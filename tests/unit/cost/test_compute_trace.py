@@ -9,13 +9,16 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
+from weft.cost.calibration.attention_trace import fitted_attention
 from weft.cost.calibration.chrome_trace import read_chrome_trace
 from weft.cost.calibration.cluster_writer import cluster_text
 from weft.cost.calibration.compute_trace import NO_COMPUTE, KernelTime, KernelWork
 from weft.cost.calibration.fit import fit, read_measurements
 from weft.cost.calibration.over_base import read_base, text_over_base
 from weft.cost.cluster import Cluster
+from weft.cost.kernels import AttentionShape
 from weft.errors import ClusterError
 from weft.graph.ops import Kind
 
@@ -219,3 +222,98 @@ def test_a_base_must_be_a_preset_of_such_nodes_and_large_enough(write: Any, tmp_
     wide = [replace(sample, num_ranks=16) for sample in samples]
     with pytest.raises(ClusterError):
         text_over_base(fit(wide, 8, base=base.name), base, NO_COMPUTE)
+
+
+def attention(number: int, name: str, us: float, positions: int = 4096, is_causal: bool = True) -> list[dict[str, Any]]:
+    """Eight heads of width 128."""
+    op = getattr(torch.ops.aten, name).default
+    args = [argument.name for argument in op._schema.arguments]
+    shape = [1, 8, positions, 128]
+    shapes = [shape if each in ("query", "key", "value") else [] for each in args]
+    types = [BF16 if shape else "" for shape in shapes]
+    made = operator(number, f"aten::{name}", shapes, types)
+    made["args"]["Concrete Inputs"] = [str(is_causal) if each == "is_causal" else "" for each in args]
+    return [made, kernel(number, us, "attention")]
+
+
+FLASH = "_scaled_dot_product_flash_attention"
+
+
+def test_attention_gives_the_rates_of_its_kernel_over_what_the_preset_knows(write: Any):
+    base = Cluster.load("h200-1x8")
+    known = {kernel.name: kernel for kernel in base.device.attention}["flash2"]
+    half = replace(known.forward, tflops=known.forward.tflops / 2)
+    shapes = [AttentionShape(2 * 8 * n * n * 256 // 2, 8, n, 128, False) for n in (2048, 4096, 8192)]
+    runs = [attention(k, FLASH, half.ns(shape) / 1000, shape.num_positions) for k, shape in enumerate(shapes)]
+    other = attention(9, FLASH, half.ns(shapes[1]._replace(flops=2 * shapes[1].flops)) / 1000, is_causal=False)
+    measured = read_measurements([write(*(event for run in [*runs, other] for event in run))])
+    text = text_over_base(fit(measured.samples, 8, base=base.name), base, measured.compute)
+    device = Cluster.read("ours", text.encode()).device
+    found = {kernel.name: kernel for kernel in device.attention}
+    assert found["flash2"].forward.tflops == pytest.approx(half.tflops, rel=1e-4)
+    assert replace(found["flash2"], forward=known.forward) == known  # only forward was measured
+    assert found["cudnn"] == {kernel.name: kernel for kernel in base.device.attention}["cudnn"]
+    chosen = replace(device, attention_kernel="flash2")
+    assert chosen.attention_ns(shapes[0], torch.bfloat16) == pytest.approx(half.ns(shapes[0]), rel=1e-4)
+
+
+def test_without_a_preset_a_kernel_needs_both_directions(write: Any):
+    forward = attention(1, FLASH, 100.0)
+    backward = attention(2, f"{FLASH}_backward", 250.0)
+    assert fitted_attention(read_chrome_trace(write(*forward)).compute.attention) == ()
+    (found,) = fitted_attention(read_chrome_trace(write(*forward, *backward)).compute.attention)
+    flops = 2 * 8 * 4096**2 * 256 / 2
+    assert found.forward.tflops == pytest.approx(flops / 100e-6 / 1e12)
+    assert found.backward.tflops == pytest.approx(2.5 * flops / 250e-6 / 1e12)
+
+
+def test_small_copies_show_what_every_kernel_takes(write: Any):
+    small = [operator(k, "aten::add", [[64, 64], [64, 64]], [BF16, BF16]) for k in range(30)]
+    large = [operator(99, "aten::add", [[1 << 25], [1 << 25]], [BF16, BF16]), kernel(99, 100.0)]
+    times = [kernel(k, 1.25 if k % 3 else 2.0) for k in range(30)]
+    assert read_chrome_trace(write(*small, *times, *large)).compute.kernel_us == 1.25
+    assert read_chrome_trace(write(*small[:5], *times[:5])).compute.kernel_us is None
+
+
+def test_the_host_takes_from_one_operator_to_the_next_of_its_thread(write: Any, tmp_path: Path):
+    def called(number: int, name: str, ts: float, us: float, tid: int = 1, shapes: Any = None) -> dict[str, Any]:
+        made = operator(number, name, [] if shapes is None else shapes, [])
+        return made | {"ts": ts, "dur": us, "tid": tid}
+
+    events: list[dict[str, Any]] = []
+    for k in range(25):
+        ts = 100.0 * k
+        events += [
+            called(10 * k, "aten::linear", ts, 8.0),
+            called(10 * k + 1, "aten::addmm", ts + 1, 6.0),  # inside; its kernel makes both one operator
+            kernel(10 * k + 1, 50.0),
+            called(10 * k + 2, "aten::view", ts + 12, 1.0),
+            called(10 * k + 3, "_c10d_functional::wait_tensor", ts + 15, 5.0),
+            called(10 * k + 4, "aten::_foreach_add_", ts + 45, 9.0, shapes=[[[4], [4], [4]], []]),
+            kernel(10 * k + 4, 5.0),
+            called(10 * k + 5, "aten::empty", ts + 57, 1.0),
+            called(10 * k + 6, "aten::relu", ts + 3, 2.0, tid=2),  # another thread has its own order
+            kernel(10 * k + 6, 5.0),
+        ]
+    measured = read_measurements([write(*events)])
+    times = {"operator_us": 12.0, "view_us": 3.0, "collective_us": 30.0, "optimizer_us": 4.0}
+    # Of 25 + 24 samples, 24 are those of the second thread, 100 us apart.
+    assert measured.compute.host.medians == times
+    base = Cluster.load("h200-1x8")
+    assert base.device.host is not None
+    text = text_over_base(fit(measured.samples, 8, base=base.name), base, measured.compute)
+    assert Cluster.read("ours", text.encode()).device.host == replace(base.device.host, **times)
+
+
+def test_the_launches_of_compiled_kernels_are_those_that_follow_each_other(write: Any):
+    def launched(k: int, ts: float, name: str) -> list[dict[str, Any]]:
+        issue = {"ph": "X", "cat": "cuda_driver", "name": "cuLaunchKernel", "ts": ts, "dur": 1.0}
+        made = kernel(None, 5.0, name)
+        made["args"] = {"correlation": k}
+        return [issue | {"args": {"correlation": k}}, made]
+
+    compiled = [event for k in range(30) for event in launched(k, 7.0 * k, "triton_poi_fused_0")]
+    other = launched(99, 7.0 * 29.5, "gemm")
+    assert read_chrome_trace(write(*compiled, *other)).compute.host.medians == {"launch_us": 7.0}
+    apart = [event for k in range(60) for event in launched(k, 7.0 * k, "gemm" if k % 2 else "triton_poi_fused_0")]
+    assert read_chrome_trace(write(*apart)).compute.host.medians == {}

@@ -57,7 +57,7 @@ def cluster_text(fit: Fit, sources: Iterable[str] = ()) -> str:
     for level in cluster.levels:
         lines += ["", *_level(level, cluster)]
     if cluster.nccl is not None:
-        lines += ["", "[nccl]", *_keys(cluster.nccl)]
+        lines += ["", "[nccl]", *key_lines(cluster.nccl)]
     known = {level.name for level in cluster.levels}
     for line in fit.lines:
         lines += ["", *table_lines(line, known)]
@@ -79,11 +79,11 @@ def _device(device: Device) -> Iterator[str]:
     for kernel in sorted(device.attention, key=lambda kernel: kernel.name != chosen):  # the first is the default
         yield from ("", f"[device.attention.{json.dumps(kernel.name)}]")
         for direction, rate in (("forward", kernel.forward), ("backward", kernel.backward)):
-            yield f"{direction} = {{ {', '.join(_keys(rate))} }}"
+            yield f"{direction} = {{ {', '.join(key_lines(rate))} }}"
     if device.host is not None:
-        yield from ("", "[device.host]", *_keys(device.host))
+        yield from ("", "[device.host]", *key_lines(device.host))
     if device.host_memory is not None:
-        yield from ("", "[device.host_memory]", *_keys(device.host_memory))
+        yield from ("", "[device.host_memory]", *key_lines(device.host_memory))
 
 
 def _level(level: Level, cluster: Cluster) -> Iterator[str]:
@@ -122,7 +122,7 @@ def by_ranks_text(link: Link) -> str:
     return f"by_ranks = {{ {', '.join(f'{limit} = {rate_text(gbps)}' for limit, gbps in link.by_ranks)} }}"
 
 
-def _keys(described: AttentionRate | HostMemory | HostTimes | Nccl) -> Iterator[str]:
+def key_lines(described: AttentionRate | HostMemory | HostTimes | Nccl) -> Iterator[str]:
     """One line for each field of a dataclass whose fields are the keys of a table."""
     return (key_line(field.name, getattr(described, field.name)) for field in fields(described))
 

@@ -17,15 +17,20 @@ from math import prod
 from statistics import median
 from typing import Any, NamedTuple, cast
 
+from weft.cost.calibration.attention_trace import AttentionRun, attention_of, fitted_attention
 from weft.cost.calibration.event_fields import arguments_of, span_of, whole
-from weft.cost.calibration.overheads import NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
+from weft.cost.calibration.host_times import NO_HOST, HostReader, HostSamples, merge_host
+from weft.cost.calibration.overheads import MIN_SAMPLES, NO_OVERHEADS, OverheadReader, Overheads, merge_overheads
 from weft.cost.calibration.peer_copies import NO_PEER_COPIES, PeerCopies, PeerCopyReader, merge_peer_copies
 from weft.cost.device import UNDESCRIBED, Device
+from weft.cost.kernels import AttentionShape, HostTimes
 
 MIN_FLOPS = 1e9
 """Smallest product that is used to measure the peak, in flops."""
 MIN_BYTES = 1 << 26
 """Smallest copy that is used to measure memory bandwidth: larger than caches."""
+SMALL_BYTES = 1 << 16
+"""Largest copy whose time is that of starting and finishing a kernel: it moves in less than 0.1 us."""
 MAX_DIM = 1 << 40
 DTYPES = {
     "c10::bfloat16": ("bf16", 2),
@@ -82,6 +87,15 @@ class ComputeTrace:
     work: tuple[KernelWork, ...] = ()
     overheads: Overheads = NO_OVERHEADS
     peer_copies: PeerCopies = NO_PEER_COPIES
+    attention: tuple[AttentionRun, ...] = ()
+    small_us: tuple[float, ...] = ()
+    """Times of kernels that move at most `SMALL_BYTES`."""
+    host: HostSamples = NO_HOST
+
+    @property
+    def kernel_us(self) -> float | None:
+        """Time that each kernel takes to start and to finish."""
+        return median(self.small_us) if len(self.small_us) >= MIN_SAMPLES else None
 
     def rates(self, device: Device = UNDESCRIBED) -> dict[str, list[float]]:
         """Flops per second of each dtype, and bytes per second of `memory`, one for each shape."""
@@ -96,6 +110,7 @@ class ComputeTrace:
         memory = found.pop("memory", None)
         if not found and memory is None:
             return None
+        host = self.host.medians
         peaks = tuple(sorted((key, rate / 1e12) for key, rate in found.items()))
         return Device(
             "measured",
@@ -104,6 +119,9 @@ class ComputeTrace:
             launch_gap_us=self.overheads.launch_gap_us or 0.0,
             overlap_slowdown=self.overheads.overlap_slowdown or 0.0,
             matmul_efficiency=1.0,
+            kernel_us=self.kernel_us or 0.0,
+            attention=fitted_attention(self.attention),
+            host=HostTimes(**host) if host else None,
         )
 
 
@@ -129,6 +147,9 @@ def merge_compute(found: Iterable[ComputeTrace]) -> ComputeTrace:
         tuple(KernelWork(key, amount, us, terms) for (key, amount, terms), us in sorted(best.items())),
         merge_overheads(trace.overheads for trace in traces),
         merge_peer_copies(trace.peer_copies for trace in traces),
+        tuple(run for trace in traces for run in trace.attention),
+        tuple(us for trace in traces for us in trace.small_us),
+        merge_host(trace.host for trace in traces),
     )
 
 
@@ -141,6 +162,10 @@ class ComputeReader:
         self.us: dict[int, float] = {}
         """Kernel time of each operator, by its `External id`."""
         self.work: dict[int, tuple[str, int, int]] = {}
+        self.attention: dict[int, tuple[str, AttentionShape]] = {}
+        self.small: set[int] = set()
+        """Operators that move at most `SMALL_BYTES`."""
+        self.host = HostReader()
         self.overheads = OverheadReader()
         self.peer_copies = PeerCopyReader()
 
@@ -152,6 +177,7 @@ class ComputeReader:
         self.count[name] += 1
         self.total[name] = self.total.get(name, 0.0) + us
         launched_by, span, args = _external_id(event), span_of(event), arguments_of(event)
+        self.host.add_kernel(name, launched_by, whole(args.get("correlation")))
         if launched_by is not None:
             self.us[launched_by] = self.us.get(launched_by, 0.0) + us
         if span is not None:
@@ -171,9 +197,16 @@ class ComputeReader:
 
     def add_operator(self, event: Mapping[str, Any]) -> None:
         """Add an operator on the host."""
-        number, args = _external_id(event), event.get("args")
-        work = _work_of(str(event.get("name")), cast(Mapping[str, Any], args)) if isinstance(args, dict) else None
-        if number is not None and work is not None:
+        number, args, name = _external_id(event), arguments_of(event), str(event.get("name"))
+        self.host.add_operator(event)
+        if number is None:
+            return
+        if (attention := attention_of(name, args)) is not None:
+            self.attention[number] = attention
+        num_bytes = _moved_bytes(name, args)
+        if num_bytes is not None and num_bytes <= SMALL_BYTES:
+            self.small.add(number)
+        if (work := _work_of(name, args)) is not None:
             self.work[number] = work
 
     def finish(self) -> ComputeTrace:
@@ -185,7 +218,17 @@ class ComputeReader:
             if number in self.us
         )
         overheads = self.overheads.finish(self.work)
-        other = ComputeTrace(times, overheads=overheads, peer_copies=self.peer_copies.finish())
+        other = ComputeTrace(
+            times,
+            (),
+            overheads,
+            self.peer_copies.finish(),
+            tuple(
+                AttentionRun(*found, self.us[number]) for number, found in self.attention.items() if number in self.us
+            ),
+            tuple(self.us[number] for number in sorted(self.small) if number in self.us),
+            self.host.finish(self.overheads.issued),
+        )
         return merge_compute([other, *(ComputeTrace((), (each,)) for each in work)])
 
 
@@ -224,17 +267,22 @@ def _work_of(name: str, args: Mapping[str, Any]) -> tuple[str, int, int] | None:
     """Flops by dtype with the terms of a sum, or bytes of memory; None for operators that show neither."""
     if (product := product_of(name, args)) is not None:
         return (product.dtype, product.flops, product.terms) if product.flops >= MIN_FLOPS else None
+    num_bytes = _moved_bytes(name, args)
+    return ("memory", num_bytes, 0) if num_bytes is not None and num_bytes >= MIN_BYTES else None
+
+
+def _moved_bytes(name: str, args: Mapping[str, Any]) -> int | None:
+    """The bytes that a copy, an addition or a multiplication moves; None for others and without shapes."""
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if name not in MOVED_TENSORS or not isinstance(shapes, list) or not isinstance(types, list):
         return None
     left, right = (_sizes(cast(list[Any], shapes), i) for i in (0, 1))
     dtypes = cast(list[Any], types)
     key, item_bytes = _dtype(dtypes, 0)
-    num_bytes = prod(left) * item_bytes * MOVED_TENSORS[name]
     # An expanded tensor reads less than its size.
     is_expanded = any(0 in steps for steps in _lists(args.get("Input Strides"))[:2])
     is_plain = bool(key and left) and left == right and dtypes[:1] == dtypes[1:2] and not is_expanded
-    return ("memory", num_bytes, 0) if is_plain and num_bytes >= MIN_BYTES else None
+    return prod(left) * item_bytes * MOVED_TENSORS[name] if is_plain else None
 
 
 def _dtype(types: Sequence[Any], i: int) -> tuple[str, int]:

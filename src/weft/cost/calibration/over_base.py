@@ -14,7 +14,8 @@ from dataclasses import replace
 from statistics import median
 
 from weft.cost import cluster_file
-from weft.cost.calibration.cluster_writer import by_ranks_text, key_line, link_lines, table_lines
+from weft.cost.calibration.attention_trace import fitted_attention
+from weft.cost.calibration.cluster_writer import by_ranks_text, key_line, key_lines, link_lines, table_lines
 from weft.cost.calibration.compute_trace import ComputeTrace
 from weft.cost.calibration.fit import NODE, Fit
 from weft.cost.cluster import Cluster
@@ -81,6 +82,14 @@ def _device(base: Device, found: ComputeTrace) -> Iterator[str]:
     for name in ("launch_gap_us", "overlap_slowdown"):
         if (value := getattr(found.overheads, name)) is not None:
             yield key_line(name, value)
+    if found.kernel_us is not None:
+        yield f"kernel_us = {found.kernel_us!r}"
+    for kernel in fitted_attention(found.attention, base):
+        yield from ("", f"[device.attention.{json.dumps(kernel.name)}]")
+        for direction, rate in (("forward", kernel.forward), ("backward", kernel.backward)):
+            yield f"{direction} = {{ {', '.join(key_lines(rate))} }}"
+    if host := found.host.medians:
+        yield from ("", "[device.host]", *(f"{name} = {us!r}" for name, us in host.items()))
 
 
 def _level(level: Level, name: str) -> Iterator[str]:
