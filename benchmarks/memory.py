@@ -2,9 +2,11 @@
 
     python benchmarks/memory.py [--steps all] [--layers 8] [--effort default] [--json FILE]
     python benchmarks/memory.py --docs benchmarks/results/memory-DATE.json      writes its table into docs/memory.md
+    python benchmarks/memory.py --share 0.6 [--steps all] [--layers 8] [--effort default]
 
 Each policy is captured and planned without a limit. Weft then gets the step without recomputation and the policy's peak
-as its limit. The command fails if Weft's step is longer.
+as its limit. The command fails if Weft's step is longer. With `--share`, the limit is this share of the captured peak
+instead, and the command prints the step without a limit, within it, and within it with offloading, next to the bound.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from weft.cost.cluster import Cluster
 from weft.errors import MemoryLimitError
 from weft.graph.groups import read_groups
 from weft.passes.pipeline import Pipeline
+from weft.report.simulated import SimulatedReport
 from weft.simulation.build import program_of
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
@@ -61,6 +64,8 @@ POLICIES: Mapping[str, dict[str, Any]] = {
 }
 """Options of the capture."""
 
+OFFLOADING = "clean,algebra,communication,sums,decide-memory{offload=true},schedule-overlap"
+
 
 def capture(step: str, layers: int, policy: Mapping[str, Any]) -> GraphModule:
     """The step of a model under a policy."""
@@ -92,6 +97,31 @@ def compare(step: str, layers: int, name: str, effort: Effort) -> dict[str, Any]
     return row
 
 
+def print_within(step: str, layers: int, share: float, effort: Effort) -> None:
+    """The steps without a limit and within a share of the captured peak, as a table in Markdown."""
+    cluster, module = Cluster.load(STEPS[step][2]), capture(step, layers, {})
+    captured = simulate(program_of(module, read_groups(module), cluster))
+    limit = int(captured.peak_bytes * share)
+    shown = f"{captured.peak_bytes / 2**30:.2f} GiB and {captured.step_ns / 1e6:.1f} ms"
+    print(f"{step}, {layers} layers: {shown} as captured; the limit is {limit / 2**30:.2f} GiB")
+    print("| | step | peak | longer than without a limit | bound of choices | above it |\n|---|--:|--:|--:|--:|--:|")
+    free = planned(module, cluster, effort)
+    print(f"| no limit | {free.step_ns / 1e6:.1f} ms | {free.peak_bytes / 2**30:.2f} GiB | | | |", flush=True)
+    for name, passes in (("within the limit", "auto"), ("with offloading", OFFLOADING)):
+        report = weft.optimize(
+            module, cluster, pipeline=passes, memory_limit_bytes=limit, effort=effort, cache=False
+        ).report
+        assert isinstance(report, SimulatedReport)
+        assert report.choices_bound is not None
+        made, bound_ns = report.graphs[1].timeline, report.choices_bound.bound_ns
+        longer, above = (100 * (made.step_ns / ns - 1) for ns in (free.step_ns, bound_ns))
+        print(
+            f"| {name} | {made.step_ns / 1e6:.1f} ms | {made.peak_bytes / 2**30:.2f} GiB | {longer:.1f} % |"
+            f" {bound_ns / 1e6:.1f} ms | {above:.1f} % |",
+            flush=True,
+        )
+
+
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a table in Markdown."""
     lines = ["| step | policy | its peak | its step | Weft within that peak | change |", "|---|---|--:|--:|--:|--:|"]
@@ -116,6 +146,7 @@ def main() -> None:
     parser.add_argument("--policies", default="all", help="names, separated by semicolons; all for all")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--effort", choices=("fast", "default", "best"), default="default")
+    parser.add_argument("--share", type=float, help="plan within this share of the captured peak instead")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the rows of this file into the docs, and end")
     options = parser.parse_args()
@@ -123,6 +154,10 @@ def main() -> None:
         fill(PAGE, page(json.loads(options.docs.read_text())), BEGIN, END)
         return
     steps = list(STEPS) if options.steps == "all" else options.steps.split(";")
+    if options.share:
+        for step in steps:
+            print_within(step, options.layers, options.share, options.effort)
+        return
     names = list(POLICIES) if options.policies == "all" else options.policies.split(";")
     rows: list[dict[str, Any]] = []
     for step, name in ((step, name) for step in steps for name in names):

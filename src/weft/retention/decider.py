@@ -58,6 +58,8 @@ class Trial:
     action: Repeat | None
     step_ns: int
     peak_bytes: int
+    is_free: bool = False
+    """Whether the step was planned without the limit."""
 
 
 class Decider:
@@ -172,7 +174,9 @@ class Decider:
             return
         effort, merging = self.context.effort, self._merging(dag, dag.nodes)
         found = search(program, effort, self.limit, merging, self.settings)
-        if choice is None:  # a limit steers the search; the step that is planned without it may be shorter, and fit
+        # A limit steers the search. The step that is planned without it may be shorter, and fit.
+        trial = self.trials.get(choice)
+        if choice is None or (trial is not None and trial.is_free):
             free = search(program, effort, None, merging)
             if free.peak_bytes <= self.limit and free.step_ns < found.step_ns:
                 found = replace(free, limit_bytes=self.limit)
@@ -188,7 +192,7 @@ class Decider:
         found = search(made.program, effort, None, self._merging(self.dag, made.nodes))
         self.settings = found.settings
         if found.peak_bytes <= self.limit:
-            self.trials[choice] = Trial(choice, action, found.step_ns, found.peak_bytes)
+            self.trials[choice] = Trial(choice, action, found.step_ns, found.peak_bytes, is_free=True)
         return found.step_ns
 
     def _measured_rates(self, kept_ns: int) -> Rates:
