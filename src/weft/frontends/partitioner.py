@@ -20,6 +20,7 @@ from weft.compat import compilers as compat
 from weft.compat import input_nodes
 from weft.cost.execution import is_backward
 from weft.frontends.options import Options, is_disabled
+from weft.frontends.parts import note_bytes_beside
 from weft.frontends.provenance import BACKWARD, FORWARD
 from weft.frontends.session import SESSION
 from weft.graph.edit import Edit, Snapshot, recompile
@@ -49,7 +50,9 @@ class Partitioner:
         kept = Snapshot(joint)
         if self._decides(joint, num_fwd_outputs):
             try:
-                return compat.cut_by_order(joint, inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
+                parts = compat.cut_by_order(joint, inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
+                note_bytes_beside(*parts, num_fwd_outputs)
+                return parts
             except Exception as error:  # the same on every rank with this graph
                 if self.options.strict:
                     raise
