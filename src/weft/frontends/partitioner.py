@@ -20,6 +20,7 @@ from weft.compat import compilers as compat
 from weft.compat import input_nodes
 from weft.cost.execution import is_backward
 from weft.frontends.options import Options
+from weft.frontends.parts import note_bytes_beside
 from weft.frontends.provenance import BACKWARD, FORWARD
 from weft.frontends.session import SESSION
 from weft.graph.edit import Edit, recompile
@@ -54,6 +55,7 @@ class Partitioner:
                 node.meta.pop(MARK, None)
             _put_forward_first(joint)
             parts.append(compat.cut_by_order(joint, inputs, **arguments))
+            note_bytes_beside(*parts[0], num_fwd_outputs)
 
         passes = Pipeline.parse(PASSES[self.options.offload]).without(self.options.passes.left_out)
         is_woven = SESSION.weave(

@@ -39,6 +39,7 @@ from weft.cost.cluster import ASSUMED_NODES, assumed_cluster
 from weft.errors import PlanError, VerificationError, WeftError, compose
 from weft.frontends.fault_file import write_fault
 from weft.frontends.options import DISABLE, PREFIX, Options, is_disabled
+from weft.frontends.parts import BESIDE_KEY, peak_of_part
 from weft.frontends.run_report import GraphEntry, RunReport, read_entries, side_file, write_entry
 from weft.graph.aliasing import APART_KEY
 from weft.graph.collective import collectives
@@ -46,7 +47,7 @@ from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
 from weft.graph.origins import PHASE_KEY
-from weft.passes.pipeline import identity_of, replay_in_place
+from weft.passes.pipeline import Pipeline, identity_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
 from weft.verification.agreement.agreement import Agreement
@@ -649,17 +650,28 @@ def _optimize(module: GraphModule, options: Options, fuses: bool, is_part: bool)
         chosen = passes.chosen(module.graph, read_groups(module, options.groups)).passes
         is_planned = any(each.keeps_memory_limit for each in chosen)  # no order is planned without collectives
         limit = max(limit, simulate(module, cluster, groups=options.groups).peak_bytes) if is_planned else None
-    return optimize(
-        module,
-        cluster,
-        pipeline=passes,
-        memory_limit_bytes=limit,
-        effort=options.effort,
-        strict=options.strict,
-        verify=options.verify,
-        groups=options.groups,
-        cache=options.cache,
-    )
+
+    def run(pipeline: Pipeline, limit_bytes: int | None) -> Result:
+        return optimize(
+            module,
+            cluster,
+            pipeline=pipeline,
+            memory_limit_bytes=limit_bytes,
+            effort=options.effort,
+            strict=options.strict,
+            verify=options.verify,
+            groups=options.groups,
+            cache=options.cache,
+        )
+
+    result = run(passes, limit)
+    if limit is None or options.memory_limit_bytes is None or not is_part:
+        return result
+    # As inputs that count to the end, saved values hide what another order holds beside them while they are freed.
+    known = cluster or assumed_cluster(read_groups(module, options.groups), ASSUMED_NODES)
+    before, after = (peak_of_part(each, read_groups(each, options.groups), known) for each in (module, result.module))
+    room = options.memory_limit_bytes - module.meta.get(BESIDE_KEY, options.memory_limit_bytes)
+    return result if after <= max(before, room) else run(passes.without(["schedule-overlap"]), None)
 
 
 def _role(module: GraphModule, compile_id: str, phase: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from weft.cost.execution import is_backward
 from weft.graph.origins import PHASE_KEY
@@ -17,6 +17,11 @@ from weft.simulation.program import Program
 
 _NOT_SAVED = re.compile(r"(primals|tangents)(_\d+)?")
 """AOTAutograd's names for inputs that exist anyway: the inputs of the step, and the gradients of its outputs."""
+
+
+def is_saved(node: Node) -> bool:
+    """Whether a node of backward is a value that forward saved."""
+    return node.op == "placeholder" and _NOT_SAVED.fullmatch(node.name) is None
 
 
 def out_of_reach(graph: Graph, program: Program) -> str | None:
@@ -30,7 +35,7 @@ def out_of_reach(graph: Graph, program: Program) -> str | None:
         wanted = set(program.kept) - set(program.given)
         told = "the graph is forward alone: that it returns {} values, {}, to backward or the caller is already decided"
     elif phase == "backward":
-        inputs = (i for i, node in enumerate(nodes) if node.op == "placeholder" and not _NOT_SAVED.fullmatch(node.name))
+        inputs = (i for i, node in enumerate(nodes) if is_saved(node))
         wanted = {storage for i in inputs for storage, _ in program.allocates[i]}
         told = "the graph is backward alone: that it gets {} values, {}, from forward is already decided"
     else:
