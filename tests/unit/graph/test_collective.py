@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import weft
+from tests.versions import needs_transfers
 from weft.graph.collective import Collective, collectives, num_bytes
 from weft.graph.edit import Edit
 from weft.graph.ops import Kind
@@ -34,7 +37,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("line", FORMS)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=needs_transfers) if re.search(r"send|recv", line) else line for line in FORMS]
+)
 def test_every_form_is_read(line: str):
     found = only(f"{line}\nw = wait(ag)\nreturn [w]")
     kind, reduce_op, inputs, functional, sent, received = FORMS[line]

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from tests.unit.conftest import fake_mesh
+from tests.versions import needs_traced_groups
 from weft.errors import GraphError
 from weft.graph.groups import Group, GroupTable, group_argument, read_groups, runtime_name
 
@@ -142,6 +143,7 @@ def test_a_group_that_is_a_node_with_a_process_group_is_read(mesh: DeviceMesh):
     assert table.canonical(node) == table.canonical(group) == table.canonical(group.group_name) == "dp"
 
 
+@needs_traced_groups
 def test_a_traced_process_group_is_read_through_the_attribute_that_holds_it(mesh: DeviceMesh):
     module = trace(mesh.get_group("dp"))
     assert [node.op for node in module.graph.nodes if "opaque" in node.name] == ["get_attr"]

@@ -66,6 +66,7 @@ def test_a_sync_that_nobody_uses_stays_while_somebody_reads_the_copy():
     assert [node.name for node in kept.graph.nodes if node.op == "call_function"] == ["c", "s", "y"]
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.c10d, "check_for_nan"), reason="torch has this operator from 2.12")
 def test_an_unknown_call_may_be_the_sync():
     right = graph_of(COPIES["_to_copy"], "s = c10d.check_for_nan.default(z)", READ)
     assert ("s", "y") in must_precede(Dag(right.graph))

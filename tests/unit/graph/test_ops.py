@@ -9,6 +9,7 @@ from torch.fx import Graph, Node
 
 import weft
 import weft.streaming.peer_copies  # registers its operators
+from tests.versions import needs_transfers
 from weft.compat import find_op
 from weft.graph import ops
 from weft.graph.ops import Kind
@@ -90,7 +91,7 @@ def test_an_out_form_writes_its_out_argument_and_sends_its_input():
     assert (form.kind, form.tensors, form.written) == (Kind.REDUCE_SCATTER, "input", "out")
 
 
-@pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
+@needs_transfers
 def test_a_receive_writes_its_buffer_although_its_schema_does_not_say_so():
     assert ops.launch_form(ops.op_of("recv")).written == "tensor"
     assert ops.launch_form(ops.op_of("send")).written is None

@@ -11,8 +11,8 @@ import weft
 from tests.unit.conftest import fake_mesh
 from tests.unit.graph.test_groups import trace, trace_without_groups
 from tests.unit.verification.pipelines import pipeline
+from tests.versions import needs_transfers
 from weft.errors import VerificationError
-from weft.graph import ops
 from weft.graph.groups import Group, read_groups
 from weft.passes.pipeline import Pipeline
 from weft.plan.decision import Reason
@@ -29,8 +29,6 @@ from weft.verification.agreement.world import World
 from weft.verification.comparison import compare, example_inputs
 from weft.verification.symbolic.equivalence import prove
 from weft.verification.virtual.cluster import VirtualCluster
-
-needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
 
 PAIR = "group('dp', size=2)\ngroup('tp', size=2)\n"
 

@@ -9,16 +9,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 from tests.unit.verification.communication import EVERY_FORM, HEADER, PAIR, module_of, run, run_real
+from tests.versions import needs_transfers
 from weft.compat import storage_key
 from weft.errors import VerificationError
-from weft.graph import ops
 from weft.graph.groups import Group, GroupTable, read_groups
 from weft.verification.comparison import compare
 from weft.verification.real_ranks.world import RealRanks
 from weft.verification.virtual.cluster import VirtualCluster
 
 FLOATS = ("f64", "f32", "bf16", "f16")
-needs_transfers = pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
 WHOLE = ("i64", "i32", "i8", "u8", "b8")
 
 

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from tests.unit.conftest import fake_mesh
+from tests.versions import needs_transfers
 from weft.verification.symbolic.equivalence import Proof, prove
 
 HEADER = "group('dp', size=2)\ngroup('tp', size=2, stride=2)\n\n"
@@ -805,6 +806,7 @@ def test_nothing_is_proved_of_groups_that_nothing_tells_apart():
     assert prove(before, weft.optimize(before, pipeline="clean").module).proved  # one table, so names tell
 
 
+@needs_transfers
 def test_an_operator_without_a_rule_counts_by_its_group_and_not_by_the_name():
     text = "\ndef graph(x: f32[4]):\n    a = send(x, 1, 0, 'g0')\n    w = wait(a)\n    return [w]\n"
     sides = [weft.parse(f"group('g0', size=2{known})\n{text}") for known in ("", ", id='#1'")]
@@ -868,6 +870,7 @@ def test_a_group_size_that_is_not_that_of_the_group_proves_nothing():
     assert proof(text, text).difference == expected
 
 
+@needs_transfers
 def test_transfers_are_told_apart_by_their_order():
     text = """
 def graph(x: f32[4], y: f32[4], z: f32[4]):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import weft
 from tests.unit.verification.pipelines import pipeline
+from tests.versions import needs_transfers
 from weft.errors import VerificationError
-from weft.graph import ops
 from weft.passes.pipeline import Pipeline
 from weft.verification.agreement.agreement import AgreementFault
 from weft.verification.agreement.issue_order import read_order
@@ -132,7 +132,7 @@ def _with_all(board: Board, first: Statement) -> Any:
     return check_published(board, 4)
 
 
-@pytest.mark.skipif("send" not in ops.op_names(), reason="torch has isend and irecv from 2.12")
+@needs_transfers
 def test_stages_of_a_pipeline_agree(board: Board):
     orders = {text: read_order(text) for text in pipeline(4, 3)}
     for rank, text in enumerate(pipeline(4, 3)):
