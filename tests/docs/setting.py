@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from torch.fx import Graph, GraphModule
 
 import weft
 from tests.docs.pages import REPOSITORY
+from tests.unit.advice import own_models
+from weft.advice import models
+from weft.advice.models import ZooModel
 from weft.frontends.session import SESSION
 from weft.passes import base
 from weft.plan.decision import Reason
@@ -70,11 +74,25 @@ def load_cut(*args: Any, **given: Any) -> GraphModule:
     return load_whole(*bound.args, **bound.kwargs)
 
 
+advise_whole = weft.advise
+
+
+def advise_cut(*args: Any, **given: Any) -> weft.Advice:
+    """`weft.advise` on a tiny model and two ranks, in this process."""
+    inspect.signature(advise_whole).bind(*args, **given)
+    return advise_whole(ZooModel("llama-debug", (("num_layers", 1),)), "h100-1x2", 64)
+
+
 @contextmanager
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with the files that pages name, and everything set back behind."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(weft.zoo, "load", load_cut)
+    monkeypatch.setattr(weft, "advise", advise_cut)
+    monkeypatch.setattr(models, "CHECKPOINTS", ("none",))  # fewer layouts
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    (folder / "my_models.py").write_text(f"from {own_models.__name__} import shallow_decoder as decoder\n")
     for budget in (search.LEAST, search.OPERATIONS):
         monkeypatch.setitem(budget, "best", budget["default"])  # the same search, not as long
     base.all_passes()
@@ -141,6 +159,10 @@ def _of_rewrites() -> dict[str, Any]:
     return names | known | {"Context": base.Context, "Numerics": base.Numerics}
 
 
+def _of_advice() -> dict[str, Any]:
+    return {"GPT": own_models.Decoder, "config": 128, "model": own_models.NamedDecoder()}
+
+
 def _of_planning() -> dict[str, Any]:
     """The passes that the page calls the reader's own."""
 
@@ -160,6 +182,7 @@ def _of_planning() -> dict[str, Any]:
 
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _with_model,
+    "docs/advice.md": _of_advice,
     "docs/capture.md": _of_capture,
     "docs/planning.md": _of_planning,
     "docs/rewrites.md": _of_rewrites,

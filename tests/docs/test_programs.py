@@ -21,7 +21,7 @@ MADE = "docs/tutorial.md"
 PAGES = [name for name in map(name_of, paths()) if name != MADE and any(b.kind == "python" for b in blocks(name))]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", quick_only(PAGES, "README.md"))
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = ModuleType(f"page_{page.replace('/', '_').removesuffix('.md').replace('-', '_')}")
