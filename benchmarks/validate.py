@@ -43,7 +43,9 @@ from weft.bucketing.units import Root
 from weft.cli.source import load_source
 from weft.cost.cluster import Cluster
 from weft.frontends import archive
+from weft.graph.assumed_sizes import assume_sizes
 from weft.graph.versions import dag_of
+from weft.passes.pipeline import Pipeline
 from weft.passes.runtimes import run_as
 from weft.prediction.error_bars import RESIDUALS, write_residuals
 from weft.prediction.prediction import Prediction, predict_modules
@@ -80,6 +82,10 @@ class Published:
     """Layout of the parameters outside of blocks, as `--root` takes it."""
     execution: str | None = None
     attention: str | None = None
+    sizes: str = ""
+    """Assumed sizes that the data decides, as `--assume` takes them."""
+    pipeline: str = ""
+    """Passes that rewrite the step before it runs."""
     fit: bool = False
     """Whether the free scalar of the hardware is fitted on this row."""
     not_predicted: str = ""
@@ -146,8 +152,13 @@ def predict(row: Published, efficiency: float | None = None) -> Prediction:
     cluster = Cluster.load(row.cluster)
     if efficiency is not None:
         cluster = replace(cluster, device=replace(cluster.device, matmul_efficiency=efficiency))
+    module = captured(row.query)
+    if row.sizes:
+        assume_sizes(module, row.sizes)
+    if row.pipeline:
+        module = Pipeline.parse(row.pipeline).run(module, cluster=cluster, effort="fast").module
     return predict_modules(
-        [captured(row.query)],
+        [module],
         cluster,
         runtime=row.runtime,
         root=row.root,

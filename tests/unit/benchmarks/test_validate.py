@@ -153,6 +153,15 @@ def test_a_row_that_fails_says_so(validate: Any, rows: Path):
     assert validate.outcome(row)["not_predicted"].startswith("fails: ClusterError")
 
 
+@pytest.mark.slow
+def test_a_row_may_state_sizes_and_passes(validate: Any):
+    source = "zoo:dropless-debug/ep-fsdp?mesh=dp:2,ep:2&layers=1&batch=4"
+    whole = validate.Published("page", "whole", 1.0, source=source, cluster="h100-8x8", sizes="balanced")
+    rows = (whole, validate.replace(whole, sizes=""), validate.replace(whole, pipeline="split-batch{chunks=2}"))
+    balanced, unknown, chunks = (validate.predict(row).communication_us for row in rows)
+    assert unknown < balanced < chunks
+
+
 def test_a_capture_is_kept_and_read_again(validate: Any, rows: Path, monkeypatch: pytest.MonkeyPatch):
     row = validate.read(rows)[0][0]
     first = validate.predict(row)

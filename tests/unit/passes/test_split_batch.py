@@ -305,6 +305,19 @@ def test_a_step_without_exposed_communication_stays_whole():
     assert sentence.startswith("the batch is not split: planned, the whole step takes ")
 
 
+@pytest.mark.slow
+def test_chunks_shorten_the_planned_step_if_experts_are_on_other_nodes():
+    shape = {"layers": 1, "batch": 12, "sequence": 1024, "vocabulary": 2048}
+    module = zoo.load("dropless-16b", "ep-fsdp", mesh={"dp": 1, "ep": 32}, **shape)
+    given: dict[str, Any] = {"cluster": "h100-4x8", "sizes": "balanced", "effort": "fast"}
+    whole, chunks = (
+        weft.optimize(module, pipeline=f"clean,communication,{passes}", **given).module
+        for passes in ("schedule-overlap", "split-batch{chunks=3},schedule-overlap")
+    )
+    times = [weft.simulate(planned, "h100-4x8", sizes="balanced").step_us for planned in (whole, chunks)]
+    assert times[1] <= 0.85 * times[0]
+
+
 def least_bytes(module: GraphModule, pipeline: str) -> int:
     with pytest.raises(MemoryLimitError) as caught:
         weft.optimize(module, "h100-8x8", pipeline=pipeline, sizes="balanced", memory_limit_bytes=1)
