@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.unit.verification.communication import module_of, run, run_real
+from tests.versions import needs_transfers
 from weft.compat import storage_key
 from weft.errors import VerificationError
 from weft.graph.groups import read_groups
@@ -160,6 +161,7 @@ def short(pair: RealRanks) -> Iterator[RealRanks]:
     pair.timeout_s = before
 
 
+@needs_transfers
 def test_a_hang_ends_at_the_timeout_and_says_where_each_rank_stood(short: RealRanks):
     lonely = module_of(REDUCE)
     absent = module_of("""
