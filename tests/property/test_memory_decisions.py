@@ -23,7 +23,9 @@ from weft.graph import check
 from weft.graph.dag import Dag
 from weft.graph.edit import Edit, copy_module, recompile
 from weft.graph.groups import read_groups
+from weft.graph.host_copies import OFFLOAD
 from weft.graph.listings.text import parse, render
+from weft.graph.ops import value_of
 from weft.passes.pipeline import Pipeline, replay
 from weft.retention.offloading import is_dense_result
 from weft.retention.rebuild import OverwrittenError, rebuild
@@ -105,6 +107,11 @@ def test_values_that_are_made_again_are_the_same(seeds: range) -> None:
     assert num_changed
 
 
+def bytes_offloaded(module: GraphModule) -> int:
+    """Bytes of all values that a graph copies to host memory."""
+    return sum(value_of(node).nbytes for node in module.graph.nodes if node.target is OFFLOAD)
+
+
 @seeds_of
 def test_a_limit_is_kept_or_the_error_names_one_that_is(seeds: range) -> None:
     num_met = 0
@@ -113,7 +120,7 @@ def test_a_limit_is_kept_or_the_error_names_one_that_is(seeds: range) -> None:
         groups = read_groups(before)
         cluster = assumed_cluster(groups)
         rng = Random(f"host {seed}")
-        memory = HostMemory(rng.choice((0.01, 1.0, 1e5)), 0.0, rng.choice((64, 1 << 40)))
+        memory = HostMemory(rng.choice((0.01, 1.0, 1e5)), 0.0, rng.choice((64, 256, 1 << 40)))
         cluster = replace(cluster, device=replace(cluster.device, host_memory=memory))
         peak = simulate(program_of(before, groups, cluster)).peak_bytes
         limit = int(peak * Random(seed).uniform(0.6, 1.1))
@@ -126,6 +133,7 @@ def test_a_limit_is_kept_or_the_error_names_one_that_is(seeds: range) -> None:
             limit = error.least_bytes
             run = passes.run(before, cluster=cluster, memory_limit_bytes=limit, effort="fast")
         assert simulate(program_of(run.module, groups, cluster)).peak_bytes <= limit, f"seed {seed}"
+        assert bytes_offloaded(run.module) <= memory.limit_bytes, f"seed {seed}"
         check_same(before, run.module, seed)
         plan = weft.Plan.from_json(run.plan.to_json())
         assert render(replay(before, plan).module) == render(run.module), f"seed {seed}"

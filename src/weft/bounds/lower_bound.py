@@ -191,10 +191,8 @@ def candidates(program: Program, tasks: Tasks) -> list[BoundCandidate]:
 
 
 def machine_candidate(name: str, one: OneMachine, heads: Heads, tails: Heads) -> BoundCandidate:
-    lead = min(heads.start[node] for node in one.nodes)
-    trail = min(tails.start[node] for node in one.nodes)
-    busy = one.value - lead - trail
-    around = f"at least {time_text(lead)} comes before them and {time_text(trail)} after"
+    busy = one.value - one.head - one.tail
+    around = f"at least {time_text(one.head)} comes before them and {time_text(one.tail)} after"
     text = f"{len(one.nodes)} tasks take {time_text(busy)}, {around}"
     claim = machine_claim(one.resource, one.head, one.tail)
     levels = dict.fromkeys(one.nodes, one.head), dict.fromkeys(one.nodes, one.tail)

@@ -7,7 +7,7 @@ with the longest tail. So the schedule finds the best set without trying them al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -23,6 +23,7 @@ class OneMachine:
     value: int
     resource: int
     head: int
+    """No task of the set has a smaller head."""
     tail: int
     nodes: tuple[int, ...]
 
@@ -48,7 +49,10 @@ def value_of(
 
 
 def around(machine: Machine, resource: int, heads: Heads, tails: Heads, most: tuple[int, int]) -> OneMachine:
-    """A good set whose smallest head and tail are at most so much: the best head, then the best tail."""
+    """A good set, next to which other work of the resource has at most so much before and after it.
+
+    The best head is chosen first, then the best tail.
+    """
     starts = int_array([heads.start[node] for node in machine.nodes])
     afters = int_array([tails.start[node] for node in machine.nodes])
     chosen, found = np.arange(len(starts)), list[int]()
@@ -57,7 +61,9 @@ def around(machine: Machine, resource: int, heads: Heads, tails: Heads, most: tu
         ends = np.where(values[chosen] <= limit, values[chosen] + machine.busy_times(chosen), -1)
         found.append(int(values[chosen[ends.argmax()]]) if ends.max() >= 0 else 0)
         chosen = chosen[values[chosen] >= found[-1]]
-    return value_of(machine, resource, starts, afters, (found[0], found[1]))
+    one = value_of(machine, resource, starts, afters, (found[0], found[1]))
+    head, tail = min(one.head, most[0]), min(one.tail, most[1])
+    return replace(one, value=one.value - (one.head - head) - (one.tail - tail), head=head, tail=tail)
 
 
 def critical(machine: Machine, starts: Integers, afters: Integers) -> tuple[int, int]:

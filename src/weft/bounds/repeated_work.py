@@ -58,7 +58,8 @@ class Moment:
     """Bytes of those that are held."""
     demands: tuple[tuple[int, int], ...]
     """(operation that runs once and later, storage that it reads), for storages that may be made again."""
-    demanded_bytes: int
+    made_bytes: int
+    """Bytes of the demanded values that ancestors make: each is held, or made a second time later."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Moments:
             for pred in {*preds, *self.program.waits_for[op]}:
                 self.succs[pred].append(op)
         found = (self.moment(op) for op in self._held_most())
-        self.best = sorted(found, key=lambda m: (-m.fixed_bytes - m.demanded_bytes, m.at))[:MAX_MOMENTS]
+        self.best = sorted(found, key=lambda m: (-m.fixed_bytes - m.made_bytes, m.at))[:MAX_MOMENTS]
 
     def _held_most(self) -> list[int]:
         """The operations at which the given order holds the most, one for each kernel or collective."""
@@ -119,8 +120,8 @@ class Moments:
         settled = fixed | {s for s, op in maker.items() if op in later}
         demands = [(op, s) for op in sorted(later) for s in program.uses[op] if s in maker and s not in settled]
         held = self.given_bytes + sum(self.size[s] for s in fixed)
-        wanted = sum(self.size[s] for s in {s for _, s in demands})
-        return Moment(at, frozenset(before), frozenset(settled), held, tuple(demands), wanted)
+        made = sum(self.size[s] for s in {s for _, s in demands} if maker[s] in before)
+        return Moment(at, frozenset(before), frozenset(settled), held, tuple(demands), made)
 
 
 def single_makers(program: Program) -> dict[int, int]:
@@ -167,14 +168,17 @@ class ForcedWork:
     def within(self, limit_bytes: int, first_ns: int, known_ns: int) -> ForcedRun | None:
         """The longest step that is proved, where first runs alone take `first_ns`; None if nothing has to run again.
 
+        Raises if no mixture fits.
+
         If values may wait in host memory, a shorter step has less time to copy them there. More time means more room
         and less work, so the best step lies between the known bound and the one without copies.
         """
-        room = limit_bytes - self.moment.fixed_bytes
+        room, away = limit_bytes - self.moment.fixed_bytes, self.choices.away
+        self._check_fits(room + (away[0] if away is not None else 0))
         run = self._run(room, first_ns)
-        if self.choices.away is None or run is None:
+        if away is None or run is None:
             return run
-        most, bytes_per_us = self.choices.away
+        most, bytes_per_us = away
         proved, low, high = None, known_ns, run.step_ns
         for _ in range(MAX_STEPS):
             step_ns = (low + high) // 2
@@ -185,26 +189,37 @@ class ForcedWork:
                 high = step_ns
         return proved
 
+    def _check_fits(self, room: int) -> None:
+        """Raise if no mixture fits into so much room."""
+        if self.network.demanded_bytes <= room:
+            return
+        _, held = self.network.flow(self.network.prices[1])
+        if held > room:
+            needs = size_text(self.moment.fixed_bytes + held)
+            what = f"no choice fits: {self.choices.program.names[self.moment.at]} needs {needs} in any order"
+            raise BoundError(compose("bounds", what, do="give a larger memory limit"))
+
     def _run(self, room: int, first_ns: int) -> ForcedRun | None:
-        """The most work that a flow proves for so much room. Raises if no mixture fits."""
+        """The most work that a flow proves for so much room; None if nothing has to run again."""
         network, at = self.network, self.moment.at
         if network.demanded_bytes <= room:
             return None
         found: list[ForcedRun] = []
         # The value is concave in the price: a minimum of lines, one for each cut. Two lines bracket the best price.
         low, high = (0, 0, network.demanded_bytes - room), (0, 0, 0)
-        price = network.top_price
+        price, most = network.prices
         for _ in range(MAX_PRICES):
             total, held = network.flow(price)
             line = price, total - price * room, held - room
             work_ns = line[1] >> SHIFT
             if not found or work_ns > found[-1].work_ns:
                 found.append(ForcedRun(first_ns + work_ns, work_ns, at, price, network.flows()))
-            if price == network.top_price and line[2] > 0:
-                needs = size_text(self.moment.fixed_bytes + held)
-                what = f"no choice fits: {self.choices.program.names[at]} needs {needs} in any order"
-                raise BoundError(compose("bounds", what, do="give a larger memory limit"))
+            if price == most and line[2] > 0:
+                break  # no mixture fits without copies to host memory
             low, high = (line, high) if line[2] > 0 else (low, line)
+            if not high[0]:
+                price = most
+                continue
             (x, a, rise), (y, b, fall) = low, high
             price = (b - fall * y - a + rise * x) // (rise - fall)
             if not x < price < y:
@@ -231,7 +246,9 @@ class Network:
                 known.update(self.inputs[op])
         finite = [cost for op in self.inputs if (cost := costs.get(op, 0)) < UNLIMITED]
         self.demanded_bytes = sum(moments.size[s] for s in self.demand)
-        self.top_price = sum(finite) // min((moments.size[s] for s in self.storages), default=1) + 1
+        smallest = min((moments.size[s] for s in self.storages), default=1)
+        self.prices = sum(finite) // smallest + 1, sum(finite) + 1
+        """At the first price, making a storage again is worth any work; at the second, so is each byte less."""
         self.graph = MaxFlow()
 
     def flow(self, price: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import weft
 import weft.zoo
 from weft.cost.cluster import Cluster
 from weft.errors import MemoryLimitError
+from weft.graph import ops
 from weft.graph.dag import Dag
 from weft.graph.groups import read_groups
+from weft.graph.host_copies import OFFLOAD
 from weft.graph.operator_effects import profile_of
 from weft.passes.pipeline import Pipeline
 from weft.report.simulated import SimulatedReport
@@ -209,6 +212,25 @@ def test_a_run_that_decides_nothing_has_no_bound_of_choices():
 def test_without_a_limit_no_pass_decides_about_memory():
     names = [step.spec for step in weft.optimize(captured(), CLUSTER, effort="fast").plan.steps]
     assert "decide-memory" not in names
+
+
+def bytes_offloaded(module: GraphModule) -> int:
+    return sum(ops.value_of(node).nbytes for node in module.graph.nodes if node.target is OFFLOAD)
+
+
+@pytest.mark.slow
+def test_copies_in_host_memory_stay_within_its_limit():
+    module, given = captured(), Cluster.load(CLUSTER)
+    memory, limit = given.device.host_memory, int(peak_of(module) * 0.9)
+    assert memory is not None
+    sizes: list[int] = []
+    for most in (1 << 40, 100 << 20):
+        device = replace(given.device, host_memory=replace(memory, limit_bytes=most))
+        passes = Pipeline.parse("decide-memory{offload=true},schedule-overlap")
+        run = passes.run(module, cluster=replace(given, device=device), memory_limit_bytes=limit, effort="fast")
+        sizes.append(bytes_offloaded(run.module))
+    assert sizes[0] > 100 << 20
+    assert sizes[1] <= 100 << 20
 
 
 def dropped_out(probability: float) -> GraphModule:
