@@ -114,7 +114,7 @@ def _advise(
     if not questions:
         what = f"no layout divides {num_samples} sequences among {cluster.num_ranks} ranks"
         raise RefusedError(compose("advise", what, do=f"use a multiple of {cluster.num_ranks} sequences"))
-    work = _Work(told, 2 * len(questions))  # a layout is probed, and planned or left out
+    work = _FinishedParts(told, 2 * len(questions))  # a layout is probed, and planned or left out
     with executor_for(executor, workers) as pool:
         questions = _with_microbatches(questions, pool, workers, work)
         probes: dict[TrainingLayout, Probe] = {}
@@ -184,8 +184,8 @@ def _num_samples(model: TrainedModel, num_tokens: int) -> int:
     return num_samples
 
 
-class _Work:
-    """The parts of the work, and how many are finished."""
+class _FinishedParts:
+    """How many parts of the work are finished."""
 
     def __init__(self, told: Told, total: int) -> None:
         self.told, self.done, self.total = told, 0, total
@@ -195,7 +195,9 @@ class _Work:
         self.told(text, self.done, self.total)
 
 
-def _with_microbatches(questions: Sequence[Question], executor: Executor, workers: int, work: _Work) -> list[Question]:
+def _with_microbatches(
+    questions: Sequence[Question], executor: Executor, workers: int, work: _FinishedParts
+) -> list[Question]:
     """The questions, each with the microbatch with which its probe begins.
 
     The activations of a microbatch do not depend on the axes of data, so one layout of each degree of tensor
