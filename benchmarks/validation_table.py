@@ -51,7 +51,7 @@ def about(found: Figures) -> str:
     """When, at which commit and with which versions the rows were predicted."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     here = found["date"], found["commit"]
-    ran = Counter((row.get("date", here[0]), row.get("commit", here[1])) for row in found["rows"])
+    ran = Counter((row.get("date", here[0]), row.get("commit", here[1])) for row in found["rows"] if "predicted" in row)
     rest = "".join(
         f" {count} rows are from {date}, commit {commit}."
         for (date, commit), count in sorted(ran.items())
