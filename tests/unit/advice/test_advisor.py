@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from weft.advice import advisor
+from tests.unit.advice import own_models
+from weft.advice import advisor, models
 from weft.advice.advisor import advise, option_of
 from weft.advice.evaluation import PlannedLayout, Probe, Question, Refused, plan_layout, probe
 from weft.advice.layout import TrainingLayout
@@ -93,6 +94,52 @@ def test_the_bound_of_a_probe_holds_for_all_layers():
     assert isinstance(planned, PlannedLayout)
     assert 0.5 * planned.step_us < probed.bound_us <= planned.step_us
     assert probed.estimate_us == pytest.approx(planned.step_us, rel=0.2)
+
+
+class Answered:
+    """Evaluates each layout once, for advice with bounds and without."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_bounds = True
+        self.probes: dict[TrainingLayout, Probe] = {}
+        self.plans: dict[TrainingLayout, PlannedLayout | Refused] = {}
+        monkeypatch.setattr(advisor, "probe", self.probe)
+        monkeypatch.setattr(advisor, "plan_layout", self.plan)
+
+    def probe(self, question: Question) -> Probe:
+        if question.layout not in self.probes:
+            self.probes[question.layout] = probe(question)
+        found = self.probes[question.layout]
+        return found if self.has_bounds else replace(found, bound_us=0.0)
+
+    def plan(self, question: Question) -> PlannedLayout | Refused:
+        if question.layout not in self.plans:
+            self.plans[question.layout] = plan_layout(question)
+        return self.plans[question.layout]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("cluster", "num_samples", "limit_bytes"),
+    [("h100-1x2", 8, None), pytest.param("h100-2x2", 1024, 3 << 30, marks=pytest.mark.long)],
+)
+def test_pruning_finds_what_planning_every_layout_finds(
+    cluster: str, num_samples: int, limit_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(models, "CHECKPOINTS", ("none", "full"))
+    answered = Answered(monkeypatch)
+    model = f"{own_models.__name__}:mlp_decoder"
+    pruned = advise(model, cluster, num_samples * 512, memory_limit_bytes=limit_bytes)
+    num_planned = len(answered.plans)
+    answered.has_bounds = False
+    whole = advise(model, cluster, num_samples * 512, memory_limit_bytes=limit_bytes)
+    assert num_planned < len(answered.plans)
+    assert whole.best == pruned.best
+    assert {each.layout for each in pruned.ranked} < {each.layout for each in whole.ranked}
+    assert any(each.num_microbatches > 1 for each in whole.ranked) is (limit_bytes is not None)
+    for each in whole.ranked if limit_bytes is None else ():  # docs/advice.md names a bound that is too high
+        assert answered.probes[each.layout].bound_us <= each.found.step_us, each.layout.text
 
 
 PLANNED = PlannedLayout(
