@@ -74,20 +74,18 @@ def _flags(module: nn.Module) -> tuple[object, ...]:
     )
 
 
-def cut(model: nn.Module, num_layers: int) -> None:
-    """Leave a model its first blocks."""
-    blocks = blocks_of(model)
+def cut(blocks: Container, num_layers: int) -> None:
+    """Leave a container its first blocks."""
     if isinstance(blocks, nn.ModuleDict):
         for name in list(blocks)[num_layers:]:
             del blocks[name]
-    elif blocks is not None:
+    else:
         del blocks[num_layers:]
 
 
-def checkpoint_blocks(model: nn.Module, mode: str) -> None:
+def checkpoint(blocks: Container, mode: str) -> None:
     """Let every block save what a mode of checkpointing leaves."""
-    blocks = blocks_of(model)
-    for number, block in enumerate(blocks.children() if blocks is not None else ()):
+    for number, block in enumerate(blocks.children()):
         recomputation = recomputation_of(mode, number)
         if recomputation is not None:
             kind = type(block)

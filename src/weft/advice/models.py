@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
 
-from weft.advice.blocks import blocks_of, checkpoint_blocks, cut, few_layers, is_on_line, kind_of
+from weft.advice.blocks import blocks_of, checkpoint, cut, few_layers, is_on_line, kind_of
 from weft.advice.layout import TrainingLayout
 from weft.errors import CaptureError, compose, nearest
 from weft.frontends.capture import TrainingStep, capture
@@ -223,10 +223,11 @@ class ImportedModel(TrainedModel):
 
         def make(mesh: DeviceMesh | None) -> nn.Module:
             model = make_model()
-            if num_layers is not None:
-                cut(model, num_layers)
+            blocks = blocks_of(model)  # a container with one block would not be found after the cut
+            if blocks is not None:
+                cut(blocks, len(blocks) if num_layers is None else num_layers)
+                checkpoint(blocks, layout.checkpoint)
             model.tensor_plan = _plan_of(model)  # type: ignore[assignment]
-            checkpoint_blocks(model, layout.checkpoint)
             parallelise(model, layout.parallel, mesh, PRECISION, layout.reshard)
             return model
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.unit.advice import own_models
-from weft.advice.blocks import blocks_of, checkpoint_blocks, cut, few_layers
+from weft.advice.blocks import blocks_of, checkpoint, cut, few_layers
 from weft.advice.evaluation import PlannedLayout, Question, plan_layout, probe
 from weft.advice.layout import TrainingLayout
 from weft.advice.models import ImportedModel, TrainedModel, ZooModel
@@ -61,8 +61,7 @@ def test_a_container_of_any_kind_is_cut(kind: type[nn.Module]):
     blocks = kind({str(k): layer for k, layer in enumerate(layers)}) if kind is nn.ModuleDict else kind()
     for layer in layers if kind is not nn.ModuleDict else ():
         blocks.append(layer)  # type: ignore[operator]
-    model = nn.ModuleDict({"inner": blocks})
-    cut(model, 2)
+    cut(blocks, 2)
     assert list(blocks.children()) == layers[:2]
 
 
@@ -106,12 +105,24 @@ def test_checkpointed_blocks_multiply_again():
 
 
 @pytest.mark.slow
+def test_a_model_cut_to_one_block_still_checkpoints_it():
+    products: list[int] = []
+    for num_layers in (1, 2):
+        layout = TrainingLayout("fsdp", (("dp", 8),), checkpoint="full")
+        graph = own("named_decoder").capture(layout, 1, num_layers).graph
+        products.append(Counter(node.target for node in graph.nodes)[torch.ops.aten.mm.default])
+    assert products == [3 + 27, 3 + 2 * 27]  # of the head; of a block, forward, again, and backward
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_graphs_of_checkpointed_blocks_compute_the_gradients_of_the_model(mode: str):
     def build(mode: str) -> own_models.NamedDecoder:
         torch.manual_seed(0)
         model = own_models.NamedDecoder()  # its norms add in place
-        checkpoint_blocks(model, mode)
+        blocks = blocks_of(model)
+        assert blocks is not None
+        checkpoint(blocks, mode)
         return model
 
     model, tokens = build("none"), torch.randint(0, 128, (2, 32))
