@@ -137,7 +137,7 @@ class _ProgramBuilder:
             host_ns=tuple(self.host) if any(self.host) else (),
             symmetric_bytes=sum(self.workspaces.values()),
             sm_share_ppm=tuple(self.sm_shares) if any(self.sm_shares) else (),
-            underpriced=tuple(self.underpriced),
+            underpriced=tuple(self.underpriced) if device.peak_tflops and device.memory_gbps is not None else (),
         )
 
     def add(self, dag: Dag, groups: GroupTable, prices: Prices) -> None:

@@ -21,7 +21,7 @@ def notes_on_prices(program: Program, nodes: Iterable[Node]) -> tuple[str, ...]:
     if masked:
         notes.append(f"the mask of {_named(masked)} counts as causal: masks of FlexAttention are not analysed")
     if low:
-        notes.append(f"the price of {_named(low)} may be too low: a size, or what the call computes, is unknown")
+        notes.append(f"the price of {_named(low)} may be too low: a size, what it computes, or its peak is unknown")
     return tuple(notes)
 
 

@@ -98,7 +98,8 @@ class Program:
     """For each launch of copies, the share of the multiprocessors that it takes from compute, in millionths, below one
     million; 0 for other operations. Empty: none takes any."""
     underpriced: tuple[int, ...] = ()
-    """Operations whose time is known only in part, or not at all: a size or what a call computes is unknown."""
+    """Operations whose time is known only in part, or not at all: a size, what a call computes, or the peak of its
+    dtype is unknown. Empty for a device that does not describe all of compute."""
 
     @property
     def num_groups(self) -> int:

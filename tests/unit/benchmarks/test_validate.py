@@ -127,8 +127,13 @@ def test_a_run_gives_signed_errors_effects_and_residuals(validate: Any, rows: Pa
 
 def test_a_run_of_some_rows_keeps_the_figures_of_the_others(validate: Any):
     table = importlib.import_module("validation_table")
-    old = {"date": "d1", "commit": "c1", "versions": {}, "rows": [{"page": "p", "name": name} for name in "ab"]}
-    new = {"date": "d2", "commit": "c2", "versions": {}, "rows": [{"page": "p", "name": "b", "gib": 1.0}]}
+    old = {
+        "date": "d1",
+        "commit": "c1",
+        "versions": {},
+        "rows": [{"page": "p", "name": name, "predicted": {}} for name in "ab"],
+    }
+    new = {"date": "d2", "commit": "c2", "versions": {}, "rows": [{"page": "p", "name": "b", "predicted": {}}]}
     found = validate.merged(old, new, ["p/b", "p/a"])
     assert [(row["name"], row["date"], row["commit"]) for row in found["rows"]] == [
         ("b", "d2", "c2"),

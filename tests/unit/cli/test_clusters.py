@@ -100,4 +100,5 @@ def test_what_a_cluster_leaves_out_of_compute_is_said(
         json.loads(weft("simulate", *given, "--json").stdout),
     )
     for record in records:
-        assert [each for each in record["notes"] if "error bar" not in each] == ([note] if note else [])
+        assert [each for each in record["notes"] if each.startswith("cluster")] == ([note] if note else [])
+        assert not any("price" in each for each in record["notes"])

@@ -21,6 +21,7 @@ from weft.cost.cluster import Cluster
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import canonical_digest
 from weft.passes.base import Numerics, Pass
+from weft.passes.communication.schedule_overlap import ScheduleOverlap
 from weft.passes.pipeline import replay_in_place
 from weft.plan import cache
 from weft.plan.cache import VARIABLE, PlanCache
@@ -60,7 +61,7 @@ def forbid_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(*_args: Any, **_keywords: Any) -> None:
         raise AssertionError("planned anew")
 
-    monkeypatch.setattr(weft.Pipeline, "run", plan)
+    monkeypatch.setattr(ScheduleOverlap, "plan", plan)
 
 
 def entry_in(folder: Path) -> Path:
