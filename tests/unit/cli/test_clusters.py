@@ -101,4 +101,4 @@ def test_what_a_cluster_leaves_out_of_compute_is_said(
     )
     for record in records:
         assert [each for each in record["notes"] if each.startswith("cluster")] == ([note] if note else [])
-        assert not any("price" in each for each in record["notes"])
+        assert not any("may be too low" in each for each in record["notes"])
