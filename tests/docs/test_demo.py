@@ -49,7 +49,12 @@ def test_explain_prints_what_the_planner_page_shows(names: list[str], words: str
     source = "zoo:llama-8b/tp?layers=4&ranks=8"
     done = CliRunner().invoke(app, ["explain", source, *names, "--cluster", "h100-8"])
     assert done.exit_code == 0, done.output
-    block = shown("docs/planning.md", words)
-    lines = [line for line in re.sub(r"\n {4,}", " ", block.text).split("\n") if line.strip() not in ("", "...")]
+    block = re.sub(r"\n {4,}", " ", shown("docs/planning.md", words).text)
+    lines = [line for line in without_line_numbers(block).split("\n") if line.strip() not in ("", "...")]
     assert len(lines) > 3
-    assert [line for line in lines if line.rstrip() not in done.output] == []
+    assert [line for line in lines if line.rstrip() not in without_line_numbers(done.output)] == []
+
+
+def without_line_numbers(text: str) -> str:
+    """The text without the lines of `llama.py`, which change with every edit of that file."""
+    return re.sub(r"(?<=llama\.py):\d+", "", text)
