@@ -90,8 +90,7 @@ def test_a_step_with_latent_attention_is_planned_and_computes_the_same():
 @pytest.mark.slow
 def test_a_step_that_is_bound_by_the_host_is_planned_with_the_times_of_the_host():
     """Merged launches save the host the time to issue them, which only a plan with host times sees."""
-    module, plain = load(layers=2), Cluster.load(CLUSTER)
-    weft.simulate(module, plain, sizes="balanced")
+    module, plain = load(layers=2), Cluster.load("h100-2x2")
     for execution in ("eager", "compiled"):
         cluster = plain.running(execution)
         without, planned = (weft.optimize(module, given, sizes="balanced").module for given in (plain, cluster))
