@@ -43,9 +43,23 @@ def gathers(outer: int) -> dict[str, str]:
     flat = f"    l = all_gather(x, {2 * outer}, 'all')\n    y = wait(l)\n"
     inner_first = GATHER_INNER.format(of="x", to="u") + GATHER_OUTER.format(of="u", to="y", **num)
     outer_first = GATHER_OUTER.format(of="x", to="u", **num) + GATHER_INNER.format(of="u", to="v")
+    bytes_last = (
+        GATHER_INNER.format(of="x", to="u")
+        + "    raw = view.dtype(u, u8)\n"
+        + GATHER_OUTER.format(of="raw", to="v", **num)
+        + "    y = view.dtype(v, f32)\n"
+    )
+    bytes_first = (
+        "    raw = view.dtype(x, u8)\n"
+        + GATHER_INNER.format(of="raw", to="u")
+        + "    v = view.dtype(u, f32)\n"
+        + GATHER_OUTER.format(of="v", to="y", **num)
+    )
     bodies = {
         "flat": flat,
         "inner first": inner_first,
+        "inner first, then bytes": bytes_last,
+        "bytes of inner first": bytes_first,
         "outer first, sorted": outer_first + SORT.format(of="v", to="y", first=2, second=outer),
         "outer first, unsorted": outer_first + "    y = alias(v)\n",
     }
@@ -85,7 +99,7 @@ def exchanges(outer: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("outer", [2, 3])
-@pytest.mark.parametrize("form", ["inner first", "outer first, sorted", "outer first, unsorted"])
+@pytest.mark.parametrize("form", [form for form in gathers(2) if form != "flat"])
 def test_gathers_over_both_axes_are_one_gather_where_the_parts_are_in_order(form: str, outer: int):
     texts = gathers(outer)
     before, after = weft.parse(texts["flat"]), weft.parse(texts[form])

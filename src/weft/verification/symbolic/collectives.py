@@ -227,19 +227,35 @@ def _pieces(call: Call) -> Iterator[Piece]:
 
 def _pieces_of_run(terms: Terms, run: Run, place: tuple[int, Hashable, int]) -> Iterator[Piece]:
     atom, start, length = run
-    label = _label(terms, atom)
-    merged = _merged(label[2], place[1]) if label[0] == "all_gather" else None
-    source = terms.operands[atom][0][0] if merged is not None else atom
-    size = terms.sizes[source]
-    if merged is None or type(size) is not int or type(start) is not int or type(length) is not int:
+    found = _gathered_from(terms, atom)
+    merged = _merged(found[1], place[1]) if found is not None else None
+    size = terms.sizes[found[2]] if found is not None else None
+    if found is None or merged is None or not type(size) is type(start) is type(length) is int:
         yield (*place, *run)
         return
+    num_ranks, _, source = found
     reach, order = merged
     while length > 0:
         mate, inside = divmod(start, size)
         taken = min(length, size - inside)
-        yield order[place[0] * label[1] + mate], reach, len(order), source, inside, taken
+        yield order[place[0] * num_ranks + mate], reach, len(order), source, inside, taken
         start, length = start + taken, length - taken
+
+
+def _gathered_from(terms: Terms, atom: int) -> tuple[int, Hashable, int] | None:
+    """The number of ranks, the group and the source of a gathered atom; its bytes come from the bytes of the source."""
+    label, dtype = _label(terms, atom), terms.dtypes[atom]
+    if label[0] == "all_gather":
+        return label[1], label[2], terms.operands[atom][0][0]
+    if label[0] not in ("bytes", "of bytes"):
+        return None
+    found = _gathered_from(terms, terms.operands[atom][0][0])
+    if found is None or label[0] == "bytes":
+        return found and (*found[:2], bytes_of(terms, found[2]))
+    size = terms.sizes[found[2]]
+    if dtype is None or type(size) is not int or size % dtype.itemsize != 0:
+        return None
+    return *found[:2], as_dtype(terms, found[2], dtype)
 
 
 @functools.cache
