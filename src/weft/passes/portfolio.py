@@ -1,5 +1,6 @@
 """Simple pipelines that the planner must never lose to; its search restarts from the best of their results.
 
+    sink-waits
     hoist-launches,sink-waits
     bucket-all-gathers{strategy=pack},hoist-launches,sink-waits      each bucketing pass, in each of its strategies
     fuse-ddp-all-reduces{max-bytes=1048576/26214400},...             as DDP does it
@@ -90,6 +91,7 @@ def arrange(order: Sequence[str], given: Sequence[str]) -> list[Arrange]:
 def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequence[BucketPass]]) -> Iterator[Variant]:
     """The results of each choice of passes, each once: as they are, and with launches hoisted and waits sunk.
 
+    The given graph, which the empty choice stands for, is not given as it is, but with waits sunk.
     A packed bucket with the members of a coalesced one is left out unless it saves kernels: lists avoid the copies.
     """
     context = replace(context, strict=False)
@@ -98,7 +100,10 @@ def variants(graph: Graph, dag: Dag, context: Context, choices: Iterable[Sequenc
     useless: set[BucketPass] = set()
     for passes in choices:
         if not passes:
-            yield from _overlapped(Variant((), tuple(node.name for node in dag.nodes), dag.nodes), dag)
+            given = Variant((), tuple(node.name for node in dag.nodes), dag.nodes)
+            if (sunk := _moved(dag, SinkWaits().plan_on(dag))) is not dag.nodes:
+                yield replace(given, nodes=sunk)
+            yield from _overlapped(given, dag)
             continue
         made, planned = copy_graph(graph), None
         if len(passes) == 1:
