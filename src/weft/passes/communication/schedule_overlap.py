@@ -24,11 +24,11 @@ an error with the smallest peak found. Collectives that queue up at the same tim
 lists, without copies. Reductions may be delayed until their bucket is full.
 
 The step is also never longer than that of `sink-waits` or `hoist-launches,sink-waits`. In graphs of up to 300 nodes the
-same holds for simple pipelines that merge launches first: each bucketing pass in each strategy, DDP's buckets and FSDP2's layers. In
-graphs of up to 1000 nodes (500 with effort `fast`, 20 000 with `best`) it holds if a plain order comes within 5 % of
-the best. Pipelines that exceed the planner's memory limit do not count. The search continues from the best of these
-graphs, so gathers of several dtypes, which no list operator takes, can be packed. In larger graphs the search uses
-plain orders with its own buckets (`scheduling/recipes.py`).
+same holds for simple pipelines that merge launches first: each bucketing pass in each strategy, DDP's buckets and
+FSDP2's layers. In graphs of up to 1000 nodes (500 with effort `fast`, 20 000 with `best`) it holds if a plain order
+comes within 5 % of the best. Pipelines that exceed the planner's memory limit do not count. The search continues from
+the best of these graphs, so gathers of several dtypes, which no list operator takes, can be packed. In larger graphs
+the search uses plain orders with its own buckets (`scheduling/recipes.py`).
 
 Declines: collectives that stay exposed, each with the cause: a dependency, its queue, its link or memory. Merging
 launches of a group whose other ranks hold other graphs.
