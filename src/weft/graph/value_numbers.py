@@ -35,20 +35,30 @@ class ValueNumbers:
         return collective.launch.target, self._freeze(list(arguments.items()), collective.launch)
 
     def of(self, node: Node) -> int:
-        """The number of a node's value."""
-        if node not in self.numbers:
-            self.numbers[node] = self.known.setdefault(self._key(node), len(self.known))
+        """The number of a node's value. Chains of operators may be longer than Python's stack is deep."""
+        pending = [node]
+        while pending:
+            last = pending[-1]
+            is_seen_through = last not in self.numbers and (_is_launch(last) or self._computes(last))
+            missing = [each for each in last.all_input_nodes if each not in self.numbers] if is_seen_through else []
+            if missing:
+                pending += reversed(missing)
+            else:
+                pending.pop()
+                if last not in self.numbers:
+                    self.numbers[last] = self.known.setdefault(self._key(last), len(self.known))
         return self.numbers[node]
 
     def _key(self, node: Node) -> Hashable:
-        if node.op != "call_function":
-            return node
-        if ops.is_wait(node.target) or is_cheap(node.target) or (self.all_operators and only_computes(node)):
+        if self._computes(node):
             return node.target, self._freeze([node.args, list(node.kwargs.items())], node)
-        form = ops.launch_form(node.target)
-        if form is not None and form.written is None and form.kind not in ops.POINT_TO_POINT:
-            return self.of_launch(Collective(node))
-        return node
+        return self.of_launch(Collective(node)) if _is_launch(node) else node
+
+    def _computes(self, node: Node) -> bool:
+        """Whether the value follows from the operator and the arguments alone."""
+        if node.op != "call_function":
+            return False
+        return ops.is_wait(node.target) or is_cheap(node.target) or (self.all_operators and only_computes(node))
 
     def _freeze(self, arguments: Any, reader: Node) -> Hashable:
         """Arguments as text. Each node becomes its number and the count of writes to its storages before the reader."""
@@ -61,3 +71,9 @@ class ValueNumbers:
             return self.of(value), [effects.memory.num_writes_before(storage, position) for storage in held]
 
         return repr(map_aggregate(arguments, leaf))
+
+
+def _is_launch(node: Node) -> bool:
+    """Whether the node launches a collective that has a result of its own."""
+    form = ops.launch_form(node.target) if node.op == "call_function" else None
+    return form is not None and form.written is None and form.kind not in ops.POINT_TO_POINT
