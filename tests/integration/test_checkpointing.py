@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import weft
 from weft import zoo
@@ -132,3 +136,21 @@ def test_checkpointing_lowers_the_peak_in_the_order_of_what_is_saved():
     }
     assert peaks["full"] < peaks["selective"] < peaks["products"] < peaks["none"]
     assert peaks["full"] < peaks["layer"] < peaks["none"]
+
+
+@pytest.mark.filterwarnings("ignore:capture")
+def test_long_regions_are_recomputed():
+    """As many operators in a row as calls that Python's stack does not hold; parameters are constants of the graph."""
+    layers = [nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU()) for _ in range(300)]
+    model = nn.Sequential(*layers)
+
+    def again(*_arguments: Any, **_keywords: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def step(x: Tensor) -> Tensor:
+        contexts = functools.partial(create_selective_checkpoint_contexts, again)
+        result: Any = checkpoint(model, x, use_reentrant=False, context_fn=contexts)
+        return torch.autograd.grad(result.sum(), x)[0]
+
+    module = weft.capture(step, (torch.randn(4, 8, requires_grad=True),), mesh={"dp": 2})
+    assert Counter(str(node.target) for node in module.graph.nodes)["aten.relu.default"] == 2 * len(layers)

@@ -116,26 +116,34 @@ class _Tidier:
         return self.made[self._source(node)]
 
     def _values_for(self, user: Node) -> Callable[[Node], Node]:
-        """The values for a node that runs in backward; one marked for recomputation is recomputed before its first use.
+        """The values for a node that runs in backward; those marked for recomputation are recomputed before it.
 
         A wait is recomputed if its launch is, a part of a tuple if the tuple is, and a view, which costs nothing, if
-        its source is.
+        its source is. A chain of recomputed operators may be longer than Python's stack is deep.
         """
-        region = region_of(user)
+        region, pending = region_of(user), [user]
+
+        def is_repeated(source: Node) -> bool:
+            return region_of(source) == region and self._runs_again(source)
 
         def value(node: Node) -> Node:
             source = self._source(node)
-            if region_of(source) != region or not self._runs_again(source):
-                return self.made[source]
-            if source not in self.repeated:
-                self.repeated[source] = self._write(source, self._values_for(source))
-                self.repeated[source].meta["partitioner_tag"] = BACKWARD
-            return self.repeated[source]
+            return self.repeated[source] if is_repeated(source) else self.made[source]
 
+        while pending:
+            read = [self._source(node) for node in pending[-1].all_input_nodes]
+            missing = [source for source in read if source not in self.repeated and is_repeated(source)]
+            if missing:
+                pending += reversed(missing)
+                continue
+            source = pending.pop()
+            if source is not user and source not in self.repeated:
+                self.repeated[source] = self._write(source, value)
+                self.repeated[source].meta["partitioner_tag"] = BACKWARD
         return value
 
     def _runs_again(self, node: Node) -> bool:
-        if node.meta.get("partitioner_tag") == BACKWARD:
+        if node.op != "call_function" or node.meta.get("partitioner_tag") == BACKWARD:
             return False
         found = profile_of(node)
         if found.wait or found.is_view or node.target is getitem:
