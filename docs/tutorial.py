@@ -5,7 +5,7 @@
 #
 # This tutorial leads from a model to an optimized training step in eight short sections: capture, read the listing,
 # simulate, bucket, plan, explain, prove, keep. You need no GPU and no process group. All output below comes from the
-# script `docs/tutorial.py`. Run it yourself with the `python` of `.venv/bin`, which `make setup` installs:
+# script `docs/tutorial.py`. To run it yourself, call `make setup` and use the `python` of `.venv/bin`:
 #
 # ```sh
 # python docs/tutorial.py
@@ -13,9 +13,10 @@
 #
 # ## Capture
 #
-# The model's weights are sharded over four ranks, as in FSDP. Each layer gathers its weight before its matmul. In the
-# backward pass, the weight's gradient is averaged over the ranks and scattered. `weft.capture` traces the training step
-# with fake tensors and as many fake ranks as you ask for, so it allocates no memory for tensors and needs no GPU.
+# The example is a model of three linear layers, whose weights are sharded over four ranks, as in FSDP. Each layer
+# gathers its weight before its matmul. In the backward pass, the weight's gradient is averaged over the ranks and
+# scattered. `weft.capture` traces the training step with fake tensors and as many fake ranks as you ask for, so it
+# allocates no memory for tensors and needs no GPU. `part="joint"` captures forward and backward as one graph.
 
 # %%
 import re
@@ -62,13 +63,13 @@ print(type(gm).__name__, "with", len(gm.graph.nodes), "nodes")
 print(weft.listing(gm))
 
 # %% [markdown]
-# The step waits for every gather right after its launch. While data is on the wire, the GPUs compute
-# nothing.
+# The step waits for every collective right after its launch. While data is on the wire, the GPUs compute nothing.
 #
 # ## Simulate
 #
-# How long does the step take on four of the eight H100s of a node? `exposed` is the time that the GPUs wait for
-# communication.
+# How long does the step take on four of the eight H100s of a node? The simulator computes this from a description of
+# the cluster. Communication is *exposed* while the GPUs wait for it. The lower bound is a time that no order of the
+# graph can beat.
 
 # %%
 before = weft.simulate(gm, cluster="h100-8")
@@ -78,8 +79,8 @@ print(f"no order takes less than {before.lower_bound_us:.0f} us; this one takes 
 # %% [markdown]
 # ## Bucket
 #
-# You can run a single pass by its name. `bucket-all-gathers` merges gathers of one group, and gives a reason for each
-# decision.
+# You can run a single pass by its name. `bucket-all-gathers` merges gathers of one group into *buckets*. Like every
+# pass, it gives a reason for each decision.
 
 # %%
 bucketed = weft.optimize(gm, pipeline="bucket-all-gathers")
@@ -135,8 +136,9 @@ for decision in result.report.declined:
 # ## Prove
 #
 # Does the new graph compute the same values? `weft.optimize` has checked the invariants of the graph after every pass.
-# A symbolic proof, which is independent of the passes, covers all data at this size. For a smaller model, `weft.verify`
-# also runs both graphs on four virtual ranks in this process and compares the values.
+# A symbolic proof, which is independent of the passes, covers all data for tensors of these shapes. `weft.verify`
+# instead runs both graphs on four virtual ranks in this process and compares the values; here, we use a small model for
+# that.
 
 # %%
 print(prove(gm, result.module))
@@ -163,5 +165,5 @@ with tempfile.TemporaryDirectory() as folder:
 # ## Next
 #
 # In a training script, Weft is one line, `torch.compile(model, backend="weft")`: see `integrations.md`. On the command
-# line there are `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. `concepts.md`
+# line, there are `weft optimize`, `weft explain`, `weft simulate` and `weft verify`: see `cli.md`. `concepts.md`
 # explains the terms, and `planning.md` explains how the planner finds its orders.

@@ -1,8 +1,8 @@
 """Blocks of a user's model: its equal layers, found, cut for probes, and checkpointed.
 
 Contract: blocks are the children of one container, all of one class. Children of equal kind have equal submodules,
-shapes and flags. Numbers such as the index of a layer are no part of a kind, so a step may still treat blocks of one
-kind differently; `is_on_line` finds that out from graphs.
+shapes and flags. Numbers such as the index of a layer do not count, so a step may still treat blocks of one kind
+differently; `is_on_line` finds that out from graphs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Container = nn.ModuleList | nn.ModuleDict | nn.Sequential
 
 
 def few_layers(kinds: Sequence[object]) -> tuple[int, int] | None:
-    """Two numbers of layers, of which the second adds what all further layers repeat; None if there are no such.
+    """Two numbers of layers; all further layers repeat what the second one adds. None if there are no such numbers.
 
     One dense layer before equal ones with experts: 1 and 2. Two kinds of layers in turn: 2 and 4, or 1 and 3.
     """
@@ -54,7 +54,7 @@ def blocks_of(model: nn.Module) -> Container | None:
 
 
 def kind_of(block: nn.Module) -> object:
-    """What two equal blocks have in common."""
+    """A value that is equal for equal blocks."""
     return tuple(
         (path, type(module).__qualname__, _shapes(module), _flags(module)) for path, module in block.named_modules()
     )
@@ -121,7 +121,7 @@ def _signature(node: Node) -> object:
 
 
 def _type_of(value: Any) -> Any:
-    """What of a value decides how long a node takes."""
+    """The properties of a value that decide how long a node takes."""
     if isinstance(value, Node):
         return str(map_aggregate(ops.value_of(value), _type_of))
     if isinstance(value, Tensor):

@@ -410,7 +410,7 @@ class Session:
     def order_together(self, arrange: Callable[[], Callable[[], None] | None]) -> None:
         """Fix the order of the rewritten graph in the compiler's code on all of its ranks, or on none.
 
-        `arrange` returns what undoes it, and has undone it if it raises; None: there is no order to fix.
+        `arrange` returns a function that undoes it, or None if there is no order to fix. If it raises, nothing changed.
         """
         if self._woven is None:  # the graph is as it was, and so is its order
             return

@@ -28,7 +28,7 @@ def saved_unread_bytes(module: GraphModule) -> int:
 
 
 def held(module: GraphModule) -> list[tuple[str, str, int]]:
-    """What eager execution holds from one node until after another although nothing reads it, with its bytes."""
+    """Values that eager execution holds from one node until after another although nothing reads them, with bytes."""
     about: Any = module.meta.get(ABOUT_KEY)
     found: Any = about.get(HELD_KEY) if isinstance(about, dict) else None
     entries: list[Any] = found if isinstance(found, list) else []

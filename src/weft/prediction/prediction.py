@@ -157,7 +157,7 @@ def waiting_share(num_ranks: int, sigma: float) -> float:
 
 
 def _held(modules: Sequence[GraphModule], dags: Sequence[Dag], device: Device, runtime: str | None) -> list[Held]:
-    """What eager execution holds although nothing reads it; nothing if the step is one graph.
+    """Values that eager execution holds although nothing reads them; none if the step is one graph.
 
     Selective checkpointing keeps some tensors until backward. A function of autograd holds its variables until it
     returns.

@@ -328,7 +328,7 @@ def with_simulations(
 ) -> SimulatedReport:
     """The report of a run that was made for a cluster.
 
-    `tokens_per_step` is of all ranks; None: as the module says. `program` is that of the graph after, if it is known.
+    `tokens_per_step` is of all ranks; None: as the module says. `program` is the program of `after`, if known.
     """
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name

@@ -79,7 +79,7 @@ def run_again(
     kwargs: dict[str, Any],
     changes_values: bool = False,
 ) -> Any:
-    """The result of a function, of which backward computes a part again.
+    """The result of a function; backward computes a part of it again.
 
     `changes_values` allows operators in place, which torch refuses in checkpointed functions. Graphs may have them: in
     a graph, what is computed again is found by its values. Eager execution would change saved tensors.

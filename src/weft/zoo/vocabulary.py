@@ -159,7 +159,7 @@ class ParallelCrossEntropy(torch.autograd.Function):
 
 
 def held_by_loss(graph: Graph) -> list[tuple[str, str, int]]:
-    """What backward of `ParallelCrossEntropy` holds in eager execution after its last use: from, until, bytes.
+    """Tensors that backward of `ParallelCrossEntropy` holds after their last use in eager runs: from, until, bytes.
 
     The argument and the variable of a function live until it returns: four tensors of the size of the logits at once.
     """

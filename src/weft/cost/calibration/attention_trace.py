@@ -43,7 +43,7 @@ class AttentionRun:
 
 
 def attention_of(name: str, args: Mapping[str, Any]) -> tuple[str, AttentionShape] | None:
-    """The kernel and the shape of an operator of the host; None if it is no attention or has no shapes."""
+    """The kernel and the shape of an operator of the host; None if it is not attention or has no shapes."""
     kernel = next((kernel for part, kernel in KERNELS.items() if part in name and "attention" in name), None)
     target = find_op("aten", name.removeprefix(NAMESPACE), "default") if kernel is not None else None
     if kernel is None or target is None or not name.startswith(NAMESPACE):

@@ -30,7 +30,7 @@ MIN_FLOPS = 1e9
 MIN_BYTES = 1 << 26
 """Smallest copy that is used to measure memory bandwidth: larger than caches."""
 SMALL_BYTES = 1 << 16
-"""Largest copy whose time is that of starting and finishing a kernel: it moves in less than 0.1 us."""
+"""Largest copy that measures only the time to start and finish a kernel: its bytes move in less than 0.1 us."""
 MAX_DIM = 1 << 40
 DTYPES = {
     "c10::bfloat16": ("bf16", 2),
@@ -251,7 +251,7 @@ class TracedProduct(NamedTuple):
 
 
 def product_of(name: str, args: Mapping[str, Any]) -> TracedProduct | None:
-    """The product that an operator of the host computes; None if it is none, or was recorded without shapes."""
+    """The product that an operator of the host computes; None if it computes none, or was recorded without shapes."""
     first = FIRST_FACTOR.get(name)
     shapes, types = args.get("Input Dims"), args.get("Input type")
     if first is None or not isinstance(shapes, list) or not isinstance(types, list):

@@ -272,7 +272,7 @@ def _named(group: Hashable) -> Hashable:
 def _merged(first: Hashable, second: Hashable) -> tuple[Reach, tuple[int, ...]] | None:
     """The ranks from which moves over two groups in turn fetch, and the index of each among them; None if unknown.
 
-    The index at place k x n + i, where n is the size of the first group, is that of the rank from which part i of part
+    The index at place k x n + i, where n is the size of the first group, belongs to the rank from which part i of part
     k comes. It must be the same on every rank.
     """
     reaches = _reach_of(first), _reach_of(second)
