@@ -58,7 +58,7 @@ def advise(
 ) -> None:
     """Rank the layouts of a model on a cluster: meshes, resharding, checkpointing and microbatches. Needs no GPU.
 
-    Layouts whose lower bound is above the best step are not planned. Exit status 1 if no layout fits.
+    Does not plan layouts whose lower bound is above the best step. Exit status 1 if no layout fits.
     """
     usage.check_files((output,), (cluster,))
     num_tokens = parse_tokens(batch_tokens)

@@ -42,8 +42,8 @@ def agree(
 ) -> None:
     """Check that all ranks launch the same collectives, that each send has its receive, and that no ranks deadlock.
 
-    With fewer graphs than ranks, each graph stands for several consecutive ranks: four graphs for 16 ranks are four
-    pipeline stages. Exit status 0: the ranks agree; 1: they do not.
+    With fewer graphs than ranks, each graph stands for several consecutive ranks. For example, four graphs for 16 ranks
+    are four pipeline stages. Exit status 0: the ranks agree; 1: they do not.
     """
     with usage.progress("importing torch"):
         from weft.verification.agreement.agreement import check

@@ -45,7 +45,8 @@ def list_presets(as_json: JsonOption = False) -> None:
 
 @cluster.command("show")
 def show_cluster(
-    name: Annotated[str, typer.Argument(help="A preset such as h100-16x8, or a file.")], as_json: JsonOption = False
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A preset such as h100-16x8, or a file.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Show a cluster: its levels, its device, and the time of some collectives."""
     from weft.cost.cluster import Cluster

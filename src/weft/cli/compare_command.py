@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Compare a measured step with its plan: order, times and exposed communication, largest disagreements first.
 
-    Exit status 0: the planned collectives ran in the planned order; 1: others ran, or in another order.
+    Exit status 0: the planned collectives ran in the planned order; 1: they did not.
     """
     traces = [trace, *(ranks or [])]
     usage.check_files((output,), (*traces, *planned, cluster))

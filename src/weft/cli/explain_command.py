@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CollectiveArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[COLLECTIVE]",
+        metavar="COLLECTIVE",
         help="Explain only the collective whose launch or wait has this name, or those of this layer or module.",
     ),
 ]
@@ -46,8 +46,8 @@ def explain(
     """List the decisions about every collective of a graph: which rewrites were applied, which declined, and why.
 
     For an exposed collective, the decision names the obstacle and the time that removing it could save. With --cluster,
-    a table lists the exposed time by layer. Similar layers are folded if the text does not fit a screen. For a single
-    collective, --cluster also shows when it ran and which kernels hid it, before and after.
+    a table lists the exposed time by layer. If the text does not fit a screen, similar layers share a line. For a
+    single collective, --cluster also shows when it ran and which kernels hid it, before and after.
     """
 
     def check(module: GraphModule) -> None:

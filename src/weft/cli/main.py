@@ -32,6 +32,11 @@ from weft.errors import RefusedError, WeftError
 from weft.version import VERSION
 
 
+def one_line_each(docstring: str | None) -> str:
+    """A docstring with each paragraph on one line: the terminal wraps it, and would also keep its line breaks."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (docstring or "").split("\n\n"))
+
+
 class Commands(TyperGroup):
     """The commands; errors of Weft are messages, not tracebacks."""
 
@@ -74,7 +79,7 @@ for command in (
     calibrate,
     compare,
 ):
-    app.command()(command)
+    app.command(help=one_line_each(command.__doc__))(command)
 app.add_typer(cluster, name="cluster")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def passes(
     name: Annotated[
-        str | None, typer.Argument(help="A pass to explain, or a stage or preset whose passes to list.")
+        str | None, typer.Argument(metavar="NAME", help="A pass to explain, or a stage or preset whose passes to list.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -52,7 +52,9 @@ RuntimeOption = Annotated[
 RootOption = Annotated[
     Root,
     typer.Option(
-        "--root", help="With --as: gather the parameters outside of blocks as one unit, or as one unit at each end."
+        "--root",
+        help="With --as: gather the parameters outside of blocks together (one), or those before and those after the "
+        "blocks by themselves (split).",
     ),
 ]
 

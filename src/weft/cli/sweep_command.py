@@ -52,7 +52,7 @@ MemoryOption = Annotated[
         metavar="SIZE,...",
         help=(
             "Memory limits for a step, such as 20GiB,24GiB,none. A range LOW:HIGH:POINTS stands for evenly spaced "
-            f"limits (by default {POINTS}), and adds policies made by hand."
+            f"limits (by default {POINTS}), and adds rows for policies that people set by hand."
         ),
     ),
 ]
@@ -72,7 +72,7 @@ OutputOption = Annotated[
     typer.Option("-o", "--output", metavar="FILE", help="Save the combinations here, one line of JSON each."),
 ]
 MergeOption = Annotated[
-    bool, typer.Option("--merge", help="Run nothing; join the files that -o or --json wrote, also of several sweeps.")
+    bool, typer.Option("--merge", help="Run nothing; join files that -o or --json wrote, of one sweep or several.")
 ]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.svg", help="Plot the steps as bars, and against each parameter.")
@@ -103,8 +103,9 @@ def sweep(
     A combination that fails is a row with its error, and the exit status is 1. A combination whose worker dies is run
     again. A memory limit that is too small is not a failure: its row shows the smallest peak that was found.
 
-    With a range of memory limits, the table also has rows for policies made by hand: a zoo:MODEL is captured with other
-    options for checkpointing and resharding; any other graph is rewritten so that backward keeps more or less.
+    With a range of memory limits, the table also has rows for policies that people set by hand, such as checkpointing
+    every block. For them, a zoo:MODEL is captured with other options for checkpointing and resharding; any other graph
+    is rewritten so that backward keeps more or less.
     """
     usage.check_files((output, plot), (*arguments, *(cluster or ())))
     if plot is not None and plot.suffix.lower() != ".svg":

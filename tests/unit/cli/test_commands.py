@@ -13,6 +13,7 @@ import pytest
 from typer.testing import Result
 
 from tests.unit.cli.conftest import LISTING, OPTIMIZED
+from weft.cli.main import one_line_each
 from weft.cli.usage import progress, progress_bar, write
 from weft.plan.plan import Plan
 from weft.version import VERSION
@@ -32,6 +33,11 @@ def test_help_answers_without_torch(command: list[str]):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0 True False\n"
+
+
+def test_help_leaves_the_wrapping_of_paragraphs_to_the_terminal():
+    docstring = "A summary.\n\n    A paragraph of\n    two lines.\n\n    Another one.\n    "
+    assert one_line_each(docstring) == "A summary.\n\nA paragraph of two lines.\n\nAnother one."
 
 
 def test_the_version_is_printed(weft: Weft):
