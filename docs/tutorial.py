@@ -94,7 +94,8 @@ for decision in bucketed.report.applied + bucketed.report.declined:
 print(f"step {weft.simulate(bucketed.module, cluster='h100-8').step_us:.0f} us, {before.step_us:.0f} us before")
 
 # %% [markdown]
-# It is not: the first matmul now waits for two weights instead of one. Order and buckets must be decided together.
+# It is not: copying two weights out of the bucket takes longer than the launch that was saved, and no matmul hides the
+# gather yet. Order and buckets must be decided together.
 #
 # ## Plan
 #
