@@ -84,9 +84,13 @@ def run_again(
     `changes_values` allows operators in place, which torch refuses in checkpointed functions. Graphs may have them: in
     a graph, what is computed again is found by its values. Eager execution would change saved tensors.
     """
-    policy = _Policy(recomputation)
-    contexts = partial(create_selective_checkpoint_contexts, policy, allow_cache_entry_mutation=changes_values)
+    contexts = partial(_contexts, recomputation, changes_values)
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
+
+
+def _contexts(recomputation: Recomputation, changes_values: bool) -> Any:
+    # The policy is made here: Dynamo breaks the graph at a context_fn that holds an object which the graph makes.
+    return create_selective_checkpoint_contexts(_Policy(recomputation), allow_cache_entry_mutation=changes_values)
 
 
 class _Policy:
