@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import weft
@@ -125,6 +125,31 @@ def test_a_run_tells_the_times_of_each_graph_and_of_the_whole_step(mesh: DeviceM
     assert all(0 < bound <= step for bound, step in zip(bounds, steps, strict=True))
     assert report.whole_step["after"]["step_us"] == pytest.approx(sum(steps), rel=0.05)
     assert report.whole_step["after"]["peak_bytes"] >= max(e.figures["after"]["peak_bytes"] for e in report.entries[:2])
+
+
+class Products(nn.Module):
+    """A module with two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.up) @ self.down
+
+
+@pytest.mark.parametrize(
+    "backend", ["weft_eager", pytest.param("weft", marks=[pytest.mark.slow, pytest.mark.needs_cpp])]
+)
+def test_collectives_of_a_compiled_run_are_named_after_parameters(mesh: DeviceMesh, backend: str):
+    model = weft.simple_fsdp(nn.Sequential(Products(), Products()), mesh)
+    torch.compile(model, backend=backend)(torch.randn(4, 8)).sum().backward()
+    parameters = [f"{layer}.{name}" for layer in range(2) for name in ("up", "down")]
+    sides = [each for report in SESSION._simulated.values() for each in report.graphs]
+    phases = ["forward", "forward", "backward", "backward"]
+    for side, phase in zip(sides, phases, strict=True):
+        origins = [origin for record in side.records for origin in record.origins]
+        assert {(origin.subject, origin.phase) for origin in origins} == {(name, phase) for name in parameters}
 
 
 def test_only_rank_0_tells_times(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch):

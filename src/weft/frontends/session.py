@@ -46,7 +46,7 @@ from weft.graph.collective import collectives
 from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
-from weft.graph.origins import PHASE_KEY
+from weft.graph.origins import INPUTS_KEY, PHASE_KEY
 from weft.passes.pipeline import Pipeline, identity_of, replay_in_place
 from weft.plan.folder import PlanFolder
 from weft.report.simulated import SimulatedReport, with_simulations
@@ -222,6 +222,7 @@ class Session:
         fuses: bool = True,
         apart: bool = True,
         is_cut: bool = False,
+        inputs: tuple[str, ...] = (),
         prepare: Callable[[], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> bool:
@@ -229,12 +230,14 @@ class Session:
 
         `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel. `apart` says that no two
         inputs share memory, which holds for the graphs of AOTAutograd. `is_cut` says that forward and backward come
-        from a joint graph that was planned for the memory limit. `prepare` and `finish` are called before planning and
+        from a joint graph that was planned for the memory limit. `inputs` are the paths of the parameters that Dynamo
+        passes to AOTAutograd, as in `INPUTS_KEY`. `prepare` and `finish` are called before planning and
         after the rewrite: an error in them leaves the graph as it was on all ranks, too.
         """
         if apart:
             module.meta[APART_KEY] = True
         module.meta.pop(PHASE_KEY, None)
+        module.meta[INPUTS_KEY] = inputs
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity, module)
