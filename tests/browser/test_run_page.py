@@ -33,11 +33,13 @@ def test_the_page_of_a_run_shows_all_graphs_and_runs_nothing(
     open_page: Callable[..., Any], tmp_path: Path, scheme: str
 ):
     entries = (entry("forward", "0/0", "layers.0"), entry("backward", "0/0", HOSTILE), entry("forward", "0/1", "head"))
-    whole = {"after": {"step_us": 3000.0, "exposed_us": 700.0, "lower_bound_us": 1800.0, "peak_bytes": 1 << 31}}
+    after = {"step_us": 3000.0, "exposed_us": 700.0, "lower_bound_us": 1800.0, "peak_bytes": 1 << 31}
+    whole = {"after": after, "why": f"{HOSTILE} is slow", "layers": [["norm", "backward", "1", "700 us", "late"]]}
     RunReport(entries, (HOSTILE,), whole).save_html(tmp_path / "run.html", title=HOSTILE)
     page = open_page(tmp_path / "run.html", color_scheme=scheme)
     assert page.locator("h1").text_content() == HOSTILE
     assert page.locator(".warning").text_content() == HOSTILE
+    assert page.locator("header .sentence").text_content() == f"{HOSTILE} is slow"
     rows = page.locator(".graphs tbody tr")
     assert [row.split("\t")[0] for row in rows.all_inner_texts()] == [
         "forward 0/0",
@@ -47,7 +49,13 @@ def test_the_page_of_a_run_shows_all_graphs_and_runs_nothing(
     ]
     assert "recompile 1" in rows.nth(2).inner_text()
     assert "2.00 ms -> 1.00 ms" in rows.first.inner_text()
-    assert page.locator("h2").all_inner_texts() == ["Graphs", "forward 0/0", "backward 0/0", "forward 0/1"]
-    assert page.locator(".layers tbody tr td:first-child").all_text_contents() == ["layers.0", HOSTILE, "head"]
+    assert page.locator("h2").all_inner_texts() == [
+        "Graphs",
+        "whole step",
+        "forward 0/0",
+        "backward 0/0",
+        "forward 0/1",
+    ]
+    assert page.locator(".layers tbody tr td:first-child").all_text_contents() == ["norm", "layers.0", HOSTILE, "head"]
     width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert width == 0, "only tables scroll sideways"

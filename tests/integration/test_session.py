@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import weft
@@ -22,6 +22,7 @@ from weft.compat.compilers import settings_of
 from weft.frontends.run_report import GraphEntry, read_entries, write_entry
 from weft.frontends.session import NO_COLLECTIVES, SESSION
 from weft.passes.base import all_passes
+from weft.quantities import duration_text
 
 MISSING = NO_COLLECTIVES.format(ranks=2)
 
@@ -115,7 +116,7 @@ def test_a_run_tells_the_times_of_each_graph_and_of_the_whole_step(mesh: DeviceM
     torch.compile(optimizer.step, backend="weft_eager", options={"weft.cluster": "h100-8"})()
     report = weft.run_report()
     assert [entry.role for entry in report.entries] == ["forward", "backward", "optimizer"]
-    head, *rows = str(report).splitlines()
+    why, head, *rows = str(report).splitlines()
     assert head.split()[-5:] == ["step", "exposed", "bound", "peak", "memory"]
     assert [row.split()[0] for row in rows] == ["forward", "backward", "optimizer", "whole", "simulated"]
     phases = [{row[1] for row in entry.figures["layers"]} for entry in report.entries]
@@ -123,8 +124,40 @@ def test_a_run_tells_the_times_of_each_graph_and_of_the_whole_step(mesh: DeviceM
     steps = [entry.figures["after"]["step_us"] for entry in report.entries]
     bounds = [entry.figures["after"]["lower_bound_us"] for entry in report.entries]
     assert all(0 < bound <= step for bound, step in zip(bounds, steps, strict=True))
-    assert report.whole_step["after"]["step_us"] == pytest.approx(sum(steps), rel=0.05)
+    whole = report.whole_step
+    assert whole["after"]["step_us"] == pytest.approx(sum(steps), rel=0.05)
+    assert why == whole["why"]
+    assert why.startswith(f"Of the {duration_text(whole['after']['step_us'])} step, ")
+    assert {row[1] for row in whole["layers"]} == {"forward", "backward"}
     assert report.whole_step["after"]["peak_bytes"] >= max(e.figures["after"]["peak_bytes"] for e in report.entries[:2])
+
+
+class Products(nn.Module):
+    """A module with two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.up) @ self.down
+
+
+@pytest.mark.parametrize(
+    "backend", ["weft_eager", pytest.param("weft", marks=[pytest.mark.slow, pytest.mark.needs_cpp])]
+)
+def test_collectives_of_a_compiled_run_are_named_after_parameters(mesh: DeviceMesh, backend: str):
+    model = weft.simple_fsdp(nn.Sequential(Products(), Products()), mesh)
+    torch.compile(model, backend=backend)(torch.randn(4, 8)).sum().backward()
+    parameters = [f"{layer}.{name}" for layer in range(2) for name in ("up", "down")]
+    sides = [each for report in SESSION._simulated.values() for each in report.graphs]
+    phases = ["forward", "forward", "backward", "backward"]
+    for side, phase in zip(sides, phases, strict=True):
+        origins = [origin for record in side.records for origin in record.origins]
+        assert {(origin.subject, origin.phase) for origin in origins} == {(name, phase) for name in parameters}
+    whole = weft.run_report().whole_step
+    layer, phase, *_ = whole["layers"][0]
+    assert f"; the largest part is {layer} in {phase}, " in whole["why"]
 
 
 def test_only_rank_0_tells_times(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch):
@@ -146,7 +179,8 @@ def test_one_page_has_all_graphs_of_a_run_and_their_recompiles(mesh: DeviceMesh,
     page = (tmp_path / "run.html").read_text()
     for name in ("forward 0/0", "backward 0/0", "forward 0/1", "backward 0/1", "recompile 1", "whole step"):
         assert f"<td>{name}</td>" in page
-    assert page.count("Of the ") == 4, "each graph says why it takes so long"
+    assert page.count("Of the ") == 6, "each graph says why it takes so long, and so does the whole step, twice"
+    assert page.index("Of the ") < page.index("<table")
     assert "<script" not in page
     (file,) = tmp_path.glob("*.jsonl")
     assert all(entry.figures for entry in read_entries(file))

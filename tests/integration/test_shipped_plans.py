@@ -20,6 +20,7 @@ from tests.integration.training import Trained, same, train
 from tests.integration.worlds import World
 from weft.cli.main import app
 from weft.errors import PlanError
+from weft.frontends.fake_world import fake_world
 from weft.frontends.run_report import RunReport
 from weft.frontends.session import SESSION
 from weft.frontends.trace_log import read_log
@@ -203,4 +204,22 @@ def test_ranks_train_alike_with_plans_of_other_processes(tmp_path: Path, paralle
         changed = {graph["role"] for graph in second.graphs if graph["applied"]}
         assert changed >= {"backward"} | ({"forward"} if parallel != "ddp-reducer" else set())
         assert [graph["after"] for graph in second.graphs] == [graph["after"] for graph in first.graphs]
+        assert second.messages == ()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("parallel", ["simple-fsdp", "ddp-reducer"])
+def test_plans_of_one_process_without_other_ranks_fit_real_ranks(
+    fresh: None, two_ranks: World, tmp_path: Path, parallel: str
+):
+    given: dict[str, Any] = {"parallel": parallel, "mesh": {"dp": 2}}
+    with fake_world({"dp": 2}):
+        train(**given, backend="weft_eager", steps=1, options={"weft.record": str(tmp_path)})
+    options = {"weft.plan": str(tmp_path), "weft.strict": True}
+    plain = two_ranks.reference(train, **given, backend="aot_eager")
+    for first, second in zip(plain, two_ranks.run(train, **given, backend="weft_eager", options=options), strict=True):
+        assert second.losses == pytest.approx(first.losses, rel=1e-5)
+        assert {graph["role"] for graph in second.graphs if graph["applied"]} >= {"backward"}
         assert second.messages == ()

@@ -79,6 +79,21 @@ def input_nodes(node: Node) -> Collection[Node]:
     return node._input_nodes
 
 
+def described_input(description: Any) -> str | int | None:
+    """The input of AOTAutograd that an input of its graph is, or is a part of: a parameter's path, or an index."""
+    while hasattr(description, "base"):  # a part of a subclass, such as the local shard of a DTensor
+        description = description.base
+    kind = type(description).__name__
+    return description.target if kind == "ParamAOTInput" else description.idx if kind == "PlainAOTInput" else None
+
+
+def described_gradient(description: Any) -> str | int | None:
+    """The input of AOTAutograd whose gradient an output of its graph is, or is a part of, as `described_input` says."""
+    while hasattr(description, "base"):
+        description = description.base
+    return described_input(getattr(description, "grad_of", None))
+
+
 def storage_key(tensor: Tensor) -> int:
     """Equal exactly for tensors that share a storage, while both are alive."""
     return tensor.untyped_storage()._cdata

@@ -10,6 +10,7 @@ collectives switched off; options without `weft.` go to Inductor. `weft_eager` r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from weft.frontends.session import NOT_CALLED, SESSION
 
 HOOK = "post_grad_custom_post_pass"
 MEMORY_ORDER = "reorder_for_peak_memory"
+_MEMBERS = re.compile("_(?:modules|parameters)_")
+"""Separators in the names that Dynamo gives to parameters: `L_self_modules_layers_modules_0_parameters_w1_`."""
 
 
 def weft(
@@ -51,9 +54,10 @@ def weft(
     scheduler_pass = settings.get(compat.SCHEDULER_PASS) or getattr(config, compat.SCHEDULER_PASS)
     settings[compat.SCHEDULER_PASS] = KeepOrder(scheduler_pass, loops_too=MEMORY_ORDER not in given)
     hooks = hooks_in(given.get(HOOK)) or hooks_in(getattr(config, HOOK))
-    hook = settings[HOOK] = InductorPass(mine, hooks, is_cut=mine.memory_limit_bytes is not None)
+    inputs = _paths_of_inputs(module)
+    hook = settings[HOOK] = InductorPass(mine, hooks, is_cut=mine.memory_limit_bytes is not None, inputs=inputs)
     if mine.memory_limit_bytes is not None:
-        settings[compat.PARTITIONER] = Partitioner(mine, hook.folder, fuses=True)
+        settings[compat.PARTITIONER] = Partitioner(mine, hook.folder, fuses=True, inputs=inputs)
     with SESSION.contained("the name of a frame", mine.strict):
         SESSION.note_frame(module, example_inputs)
     compiled = compat.compile_with_inductor(module, example_inputs, settings, SESSION.note_compiled)
@@ -83,14 +87,21 @@ def weft_eager(
         what = f"{found} is for Inductor, which this backend does not use"
         raise PipelineError(compose("backend weft_eager", what, do="leave it out, or use backend='weft'"))
     folder = Path(mine.report) if mine.report is not None else None
-    identity = ""
+    identity, inputs = "", _paths_of_inputs(module)
     with SESSION.contained("the name of a frame", mine.strict):
         SESSION.note_frame(module, example_inputs)
         identity = mine.identity
 
     def rewrite(graph: GraphModule, _inputs: Sequence[Any]) -> GraphModule:
-        SESSION.weave(graph, mine, identity, folder, fuses=False, is_cut=partition is not None)
+        SESSION.weave(graph, mine, identity, folder, fuses=False, is_cut=partition is not None, inputs=inputs)
         return graph
 
-    partition = Partitioner(mine, folder, fuses=False) if mine.memory_limit_bytes is not None else None
+    partition = Partitioner(mine, folder, fuses=False, inputs=inputs) if mine.memory_limit_bytes is not None else None
     return compat.compile_with_aot(module, example_inputs, rewrite, partition)
+
+
+def _paths_of_inputs(module: GraphModule) -> tuple[str, ...]:
+    """The path of each input of a Dynamo graph that is a parameter, by its name; empty for other inputs."""
+    names = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
+    paths = [".".join(_MEMBERS.split(name.removesuffix("_"))[1:]) for name in names]
+    return tuple(path if "_parameters_" in name else "" for path, name in zip(paths, names, strict=True))

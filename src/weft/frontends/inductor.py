@@ -50,9 +50,14 @@ class KeepOrder:
 class InductorPass:
     """A hook for Inductor's `post_grad_custom_post_pass`."""
 
-    def __init__(self, options: Options, chain: Sequence[Hook] = (), *, is_cut: bool = False) -> None:
-        """`is_cut` says that Weft cuts joint graphs for the memory limit before this pass sees the parts."""
-        self.options, self.is_cut = options, is_cut
+    def __init__(
+        self, options: Options, chain: Sequence[Hook] = (), *, is_cut: bool = False, inputs: tuple[str, ...] = ()
+    ) -> None:
+        """`is_cut` says that Weft cuts joint graphs for the memory limit before this pass sees the parts.
+
+        `inputs` are the paths of the parameters that Dynamo passes to AOTAutograd, as in `INPUTS_KEY`.
+        """
+        self.options, self.is_cut, self.inputs = options, is_cut, inputs
         self.chain = tuple(hook for hook in chain if not isinstance(hook, InductorPass))
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
@@ -97,7 +102,16 @@ class InductorPass:
             if any(True for _ in collectives(graph)):
                 _keep_order()
 
-        if not SESSION.weave(module, self.options, identity, folder, is_cut=self.is_cut, finish=keep_order):
+        is_woven = SESSION.weave(
+            module,
+            self.options,
+            identity,
+            folder,
+            is_cut=self.is_cut,
+            inputs=self.inputs,
+            finish=keep_order,
+        )
+        if not is_woven:
             compat.release_inductor_settings()
         with SESSION.contained("a look for obstacles to CUDA graphs", self.options.strict):
             _name_uncaptured(graph)

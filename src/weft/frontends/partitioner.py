@@ -40,8 +40,8 @@ MARK = "recompute"
 class Partitioner:
     """Cuts joint graphs for AOTAutograd, so that the step stays within the memory limit of the options."""
 
-    def __init__(self, options: Options, folder: Path | None, *, fuses: bool) -> None:
-        self.options, self.folder, self.fuses = options, folder, fuses
+    def __init__(self, options: Options, folder: Path | None, *, fuses: bool, inputs: tuple[str, ...] = ()) -> None:
+        self.options, self.folder, self.fuses, self.inputs = options, folder, fuses, inputs
 
     def __call__(
         self, joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **arguments: Any
@@ -64,6 +64,7 @@ class Partitioner:
             self.options.identity,
             self.folder,
             fuses=self.fuses,
+            inputs=self.inputs,
             prepare=lambda: _tag(joint, num_fwd_outputs),
             finish=cut,
         )

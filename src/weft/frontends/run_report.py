@@ -19,6 +19,7 @@ from weft.report.plain_text import table
 from weft.report.run_page import GraphSection, RunPage
 
 HEADS = ("graph", "nodes", "collectives", "applied", "declined", "ms", "step", "exposed", "bound", "peak memory", "")
+WHOLE_STEP = "whole step"
 NUM_FIGURES = 4
 """Number of columns before the last that hold simulated figures."""
 
@@ -125,7 +126,8 @@ class RunReport:
     messages: tuple[str, ...] = ()
     """The warnings, each once."""
     whole_step: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The simulated figures of the last version of each graph in one timeline."""
+    """The simulated figures of the last version of each graph in one timeline, why that step is slow, and the rows of
+    its exposed time by layer."""
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -136,12 +138,15 @@ class RunReport:
         save_text(path, self._page(title).render(), ReportError)
 
     def _page(self, title: str) -> RunPage:
-        sections = tuple(
-            GraphSection(entry.name, entry.figures["why"], tuple(map(tuple, entry.figures["layers"])))
-            for entry in self.entries
-            if entry.figures
-        )
-        return RunPage(title, self._clusters, self._rows, sections, self.messages)
+        known = [(entry.name, entry.figures) for entry in self.entries if entry.figures]
+        known = [(WHOLE_STEP, self.whole_step), *known] if self.whole_step else known
+        sections = tuple(GraphSection(name, found["why"], tuple(map(tuple, found["layers"]))) for name, found in known)
+        return RunPage(title, self._why, self._clusters, self._rows, sections, self.messages)
+
+    @property
+    def _why(self) -> str:
+        """Why the whole step is slow, in one sentence; empty without simulated figures."""
+        return self.whole_step.get("why", "")
 
     @property
     def _clusters(self) -> str:
@@ -151,14 +156,15 @@ class RunReport:
     def _rows(self) -> list[tuple[str, ...]]:
         rows = [HEADS, *(entry.row for entry in self.entries)]
         if self.whole_step:
-            rows.append(("whole step", *[""] * 5, *figure_cells(self.whole_step), ""))
+            rows.append((WHOLE_STEP, *[""] * 5, *figure_cells(self.whole_step), ""))
         if not any(entry.figures for entry in self.entries):
             rows = [(*row[: -NUM_FIGURES - 1], row[-1]) for row in rows]
         return rows
 
     def __str__(self) -> str:
         simulated = [f"simulated on {self._clusters}"] if self._clusters else []
-        return "\n".join([*table(self._rows), *simulated, *self.messages])
+        why = [self._why] if self._why else []
+        return "\n".join([*why, *table(self._rows), *simulated, *self.messages])
 
 
 def side_file(folder: Path, identity: str) -> Path:

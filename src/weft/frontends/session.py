@@ -19,10 +19,12 @@ import hashlib
 import json
 import logging
 import traceback
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,12 @@ from weft.graph.collective import collectives
 from weft.graph.edit import Snapshot, recompile
 from weft.graph.groups import read_groups
 from weft.graph.listings.text import digest
-from weft.graph.origins import PHASE_KEY
+from weft.graph.origins import INPUTS_KEY, PHASE_KEY
 from weft.passes.pipeline import Pipeline, identity_of, replay_in_place
 from weft.plan.folder import PlanFolder
+from weft.report.layers import exposed_by_layer, why_slow
 from weft.report.simulated import SimulatedReport, with_simulations
+from weft.simulation.timeline import NS_PER_US
 from weft.verification.agreement.agreement import Agreement
 from weft.verification.agreement.consensus import WAIT_S, BallotBox, Resolution, Vote, as_ranges, decide, tell
 from weft.verification.agreement.issue_order import read_order
@@ -222,6 +226,7 @@ class Session:
         fuses: bool = True,
         apart: bool = True,
         is_cut: bool = False,
+        inputs: tuple[str, ...] = (),
         prepare: Callable[[], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> bool:
@@ -229,12 +234,14 @@ class Session:
 
         `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel. `apart` says that no two
         inputs share memory, which holds for the graphs of AOTAutograd. `is_cut` says that forward and backward come
-        from a joint graph that was planned for the memory limit. `prepare` and `finish` are called before planning and
+        from a joint graph that was planned for the memory limit. `inputs` are the paths of the parameters that Dynamo
+        passes to AOTAutograd, as in `INPUTS_KEY`. `prepare` and `finish` are called before planning and
         after the rewrite: an error in them leaves the graph as it was on all ranks, too.
         """
         if apart:
             module.meta[APART_KEY] = True
         module.meta.pop(PHASE_KEY, None)
+        module.meta[INPUTS_KEY] = inputs
         entry = GraphEntry(identity, "", "", "inference")
         with self.contained("the name of a graph", options.strict):
             entry = self._entry(identity, module)
@@ -345,7 +352,10 @@ class Session:
         return replace(entry, figures=figures)
 
     def _whole_step(self, entries: Iterable[GraphEntry]) -> dict[str, Any]:
-        """The figures of the last version of each graph in one timeline: forward, backward, optimizer."""
+        """The figures of the last version of each graph in one timeline: forward, backward, optimizer.
+
+        They also say why the step is slow, and list its exposed time by layer.
+        """
         parts = [entry for entry in entries if entry.phase != "joint"]  # forward and backward follow a joint graph
         last = {entry.place: entry for entry in parts if entry.report and entry.key in self._simulated}
         if any(entry.is_by_compiled_autograd for entry in last.values()):  # it contains the other backward graphs
@@ -361,7 +371,16 @@ class Session:
         modules = [report.graphs[1].graph.module for report in reports]
         timeline = simulate_modules(modules, reports[0].simulated_cluster, reports[0].graphs[1].given, bound=True)
         keys = ("step_us", "exposed_us", "lower_bound_us", "peak_bytes")
-        return {"after": {key: getattr(timeline, key) for key in keys}}
+        # Graphs may use the same names, so the place of an operation tells its graph.
+        ends = [*accumulate(len(report.graphs[1].program.names) for report in reports)]
+        records = [report.runs[1].record_of for report in reports]
+        exposed = ((records[bisect_right(ends, span.op)].get(span.name), span) for span in timeline.collectives)
+        layers = exposed_by_layer((record, span.exposed_ns / NS_PER_US) for record, span in exposed if record)
+        return {
+            "after": {key: getattr(timeline, key) for key in keys},
+            "why": why_slow(timeline.step_us, timeline.compute_us, timeline.exposed_us, layers),
+            "layers": [list(row.row) for row in layers],
+        }
 
     def _election(self, module: GraphModule, entry: GraphEntry) -> _Election:
         """The election on a graph; without ranks if no other process runs its collectives."""

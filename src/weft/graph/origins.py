@@ -7,6 +7,7 @@ modules as it is. Sources, in this order:
     fwd_nn_module_stack      for a backward node of torch.compile, the modules of its forward node
     custom["module_fqn"]     an annotation of the user's program, as torchtitan writes it
     names of graph inputs    `layers_7_feed_forward_up_weight` is a parameter of the module `layers.7.feed_forward.up`
+    desc                     for an input or an output, how AOTAutograd describes it: as a parameter, or its gradient
 
 Paths read as in `model.named_modules()`: `layers.7.feed_forward.up`. A layer is the part of a path up to
 its first number, such as `layers.7`; a module outside of all layers is its own layer.
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph, Node
 
+from weft.compat import described_gradient, described_input
 from weft.graph.collective import Collective, collectives
 from weft.graph.edit import MEMBERS_KEY, ORIGINS_KEY
 from weft.graph.listings.writer import source_of
@@ -31,7 +33,11 @@ from weft.quantities import size_text
 PHASES = {"is_forward": "forward", "is_backward": "backward", "is_optimizer": "optimizer"}
 """The names of the phases, by `partitioner_tag`."""
 PHASE_KEY = "weft.phase"
-"""In `GraphModule.meta`: the phase of all nodes that have none of their own."""
+"""In `GraphModule.meta`: the phase of all nodes that have none of their own. Backward repeats work of forward: the tags
+of these nodes say forward, but they run in backward."""
+INPUTS_KEY = "weft.inputs"
+"""In `GraphModule.meta`: the paths of the parameters that torch.compile passes to AOTAutograd, by the index of the
+input; empty for other inputs. AOTAutograd describes inputs by this index."""
 MAX_PARTS = 3
 """Maximum number of layers, or ranges of layers, that a label names."""
 _GENERIC = re.compile(r"(primals|arg|tangents|args)_?\d*(_\d+)*$")
@@ -110,6 +116,7 @@ def origins_of(
     phase = str(graph.owning_module.meta.get(PHASE_KEY, "")) if graph.owning_module is not None else ""
     modules = dict.fromkeys(path_of(node.meta) for node in graph.nodes)
     paths = {path.replace(".", "_"): path for module in modules for path in _prefixes(module)}
+    described = _described(graph)
     found: dict[str, tuple[CollectiveOrigin, ...]] = {}
     for each in collectives(graph):
         launch = each.launch
@@ -117,7 +124,9 @@ def origins_of(
         named = tuple(known[name] for name in members if name in known)
         kept: Iterable[Mapping[str, Any]] = launch.meta.get(ORIGINS_KEY, ())
         from_members = [_origin(path_of(meta), meta, phase, "", None) for meta in kept]
-        found[launch.name] = named or tuple(o for o in from_members if o.subject) or (_own(each, paths, phase),)
+        found[launch.name] = (
+            named or tuple(o for o in from_members if o.subject) or (_own(each, paths, described, phase),)
+        )
     return found
 
 
@@ -176,7 +185,9 @@ def name_nodes(graph: Graph) -> dict[str, str]:
     return {name: path for name, path in found.items() if path}
 
 
-def _own(collective: Collective, paths: Mapping[str, str], phase: str) -> CollectiveOrigin:
+def _own(
+    collective: Collective, paths: Mapping[str, str], described: Mapping[Node, str], phase: str
+) -> CollectiveOrigin:
     """The origin of a collective that stands in the graph as it was traced."""
     launch = collective.launch
     path = path_of(launch.meta)
@@ -184,16 +195,18 @@ def _own(collective: Collective, paths: Mapping[str, str], phase: str) -> Collec
         path = next((found for node in _way_back(collective.inputs[0]) if (found := path_of(node.meta))), "")
     source = next(iter(collective.inputs), None)
     *_, first = _way_back(source) if source is not None else (None,)
-    subject = path
+    subject = next((described[node] for node in _way_on(collective) if node in described), path)
     if first is not None and first.op in ("placeholder", "get_attr"):
-        subject = _parameter(str(first.target), paths) or path
+        subject = described.get(first) or _parameter(str(first.target), paths) or subject
     sizes = collective.input_bytes, collective.output_bytes
     num_bytes = None if sizes[0] is None or sizes[1] is None else max(sizes[0], sizes[1])
     return _origin(subject, launch.meta, phase, _source(collective), num_bytes)
 
 
 def _origin(subject: str, meta: Mapping[str, Any], phase: str, source: str, num_bytes: int | None) -> CollectiveOrigin:
-    return CollectiveOrigin(subject, layer_of(subject), phase_of(meta) or phase, source, num_bytes)
+    own = phase_of(meta)
+    own = phase if (own, phase) == ("forward", "backward") else own or phase
+    return CollectiveOrigin(subject, layer_of(subject), own, source, num_bytes)
 
 
 def _source(collective: Collective) -> str:
@@ -209,6 +222,38 @@ def _way_back(node: Node) -> list[Node]:
     while node.op == "call_function" and len(node.all_input_nodes) == 1 and is_cheap(node.target):
         node = node.all_input_nodes[0]
         found.append(node)
+    return found
+
+
+def _way_on(collective: Collective) -> list[Node]:
+    """The waits of a collective and the single users after each, up to the first that does more than move, cast or
+    scale data."""
+    found: list[Node] = []
+    for node in collective.waits:
+        found.append(node)
+        while len(node.users) == 1:
+            (node,) = node.users
+            if node.op != "call_function" or len(node.all_input_nodes) != 1 or not is_cheap(node.target):
+                break
+            found.append(node)
+    return found
+
+
+def _described(graph: Graph) -> dict[Node, str]:
+    """The paths of inputs that are parameters and of outputs that are their gradients, by their descriptions."""
+    names: Sequence[str] = graph.owning_module.meta.get(INPUTS_KEY, ()) if graph.owning_module is not None else ()
+    described: list[tuple[Any, str | int | None]] = []
+    for node in graph.nodes:
+        description = node.meta.get("desc")
+        if node.op == "placeholder":
+            described.append((node, described_input(description)))
+        elif node.op == "output" and isinstance(description, list | tuple) and isinstance(node.args[0], list | tuple):
+            described += zip(node.args[0], map(described_gradient, description), strict=False)
+    found: dict[Node, str] = {}
+    for node, name in described:
+        path = name if isinstance(name, str) else names[name] if name is not None and name < len(names) else ""
+        if path and isinstance(node, Node):
+            found[node] = plain_path(path)
     return found
 
 

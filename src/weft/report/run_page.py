@@ -22,7 +22,7 @@ RUN_PAGE = Path(__file__).with_name("run_page.html")
 
 @dataclass(frozen=True)
 class GraphSection:
-    """One simulated graph."""
+    """One simulated graph, or the whole step."""
 
     name: str
     why: str
@@ -36,6 +36,8 @@ class RunPage:
     """The contents of the page."""
 
     title: str
+    why: str
+    """Why the whole step takes so long, in one sentence; empty if it is unknown."""
     clusters: str
     rows: Sequence[Sequence[str]]
     """The table of graphs, its heads first."""
@@ -50,6 +52,7 @@ class RunPage:
         )
         return template.render(
             title=self.title,
+            why=self.why,
             clusters=self.clusters,
             version=VERSION,
             heads=self.rows[0],

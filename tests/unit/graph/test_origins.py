@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 import weft
 from weft.graph.origins import (
+    INPUTS_KEY,
     PHASE_KEY,
     fold_layers,
     layer_of,
@@ -86,6 +87,58 @@ def test_a_collective_without_a_phase_of_its_own_has_that_of_its_graph():
     assert phases == {"a0": "optimizer", "a1": "backward", "a2": "backward", "r": "backward"}
     after = Pipeline.parse("bucket-all-gathers").run(module).module
     assert {origin.phase for found in origins_of(after.graph).values() for origin in found} == {"optimizer", "backward"}
+
+
+def test_what_backward_repeats_of_forward_belongs_to_backward():
+    module = traced()
+    module.meta[PHASE_KEY] = "backward"
+    for node in module.graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward"
+    assert {origin.phase for origin in originals_of(module.graph).values()} == {"backward"}
+
+
+DESCRIBED = """group('dp', size=2)
+
+def graph(primals_1: f32[4, 4], primals_2: f32[2, 4], primals_3: f32[2, 4]):
+    a: f32[4, 4] = all_gather(primals_2, 2, 'dp')
+    w0: f32[4, 4] = wait(a)
+    b: f32[4, 4] = all_gather(primals_3, 2, 'dp')
+    w1: f32[4, 4] = wait(b)
+    m: f32[4, 4] = mm(w0, w1)
+    r: f32[2, 4] = reduce_scatter(m, 'sum', 2, 'dp')
+    w2: f32[2, 4] = wait(r)
+    scaled: f32[2, 4] = mul(w2, 0.5)
+    s: f32[4, 4] = all_reduce(m, 'sum', 'dp')
+    w3: f32[4, 4] = wait(s)
+    return [w3, primals_2, scaled]
+"""
+
+
+@pytest.mark.parametrize(
+    "by_index",
+    [pytest.param(False, id="AOT export: by path"), pytest.param(True, id="torch.compile: by index")],
+)
+def test_descriptions_of_inputs_and_outputs_tell_parameters_and_their_gradients(by_index: bool):
+    descriptors = pytest.importorskip("torch._functorch._aot_autograd.descriptors")
+    paths = ("", "layers.0.experts.w1", "layers.0.experts.w2")
+
+    def described(index: int) -> Any:
+        return descriptors.PlainAOTInput(index) if by_index else descriptors.ParamAOTInput(paths[index])
+
+    module = weft.parse(DESCRIBED)
+    nodes = {node.name: node for node in module.graph.nodes}
+    nodes["primals_2"].meta["desc"] = descriptors.SubclassGetAttrAOTInput(described(1), "_local_tensor")
+    nodes["primals_3"].meta["desc"] = described(2)
+    gradient = descriptors.GradAOTOutput(described(2))
+    results = [descriptors.PlainAOTOutput(0), descriptors.PlainAOTOutput(1), gradient]
+    nodes["output"].meta["desc"] = results
+    if by_index:
+        module.meta[INPUTS_KEY] = paths
+    expected = {"a": paths[1], "b": paths[2], "r": paths[2], "s": ""}
+    assert {name: origin.subject for name, origin in originals_of(module.graph).items()} == expected
+    after = Pipeline.parse("bucket-all-gathers").run(module).module
+    merged = origins_of(after.graph, originals_of(module.graph))
+    assert sorted(tuple(o.subject for o in each) for each in merged.values()) == [("",), paths[1:], paths[2:]]
 
 
 def test_the_line_of_a_collective_is_the_first_outside_of_torch_around_it():
