@@ -44,8 +44,9 @@ MAKE_AGAIN = "make the plan again for this graph with weft.optimize"
 MAX_TOLD = 3
 """Number of actions, and of nodes of each, that an error names."""
 BREAKS = re.compile(r"[,{}]")
-PLANNER, DECIDER = "schedule-overlap", "decide-memory"
-"""The pass that plans the order in every preset, and the pass that decides what to keep for it."""
+PLANNER, DECIDER, COPIER = "schedule-overlap", "decide-memory", "copy-collectives"
+"""The pass that plans the order in every preset, the pass that decides what to keep for it, and the pass that chooses
+copies for the result of that."""
 DEVICE_LIMIT = "device_limit_bytes"
 """Name of the fact of a plan that states the memory limit, if none was given and the device's memory was the limit."""
 
@@ -141,8 +142,11 @@ class Pipeline:
         for k, each in enumerate(self.passes):
             is_preset = k in self.from_presets
             if is_preset and each.name() == PLANNER:
+                last = len(passes) - 1
+                is_after_copier = last in from_presets and passes[last].name() == COPIER
                 from_presets.add(len(passes))
-                passes.append(parse_pass(str(each).replace(PLANNER, DECIDER, 1)))  # both have the same options
+                decider = parse_pass(str(each).replace(PLANNER, DECIDER, 1))  # both have the same options
+                passes.insert(last if is_after_copier else len(passes), decider)
             if is_preset:
                 from_presets.add(len(passes))
             passes.append(each)

@@ -33,19 +33,21 @@ STAGES: dict[str, str] = {
     "sums": "dedupe-reduce-scatters,fuse-scattered-gathers",
     # Overlap matmuls with their own gather or scatter.
     "stream": "fuse-all-gather-matmuls{only=activations},fuse-matmul-reduce-scatters{only=activations}",
+    # Run gathers and scatters as copies through symmetric memory. After `stream`, which takes those next to matmuls.
+    "copy": "copy-collectives{only=enabled}",
     # Choose the order of all nodes, and the buckets. Last: it must see the final nodes.
     "plan": "schedule-overlap",
 }
 PRESETS: dict[str, str] = {
     "none": "",
-    "ddp": "clean,algebra,communication,axes,plan",
-    "fsdp": "clean,algebra,communication,axes,sums,plan",
-    "hsdp": "clean,algebra,communication,axes,sums,plan",
+    "ddp": "clean,algebra,communication,axes,copy,plan",
+    "fsdp": "clean,algebra,communication,axes,sums,copy,plan",
+    "hsdp": "clean,algebra,communication,axes,sums,copy,plan",
     # Without `sums`: a scatter and the gather after it can both be streamed; an all-reduce in their place could not.
-    "tp": "clean,algebra,communication,stream,plan",
-    "fsdp-tp": "clean,algebra,communication,axes,dedupe-reduce-scatters,stream,plan",
+    "tp": "clean,algebra,communication,stream,copy,plan",
+    "fsdp-tp": "clean,algebra,communication,axes,dedupe-reduce-scatters,stream,copy,plan",
     # Sizes of exchanges that the data decides are read with one copy.
-    "moe": "clean,algebra,communication,axes,sums,batch-host-reads,plan",
+    "moe": "clean,algebra,communication,axes,sums,batch-host-reads,copy,plan",
     # Bitwise exact: no reduction in another order, no matmul of another shape.
     "exact": "clean,algebra,communication,schedule-overlap{merge=gathers}",
 }

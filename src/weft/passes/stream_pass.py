@@ -27,7 +27,7 @@ from weft.quantities import duration_text
 from weft.rewriting.launches import place_in
 from weft.streaming.chunking import Chunking
 from weft.streaming.gather_sites import GatherSite, why_not_followed
-from weft.streaming.lowerings.low_contention import LowContention
+from weft.streaming.lowerings.low_contention import LowContention, whole
 from weft.streaming.lowerings.portable import Portable
 from weft.streaming.lowerings.protocol import Lowering, Name
 from weft.streaming.lowerings.ring import Ring
@@ -65,11 +65,9 @@ class StreamPass(Pass):
     shortest simulated step on the cluster (nodes of eight H100 if none is given), or no split if none is shorter."""
     kernel: Literal["auto", "portable", "symmetric-memory", "low-contention", "ring"] = "auto"
     """`portable`: plain nodes that every backend runs. `symmetric-memory`: torch's fused CUDA operators. `auto`: for
-    each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run. Without
-    `chunks`, `auto` also copies collectives that stay whole through symmetric memory, if their group has enabled it and
-    that is quicker. `low-contention`: every gather and scatter whose copies through symmetric memory take no longer,
-    with or without products. `ring`: plain nodes that send from rank to rank, one chunk per rank; needs `rank`, and
-    torch 2.12."""
+    each site, the one with the shorter simulated step; with `chunks`, the fused operators where they can run.
+    `low-contention`: every gather and scatter whose copies through symmetric memory take no longer, with or without
+    products. `ring`: plain nodes that send from rank to rank, one chunk per rank; needs `rank`, and torch 2.12."""
 
     rank: int | None = None
     """The rank that runs this graph, for `ring`. Give each rank its own."""
@@ -101,11 +99,14 @@ class StreamPass(Pass):
                 what = f"{collective.launch.name} carries {role}, and only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
-            site = self._site(collective, dag, taken, context) if self.kernel != "low-contention" else None
-            if site is None or isinstance(site, Refusal):
-                found = self._whole_or_copied(collective, site, context)
-                decisions.append(found if isinstance(found, Decision) else self._copied(collective))
-                copies += [] if isinstance(found, Decision) else [found]
+            if self.kernel == "low-contention":
+                refusal = self._why_not_copied(collective, context)
+                decisions.append(self._declined(collective, refusal) if refusal else self._copied(collective))
+                copies += [] if refusal else [Stream(collective.launch.name, (), 1, COPIES.name)]
+                continue
+            site = self._site(collective, dag, taken, context)
+            if isinstance(site, Refusal):
+                decisions.append(self._declined(collective, site))
                 continue
             decisions += [self._declined(collective, refusal) for refusal in site.dropped]
             taken.update(site.products)
@@ -116,9 +117,7 @@ class StreamPass(Pass):
             name = site.collective.launch.name
             cut = writes.why_not(cut) or cut if isinstance(cut, Chunking) else cut
             if isinstance(cut, Refusal):
-                found = self._whole_or_copied(site.collective, cut, context)
-                decisions.append(found if isinstance(found, Decision) else self._copied(site.collective))
-                copies += [] if isinstance(found, Decision) else [found]
+                decisions.append(self._declined(site.collective, cut))
                 continue
             found = self._lowering(cut, context)
             if isinstance(found, Refusal):
@@ -132,29 +131,17 @@ class StreamPass(Pass):
             decisions.append(self.decision(Reason.APPLIED, sentence, name, *products))
         return self.step([*copies, *actions], decisions)
 
-    def _whole_or_copied(self, collective: Collective, refusal: Refusal | None, context: Context) -> Stream | Decision:
-        """Copies in place of a collective that is not streamed for a reason, or why it stays as it is.
-
-        `auto` copies where the group has enabled symmetric memory and copies are quicker. None: copies were asked for.
-        """
-        if refusal is not None and (self.kernel != "auto" or self.chunks is not None):
-            return self._declined(collective, refusal)
-        uncopied = self._why_not_copied(collective, context, asked_for=refusal is None)
-        if uncopied is None:
-            return Stream(collective.launch.name, (), 1, COPIES.name)
-        return self._declined(collective, refusal or uncopied)
-
-    def _why_not_copied(self, collective: Collective, context: Context, *, asked_for: bool) -> Refusal | None:
+    def _why_not_copied(self, collective: Collective, context: Context) -> Refusal | None:
         """Why a collective is not copied through symmetric memory; None if it is."""
         launch = collective.launch
         refusal = (
             why_not_followed(collective)
-            or why_not_shared(launch, context, asked_for=asked_for)
-            or COPIES.why_not(_whole(launch), None)
+            or why_not_shared(launch, context, asked_for=True)
+            or COPIES.why_not(whole(launch), None)
         )
-        if refusal is not None or (context.cluster is None and asked_for):
+        if refusal is not None or context.cluster is None:
             return refusal
-        cluster = context.target_cluster
+        cluster = context.cluster
         group, num_bytes = context.groups.group(group_argument(launch)), full_bytes(collective) or 0
         copied = cluster.copied(collective.kind, group, num_bytes)
         rings = cluster.collective_us(collective.kind, group, num_bytes)
@@ -255,7 +242,7 @@ class StreamPass(Pass):
     def _cut(self, action: Stream, nodes: NamedNodes, dag: Dag) -> Chunking:
         """The chunks of a planned site, derived again from the graph."""
         if action.kernel == "low-contention":
-            return _whole(nodes[action.launch])
+            return whole(nodes[action.launch])
         site = self.read(Collective(nodes[action.launch]), dag)
         products = tuple(nodes[name] for name in action.products)
         if not isinstance(site, Refusal):
@@ -264,8 +251,3 @@ class StreamPass(Pass):
         if isinstance(found, Refusal):
             raise PlanError(compose("plan", f"{action.launch} cannot be split as planned: {found.sentence}"))
         return replace(found, decomposed_over=action.apart)
-
-
-def _whole(launch: Node) -> Chunking:
-    """A collective that is not split, without products."""
-    return Chunking(launch, 0, 1, 0, (), {})

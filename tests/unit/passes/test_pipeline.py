@@ -17,6 +17,7 @@ from torch.fx import Graph
 import weft
 from weft.errors import GraphError, PipelineError, PlanError, RefusedError
 from weft.graph.edit import Edit
+from weft.graph.groups import GroupTable
 from weft.passes import base
 from weft.passes.base import Numerics, Pass, all_passes, broken_passes, parse_pass
 from weft.passes.communication.hoist_launches import HoistLaunches
@@ -156,11 +157,21 @@ def test_presets_are_pipelines_by_name():
 
 def test_a_preset_is_its_stages_in_their_order():
     assert str(Pipeline.parse("ddp")) == ",".join(
-        STAGES[name] for name in ("clean", "algebra", "communication", "axes", "plan")
+        STAGES[name] for name in ("clean", "algebra", "communication", "axes", "copy", "plan")
     )
     for spec in PRESETS.values():
         places = [list(STAGES).index(name) for name in spec.split(",") if name in STAGES]
         assert places == sorted(places)
+
+
+def test_with_a_memory_limit_a_preset_decides_what_to_keep_before_it_chooses_copies():
+    chosen = Pipeline.parse("fsdp").chosen(Graph(), GroupTable(), memory_limit_bytes=1 << 30)
+    names = [each.name() for each in chosen.passes]
+    assert names[-3:] == ["decide-memory", "copy-collectives", "schedule-overlap"]
+    assert chosen.from_presets == frozenset(range(len(names)))
+    own = Pipeline.parse("copy-collectives,plan").chosen(Graph(), GroupTable(), memory_limit_bytes=1 << 30)
+    assert [each.name() for each in own.passes] == ["copy-collectives", "decide-memory", "schedule-overlap"]
+    assert own.from_presets == {1, 2}
 
 
 def test_the_exact_preset_has_exact_passes_only():

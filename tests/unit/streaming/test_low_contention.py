@@ -89,28 +89,6 @@ def test_torch_takes_what_is_given_to_it_and_gives_what_is_expected(shared: None
     assert found.shape == node.meta["val"].shape
 
 
-EMBEDDED = """group('tp', size=2)
-
-def graph(x: bf16[4096, 1024](device='cuda'), b: bf16[1024, 64](device='cuda')):
-    rs = reduce_scatter(x, 'sum', 2, 'tp')
-    w = wait(rs)
-    y = mm(w, b)
-    return [y]
-"""
-AUTO = "fuse-matmul-reduce-scatters{only=activations}"
-
-
-@pytest.mark.parametrize(("cluster", "is_copied"), [("loopback-1x2", True), ("gloo-1x2", False)])
-def test_auto_copies_a_collective_without_products_where_that_is_quicker(shared: None, cluster: str, is_copied: bool):
-    run = Pipeline.parse(AUTO).run(weft.parse(EMBEDDED), cluster=weft.Cluster.load(cluster))
-    assert any("copy_reduce_scatter" in line for line in lines(run.module)) == is_copied
-
-
-def test_auto_copies_nothing_without_shared_memory():
-    run = Pipeline.parse(AUTO).run(weft.parse(EMBEDDED), cluster=weft.Cluster.load("loopback-1x2"))
-    assert not any("copy_reduce_scatter" in line for line in lines(run.module))
-
-
 TWO_USES = """group('tp', size=2)
 
 def graph(x: f32[4, 4](device='cuda'), z: f32[4, 4](device='cuda'), b: f32[4, 6](device='cuda')):

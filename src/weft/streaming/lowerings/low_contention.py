@@ -45,11 +45,23 @@ class LowContention:
         if collective.kind is ops.Kind.REDUCE_SCATTER and collective.reduce_op not in REDUCTIONS:
             what = f"{launch.name} reduces by {collective.reduce_op}, but copies are summed or averaged"
             return _refusal(launch, what)
+        dtype = collective.dtype
+        if collective.kind is ops.Kind.REDUCE_SCATTER and not (
+            dtype and dtype.is_floating_point and dtype.itemsize > 1
+        ):
+            return _refusal(
+                launch, f"{launch.name} reduces {dtype}, and copies are summed as floats of two bytes or more"
+            )
         return unshared
 
     def build(self, edit: Edit, cut: Chunking) -> dict[Node, Node]:
         """Replace the launch by copies."""
         return _PeerCopyBuilder(edit, cut).build()
+
+
+def whole(launch: Node) -> Chunking:
+    """A collective that is not split, without products."""
+    return Chunking(launch, 0, 1, 0, (), {})
 
 
 def _refusal(launch: Node, sentence: str) -> Refusal:
