@@ -34,6 +34,8 @@ from weft.verification.virtual.cluster import VirtualCluster
 GRAPHS = Path(__file__).parents[1] / "graphs"
 TOLERANCE = 2e-5
 """Of the largest magnitude in a tensor, in f32: sums over a few hundred terms, in another order on several ranks."""
+GROUPED_TOLERANCE = 2**-6
+"""The same for models with grouped products, which round to bf16."""
 
 STEPS = {
     "ddp": ("llama-debug", "ddp", {"dp": 2}),
@@ -44,6 +46,9 @@ STEPS = {
     "hsdp-tp": ("llama-debug", "hsdp-tp", {"replicate": 2, "shard": 2, "tp": 2}),
     "moe": ("moe-debug", "ep-fsdp", {"dp": 2, "ep": 2}),
     "moe-tp": ("moe-debug", "tp", {"tp": 2}),
+    "dropless-tp": ("dropless-debug", "tp", {"tp": 2}),
+    "experts-tp": ("dropless-debug", "ep-tp", {"ep": 2, "tp": 2}),
+    "capacity-tp": ("moe-debug", "ep-tp", {"ep": 2, "tp": 2}),
     "latent": ("deepseek-debug", "fsdp-tp", {"dp": 2, "tp": 2}),
     "vision": ("vision-debug", "ddp", {"dp": 2}),
     "vision-fsdp": ("vision-debug", "fsdp", {"dp": 4}),
@@ -166,9 +171,10 @@ def check_gradients(model: ShardedModel) -> None:
     loss = model.loss(batches)
     gradients = list(torch.autograd.grad(loss, list(model.whole.parameters())))
     found = [[output.detach() for output in result.outputs[1:]] for result in results]
-    assert worst_difference(model.parts(gradients), found) < TOLERANCE
+    tolerance = GROUPED_TOLERANCE if model.name.startswith("dropless") else TOLERANCE
+    assert worst_difference(model.parts(gradients), found) < tolerance
     mean = torch.stack([result.outputs[0].detach() for result in results]).mean()
-    torch.testing.assert_close(mean, loss.detach(), rtol=TOLERANCE, atol=0)
+    torch.testing.assert_close(mean, loss.detach(), rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ def program(rng: Random) -> tuple[GraphModule, dict[str, int]]:
     if is_latent:
         shape |= {"num_dense": rng.choice([0, 1]), "dense_ffn_dim": 32, "query_latent_width": rng.choice([0, 8])}
     options: dict[str, Any] = {"batch": rng.choice([2, 4, 6]), "reshard": rng.choice(["always", "never"])}
-    model = "deepseek-debug" if is_latent else "dropless-debug"
-    return zoo.load(model, "ep-fsdp", mesh=mesh, **shape, **options, **WIDE), mesh
+    model, parallel = "deepseek-debug" if is_latent else "dropless-debug", "ep-fsdp"
+    if heads == 2 and rng.random() < 0.3:
+        parallel, mesh, shape["num_kv_heads"] = "ep-tp", {"ep": 2, "tp": 2}, 2
+    return zoo.load(model, parallel, mesh=mesh, **shape, **options, **WIDE), mesh
 
 
 def dense_program(rng: Random) -> tuple[GraphModule, dict[str, int]]:

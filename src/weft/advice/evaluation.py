@@ -40,6 +40,7 @@ from weft.prediction.memory import outside_of
 from weft.prediction.prediction import STRAGGLER_SIGMA, Prediction, predict_modules, waiting_share
 from weft.quantities import size_text
 from weft.report.baseline import FITTING
+from weft.scheduling.search import Effort
 from weft.simulation.build import program_of
 from weft.simulation.program import OpKind
 from weft.simulation.simulator import simulate
@@ -185,7 +186,7 @@ def _probe(question: Question) -> Probe:
     error = why_not_fit(peak, question.limit_bytes)
     if error is not None:
         return Probe(question.microbatch, 0.0, 0.0, "", peak, error)
-    planned = [_simulate(_plan(module, question.cluster, None), question) for module in modules]
+    planned = [_simulate(_plan(module, question.cluster, None, "fast"), question) for module in modules]
     figures = [_figures(*pair, question.cluster) for pair in zip(captured, planned, strict=True)]
     whole = _all_layers(figures, question.model)
     busy_us = _least_busy_us(captured, planned, question.model)
@@ -221,7 +222,8 @@ def _plan_layout(question: Question) -> PlannedLayout | Refused:
     captured = _simulate(module, question)
     held = captured.held_bytes(count)
     try:
-        after = _plan(module, cluster, None if question.limit_bytes is None else question.limit_bytes - held)
+        limit = None if question.limit_bytes is None else question.limit_bytes - held
+        after = _plan(module, cluster, limit, "default")
     except MemoryLimitError as error:
         needed = error.least_bytes + held
         return Refused(why_not_fit(needed, question.limit_bytes) or str(error), needed)
@@ -310,11 +312,11 @@ def _least_busy_us(
     }
 
 
-def _plan(module: GraphModule, cluster: Cluster, limit_bytes: int | None) -> GraphModule:
+def _plan(module: GraphModule, cluster: Cluster, limit_bytes: int | None, effort: Effort) -> GraphModule:
     """The graph after the planner. It keeps the limit, but leaves the choice of checkpoints to the layout."""
     with collector_paused(), analyses_kept():
         pipeline = Pipeline.parse("auto").without(["decide-memory"])
-        return pipeline.run(module, cluster=cluster, memory_limit_bytes=limit_bytes).module
+        return pipeline.run(module, cluster=cluster, memory_limit_bytes=limit_bytes, effort=effort).module
 
 
 class _Simulated:

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from weft.compat import OpOverload, input_nodes
 from weft.graph import ops
@@ -100,6 +101,7 @@ class BatchRows:
             for node in nodes:
                 if node.op == "call_function" and any(self.form(source) is not None for source in input_nodes(node)):
                     self._follow(node)
+            self._check_writes(nodes)
         except MixesRows as error:
             self.refusal = Refusal(error.reason, str(error))
 
@@ -115,6 +117,8 @@ class BatchRows:
         if all(form is None or isinstance(form, Sum) for form in forms):
             if name in LINEAR and forms[0] is not None:  # other calls take the whole sum
                 self.followed[node] = Followed(forms[0])
+            return
+        if self._takes_totals(node, name):
             return
         found, rule = profile_of(node), _rule_of(node.target, name)
         is_routed = any(isinstance(form, Routed) for form in forms)
@@ -134,6 +138,33 @@ class BatchRows:
         made = rule(self, node, ops.bind(node) if node.target is not getitem else {})
         self._check(node, made.form)
         self.followed[node] = made
+
+    def _check_writes(self, nodes: Sequence[Node]) -> None:
+        """Refuse a write to a whole sum or count if a chunk of it is read later: a chunk has memory of its own."""
+        order = {node: i for i, node in enumerate(nodes)}
+        wholes = {node: {node} for node in self.followed if node.op == "call_function"}
+        for node in nodes:
+            touched = [source for source in input_nodes(node) if source in wholes]
+            found = profile_of(node) if touched and node.op == "call_function" else None
+            if found is None or found.plain:
+                continue
+            written = touched if found.opaque else _written(node, found.writes)
+            for root in (root for source in written for root in wholes.get(source, ())):
+                chunked = [user for user in root.users if user in self.followed]
+                is_read = any(not profile_of(user).plain or order[user] > order[node] for user in chunked)
+                if is_read or not profile_of(root).plain:
+                    what = f"{node.name} writes to {root.name}, of which each chunk has a part"
+                    raise MixesRows(f"the batch is not split: {what}", Reason.HAS_EFFECT)
+            if node not in self.followed:
+                wholes[node] = set().union(*(wholes[source] for source in touched))
+
+    def _takes_totals(self, node: Node, name: str) -> bool:
+        """Whether a call only reads counts and sums, and leaves the way of the rows: it takes them for all chunks."""
+        sources = [source for source in input_nodes(node) if self.form(source) is not None]
+        are_totals = all(
+            routed_rows.has_total(source, self.form(source)) or isinstance(self.form(source), Sum) for source in sources
+        )
+        return are_totals and routed_rows.follow(self.form, node, name, self._num_rows) is None
 
     def _follow_route(self, node: Node, name: str) -> Followed:
         """Rows on their way to experts and back."""
@@ -182,6 +213,14 @@ def _shape(node: Any) -> list[int]:
     value = ops.value_of(node)
     sizes: list[Any] = list(value.shape) if isinstance(value, Tensor) else []
     return [n if isinstance(n, int) else -1 for n in sizes]
+
+
+def _written(node: Node, arguments: Sequence[str]) -> list[Node]:
+    """The inputs that a call writes, by the names of its arguments."""
+    bound = ops.bind(node) if arguments else {}
+    found: list[Node] = []
+    map_arg([bound.get(name) for name in arguments], found.append)
+    return found
 
 
 def _mixed(node: Node, why: str) -> MixesRows:

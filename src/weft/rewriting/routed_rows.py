@@ -102,6 +102,11 @@ def counted_ids(node: Node) -> Routed | None:
     return Routed("counts", _first_alike(ids)) if is_count else None  # type: ignore[arg-type]
 
 
+def has_total(node: Node, form: object) -> bool:
+    """Whether a value is the counts of a chunk, whose sum over the chunks is exactly the counts of the whole batch."""
+    return isinstance(form, Routed) and form.role == "counts" and ops.value_of(node).dtype in COUNTING
+
+
 def _uncast(node: Node) -> Node:
     """A value before a cast that keeps ids, counts and truth values."""
     is_cast = ops.name_of(node.target) == "_to_copy" and ops.value_of(node).dtype in COUNTING

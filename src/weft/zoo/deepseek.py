@@ -106,7 +106,6 @@ class Deepseek(Dropless):
     tensor_plan: ClassVar[Mapping[str, str]] = {
         **{end: word for end, word in Dropless.tensor_plan.items() if not end.startswith("attention.")},
         **dict.fromkeys(("feed_forward.gate", "feed_forward.up", "feed_forward.down"), "sequence"),
-        **dict.fromkeys(("shared.gate", "shared.up", "shared.down"), "sequence"),
         **dict.fromkeys(("attention.query", "attention.key_value"), "column"),
         **dict.fromkeys(("attention.latent", "attention.latent_norm"), "sequence"),
         **dict.fromkeys(("attention.query_latent", "attention.query_norm"), "sequence"),

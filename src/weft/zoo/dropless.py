@@ -7,8 +7,9 @@ symbols for them. The experts multiply all their tokens by grouped products. A s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,12 @@ class DroplessFeedForward(MoEFeedForward):
 
 class Dropless(MoE):
     """The decoder with its loss."""
+
+    # The shared expert treats each token alone, too.
+    tensor_plan: ClassVar[Mapping[str, str]] = {
+        **MoE.tensor_plan,
+        **dict.fromkeys(("shared.gate", "shared.up", "shared.down"), "sequence"),
+    }
 
     def make_block(self, number: int) -> nn.Module:
         return Block(self.config, DroplessFeedForward(cast(DroplessConfig, self.config)))

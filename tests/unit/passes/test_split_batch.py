@@ -134,6 +134,10 @@ SPELLINGS: dict[str, list[tuple[str, str]]] = {
         ("new_zeros(wait_tensor_24, [", "zeros(["),
         ("new_zeros(wait_tensor_28, [32, 64]", "full([32, 64], 0"),
     ],
+    "counts of the whole batch": [
+        (COUNTED, COUNTED + "    seen: i64[4] = add(sum_2, 100)\n"),
+        ("    return [", "    return [sum_2, seen, "),
+    ],
     "ranges": [
         (
             "    ge: bool = operator.ge(_local_scalar_dense, 0)\n",
@@ -222,9 +226,9 @@ def test_chunks_have_even_parts_of_assumed_sizes():
 
 WRONG_ROUTES = {
     "another order": ("sort.stable(view_9, stable=True)", "sort.stable(view_9, stable=True, descending=True)"),
-    "another count": (
-        "sum_2: i64[8] = sum.dim_IntList(eq, [0])",
-        "sum_2: i64[8] = sum.dim_IntList(eq, [0])\n    odd: i64[8] = add(sum_2, 1)",
+    "counts of other ranks": (
+        "view_11: i64[2, 4] = view(wait_tensor_8, [2, -1])",
+        "view_11: i64[2, 4] = view(wait_tensor_8, [2, -1])\n    odd: i64[8] = add(wait_tensor_8, 1)",
     ),
     "swapped sizes": (
         "[_local_scalar_dense_2, _local_scalar_dense_3], [_local_scalar_dense, _local_scalar_dense_1]",
@@ -241,6 +245,30 @@ def test_rows_that_take_another_way_stay_whole(case: str):
     assert old in text
     (sentence,) = why(split(weft.parse(text.replace(old, new, 1)), 2))
     assert sentence.startswith("the batch is not split: ")
+
+
+SUM = """def graph(x: f32[4, 8], w: f32[8, 8]):
+    y = mm(x, w)
+    columns = t(x)
+    g = mm(columns, y)
+BODY
+"""
+WRITES = {
+    "a chunk is read later": ("    m = mul_(g, 0.5)\n    h = t(g)\n    return [h]", False),
+    "through a view": ("    v = slice(g, 0, 0, 4)\n    m = mul_(v, 0.5)\n    h = t(g)\n    return [h]", False),
+    "a view of a chunk": ("    h = t(g)\n    m = mul_(g, 0.5)\n    return [h, m]", False),
+    "to a view": ("    h = t(g)\n    m = mul_(h, 0.5)\n    return [g, m]", False),
+    "a chunk is read earlier": ("    h = _to_copy(g, dtype=f64)\n    m = mul_(g, 0.5)\n    return [h, m]", True),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_a_sum_that_is_written_is_split_only_if_no_chunk_sees_it(case: str):
+    body, is_split = WRITES[case]
+    module = weft.parse(SUM.replace("BODY", body))
+    result = split(module, 2, "x")
+    assert bool(result.report.applied) is is_split, why(result)
+    assert weft.verify(module, result.module).equal
 
 
 def test_a_forward_pass_in_chunks_is_proved_equal():

@@ -268,7 +268,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
         (
             {"parallel": "zero"},
             "zoo: no parallelism is called 'zero'\n"
-            "use one of none, ddp, ddp-dtensor, fsdp, hsdp, hsdp-dtensor, tp, fsdp-tp, hsdp-tp, ep-fsdp",
+            "use one of none, ddp, ddp-dtensor, fsdp, hsdp, hsdp-dtensor, tp, fsdp-tp, hsdp-tp, ep-fsdp, ep-tp",
         ),
         ({"layers": 0}, "zoo: layers is 0, expected 1 or more\nuse layers=1 or more"),
         ({"batch": 0}, "zoo: batch is 0, expected 1 or more\nuse batch=1 or more"),

@@ -92,6 +92,7 @@ def test_gradients_arrive_on_the_parameters_in_their_own_dtype():
         ("hsdp-tp", 64, {"replicate": 2, "shard": 4, "tp": 8}),
         ("hsdp-tp", 8, {"replicate": 2, "shard": 2, "tp": 2}),
         ("ep-fsdp", 1024, {"dp": 128, "ep": 8}),
+        ("ep-tp", 64, {"ep": 8, "tp": 8}),
     ],
 )
 def test_ranks_alone_put_up_to_eight_inside(parallel: str, ranks: int | None, expected: dict[str, int]):

@@ -63,7 +63,7 @@ from weft.quantities import size_text
 from weft.rewriting.batch_rows import BatchDim, BatchRows, Loss, OfChunk, Sum
 from weft.rewriting.draft import Draft
 from weft.rewriting.new_nodes import AnyNode, New
-from weft.rewriting.routed_rows import Routed
+from weft.rewriting.routed_rows import Routed, has_total
 from weft.scheduling.search import Outcome
 from weft.simulation.build import program_of
 from weft.simulation.memory import Footprint
@@ -301,7 +301,9 @@ class _Chunks:
         whole_users = [user for user in node.users if not self._is_chunked(user, node)]
         if whole_users and isinstance(followed.form, BatchDim | Sum):
             self.heirs[node] = self._whole(node, followed.form, made)
-        if whole_users and isinstance(followed.form, Routed):
+        elif whole_users and has_total(node, followed.form):
+            self.heirs[node] = self._added(node, self.parts[node], made)
+        elif whole_users and isinstance(followed.form, Routed):
             raise GraphError(f"{node.name} is on the way to an expert and used by {whole_users[0].name}")
         if whole_users and isinstance(followed.form, OfChunk):
             raise GraphError(f"{node.name} is the seed of an attention and used by {whole_users[0].name}")

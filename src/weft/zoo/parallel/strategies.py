@@ -9,6 +9,7 @@ tp        blocks are split, norms see their part of the sequence
 fsdp-tp   tp inside, fsdp outside
 hsdp-tp   tp inside, hsdp outside
 ep-fsdp   experts are split over `ep` and sharded over `dp`; everything else is sharded over all ranks
+ep-tp     fsdp-tp with the axes `ep` and `tp`, but experts are split over `ep`; each sees a part of the sequence
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ STRATEGIES = {
     "fsdp-tp": Strategy(("dp", "tp"), shard=("dp",), tensor="tp"),
     "hsdp-tp": Strategy(("replicate", "shard", "tp"), shard=("shard",), replicate=("replicate",), tensor="tp"),
     "ep-fsdp": Strategy(("dp", "ep"), shard=("dp", "ep"), expert="ep"),
+    "ep-tp": Strategy(("ep", "tp"), shard=("ep",), tensor="tp", expert="ep"),
 }
 
 
@@ -148,12 +150,12 @@ def _special_layouts(
     model: nn.Module, parallel: str, strategy: Strategy, mesh: DeviceMesh
 ) -> dict[str, ParameterLayout]:
     """Layouts of the parameters that tensor or expert parallelism splits; inserts communication into the modules."""
+    layouts: dict[str, ParameterLayout] = {}
     if strategy.tensor is not None:
         plan = _ask(model, parallel, "tensor_plan")
         check_split(model, plan, strategy.tensor, mesh[strategy.tensor].size())
-        layouts = split_layouts(model, plan, strategy.tensor)
+        layouts |= split_layouts(model, plan, strategy.tensor)
         add_exchanges(model, plan, mesh, strategy.tensor)
-        return layouts
     if strategy.expert is not None:
         paths: list[str] = _ask(model, parallel, "expert_parameters")()
         size = mesh[strategy.expert].size()
@@ -163,8 +165,10 @@ def _special_layouts(
             raise CaptureError(compose("zoo", what, do=f"use an axis {strategy.expert!r} whose size divides them"))
         split: Any = _ask(model, parallel, "split_experts")
         split(group_name(mesh, (strategy.expert,)), size)
-        return {path: ParameterLayout(split=(strategy.expert, 0), scale=1 / size) for path in paths}
-    return {}
+        for path in paths:
+            layout = layouts.get(path, ParameterLayout())
+            layouts[path] = replace(layout, split=(strategy.expert, 0), scale=1 / size)
+    return layouts
 
 
 def _ask(model: nn.Module, parallel: str, name: str) -> Any:
