@@ -37,7 +37,7 @@ def some_program(seed: int, is_plain: bool) -> tuple[Random, Program]:
     return rng, random_program(rng, 12, is_plain) if seed % 3 == 0 else random_gradients(rng, 3, is_plain)
 
 
-RATIOS = (1001, 1250, 2000, 5000)
+RATIOS = (1250, 3000)
 CLOCKS = (Clock.WALL, Clock.WORK, Clock.WIRE)
 
 
