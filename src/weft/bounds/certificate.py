@@ -20,8 +20,11 @@ Resource 0 is the compute stream, `k + 1` is link `k`.
                               mirror image
                kind drag:     a drag cut. Compute whose heads reach `head`, then the collective `node` and the smallest
                               tail. Compute that ends after `node` has started drags the collectives of the link that
-                              depend on it: `shares` divides its work over them, [compute, collective, time]. If
-                              `is_last` is false, time runs backwards
+                              depend on it: `shares` divides its work over them, [compute, collective, time]. A
+                              collective whose latency reaches `latency` may receive `ratio` thousandths of its time,
+                              others as much as their time. `through`: a collective before `node`, and the one that late
+                              compute does not precede; what is dragged needs others of its queue. Or null. If `is_last`
+                              is false, time runs backwards
                kind memory:   storages that live one after the other if the peak is within `limit_bytes`, because
                               only `count` of them fit at once; null: all storages, by bytes x lifetime
                kind again:    as `machine`, and the repeated work that a peak within `limit_bytes` forces
@@ -37,13 +40,14 @@ The checker trusts no number in a certificate: sets and thresholds only tell it 
 
 from __future__ import annotations
 
+from weft.bounds.drag_cuts import NONE, DragCut
 from weft.bounds.earliest_starts import Heads, arguments_for
 from weft.bounds.problem import Clock, MergingAssumption, Tasks
 from weft.bounds.repeated_work import ForcedRun
 
 Certificate = dict[str, object]
 
-FORMAT = "weft-bound-4"
+FORMAT = "weft-bound-5"
 
 Rests = tuple[Tasks, Heads, dict[int, int]]
 """One direction of time, its heads, and the levels that the heads of some nodes must reach."""
@@ -61,8 +65,17 @@ def cut_claim(first: int | None, first_drag: int, last: int | None, last_drag: i
     return {"kind": "cut", "first": first, "first_drag": first_drag, "last": last, "last_drag": last_drag}
 
 
-def drag_claim(node: int, is_last: bool, head: int, shares: list[tuple[int, int, int]]) -> dict[str, object]:
-    return {"kind": "drag", "node": node, "is_last": is_last, "head": head, "shares": [[*share] for share in shares]}
+def drag_claim(cut: DragCut) -> dict[str, object]:
+    return {
+        "kind": "drag",
+        "node": cut.node,
+        "through": None if cut.through == NONE else cut.through,
+        "is_last": cut.is_last,
+        "head": cut.head,
+        "ratio": cut.ratio,
+        "latency": cut.latency,
+        "shares": [[*share] for share in cut.shares],
+    }
 
 
 def memory_claim(limit_bytes: int, count: int | None) -> dict[str, object]:

@@ -288,32 +288,80 @@ class CheckedProblem:
 
     def drag_cut(self, claim: dict[str, Any], heads: dict[int, int], tails: dict[int, int]) -> int:
         """Compute, then a collective, then the collectives that late compute drags: one link carries them in turn."""
-        last = int(claim["node"])
+        last, through, ratio, long = int(claim["node"]), claim["through"], int(claim["ratio"]), int(claim["latency"])
+        begin = last if through is None else int(through)
         shares = [(int(node), int(dragged), int(share)) for node, dragged, share in claim["shares"]]
         chosen = [node for node, resource in self.resource.items() if resource == 0 and heads[node] >= claim["head"]]
-        ancestors = self.before(last, heads)
+        ancestors = self.before(begin, heads)
         late = {node: self.duration[node] for node in chosen if node not in ancestors}
         given = dict.fromkeys((dragged for _, dragged, _ in shares), 0)
-        bits, reached = {node: 1 << number for number, node in enumerate(given)}, self.reached(given)
+        bits = {node: 1 << number for number, node in enumerate(given)}
+        reached = self.reached(given, None if through is None else begin)
         for node, dragged, share in shares:
             late[node] -= share
             given[dragged] += share
-            if share < 0 or late[node] < 0 or not reached[node] & bits[dragged]:
+            if share < 0 or late[node] < 0 or not reached.get(node, 0) & bits[dragged]:
                 raise ValueError(f"the work of {node} cannot be divided in this way")
         if any(self.resource[node] != self.resource[last] for node in given) or last not in self.latency:
             raise ValueError("the collectives are not all of one link")
-        lead, trail = min(heads[node] for node in (last, *chosen)), min(tails[node] for node in (last, *given))
+        if through is not None and (begin not in self.latency or begin not in self.before(last, heads)):
+            raise ValueError(f"{last} does not need the collective {begin}")
+        if ratio < 1000 or last in given:
+            raise ValueError("late work is given to the collective itself, or at a ratio below 1")
+        lead, trail = min(heads[node] for node in (begin, *chosen)), min(tails[node] for node in (last, *given))
         rooms = {node: self.duration[node] - self.latency[node] for node in given}
-        gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in rooms.items())
-        return lead + self.duration[last] + trail + sum(self.duration[node] for node in chosen) - gained
+        slow = [node for node in given if self.latency[node] >= long]
+        most = rooms | {node: rooms[node] * ratio // 1000 for node in slow}
+        gained = sum(late.values()) + sum(max(0, given[node] - room) for node, room in most.items())
+        ends = self.duration[last] + (self.duration[begin] if begin != last else 0)
+        if ratio > 1000 and slow:
+            least = min(self.latency[node] for node in slow)
+            ends = self.shortest_end(ends, ratio, least, int(through is not None), [rooms[node] for node in slow])
+        return lead + ends + trail + sum(self.duration[node] for node in chosen) - gained
 
-    def reached(self, collectives: Iterable[int]) -> dict[int, int]:
-        """For each node, the given collectives that it is or that depend on it, as a bit mask."""
-        reached = {node: 1 << number for number, node in enumerate(collectives)}
+    @staticmethod
+    def shortest_end(first: int, ratio: int, latency: int, joined: int, rooms: list[int]) -> int:
+        """The largest time, at most `first`, in which no number of buckets of dragged collectives can end.
+
+        From the last bucket to the first: if `after` is what the later buckets carry, a bucket starts with at most
+        `ratio * after` of late work undone, and from then on the link carries it, the later ones and their latencies.
+        """
+
+        def buckets_fit(end: int) -> bool:
+            after = 0
+            for number in range(1, len(rooms) + 1):
+                carried = min(sum(rooms), end - number * latency + (after * ratio + 999) // 1000)
+                if carried < after:
+                    return False
+                if 1000 * (first + (number - joined) * latency + carried) <= 1000 * end + carried * ratio:
+                    return True
+                after = carried
+            return False
+
+        too_short, possible = 0, first + 1
+        while possible - too_short > 1:
+            middle = (too_short + possible) // 2
+            too_short, possible = (too_short, middle) if buckets_fit(middle) else (middle, possible)
+        return too_short
+
+    def reached(self, collectives: Iterable[int], through: int | None) -> dict[int, int]:
+        """For each node, the given collectives that it is or that depend on it, as a bit mask.
+
+        With `through`, only those that do so by way of another collective of its queue.
+        """
+        reached = self.spread({node: 1 << number for number, node in enumerate(collectives)})
+        if through is None:
+            return reached
+        after = [node for node in reached if node in self.latency and self.queue(node) == self.queue(through)]
+        return self.spread({node: reached[node] for node in after if node != through})
+
+    def spread(self, masks: dict[int, int]) -> dict[int, int]:
+        """The masks of each node and of all nodes that depend on it, together."""
+        spread = dict(masks)
         for node in reversed(self.order):
-            for pred in self.preds[node] if node in reached else ():
-                reached[pred] = reached.get(pred, 0) | reached[node]
-        return reached
+            for pred in self.preds[node] if node in spread else ():
+                spread[pred] = spread.get(pred, 0) | spread[node]
+        return spread
 
     def memory(self, limit_bytes: int, count: int | None) -> int:
         """The time for storages that must live one after the other, since only some fit into the limit at once."""

@@ -40,7 +40,7 @@ from weft.bounds.certificate import (
     task_claim,
 )
 from weft.bounds.choices import Choices
-from weft.bounds.drag_cuts import DragCut, best_drag_cut
+from weft.bounds.drag_cuts import NONE, DragCut, best_drag_cut
 from weft.bounds.earliest_starts import Heads, find_heads, path_heads
 from weft.bounds.idle_cuts import CutEnd, IdleCut, best_idle_cut
 from weft.bounds.memory_limit import memory_bound
@@ -224,16 +224,16 @@ def idle_cut_candidate(program: Program, tasks: Tasks, cut: IdleCut, heads: Head
 def drag_cut_candidate(program: Program, tasks: Tasks, drag: DragCut, heads: Heads, tails: Heads) -> BoundCandidate:
     towards = heads if drag.is_last else tails
     compute = [node for node in tasks.on(COMPUTE) if towards.start[node] >= drag.head]
-    before = dict.fromkeys(compute, drag.head) | {drag.node: min(drag.head, towards.start[drag.node])}
+    start = drag.node if drag.through == NONE else drag.through
+    before = dict.fromkeys(compute, drag.head) | {start: min(drag.head, towards.start[start])}
     behind = dict.fromkeys([drag.node, *(dragged for _, dragged, _ in drag.shares)], drag.tail)
-    name = name_of(program, drag.node)
+    name = name_of(program, start)
     if drag.is_last:
         text = f"compute must run before {name}; compute after it would delay other collectives"
     else:
         text = f"compute must run after {name}; compute before it would need other collectives first"
-    claim = drag_claim(drag.node, drag.is_last, drag.head, drag.shares)
     levels = (before, behind) if drag.is_last else (behind, before)
-    return BoundCandidate("drag cut", drag.value, text, claim, heads, tails, *levels)
+    return BoundCandidate("drag cut", drag.value, text, drag_claim(drag), heads, tails, *levels)
 
 
 def memory_candidates(

@@ -101,11 +101,82 @@ def test_the_same_holds_of_the_first_gathers():
     assert bound.rests_on == "compute must run after first; compute before it would need other collectives first"
 
 
-def test_merging_saves_latencies_of_what_is_dragged():
-    """In a bucket `g` and `h` add 9 each to what it takes: 10 - 9 is saved by each."""
+def test_merging_saves_all_but_one_latency_of_what_is_dragged():
+    """In a bucket `g` and `h` add 9 each: 10 - 9 is saved by each, and the bucket's own latency takes 3 or 1."""
     given = replace(backward(), latency_ns=(0, 0, 3, 0, 3, 0, 3))
-    assert proved(given).bound_ns == 80 + 20 - 2 * (10 - 9)
+    assert proved(given).bound_ns == 80 + 20 == in_order(given, "x a g b h y last")
+    short = replace(backward(10, 10), latency_ns=(0, 0, 1, 0, 1, 0, 1))
+    assert 80 + 20 - 2 * (10 - 9) <= proved(short).bound_ns <= 80 + 20 - 2 * (10 - 9) + 1
     assert proved(given, MergingAssumption.EXCLUDED).bound_ns == 80 + 20
+
+
+def layers(num: int, work_ns: int, reduction_ns: int, latency_ns: int) -> Program:
+    """Gradients with a reduction each, then a long compute and a last reduction of 60; 100 of compute and more."""
+    gradients = [(compute(f"a{i}", work_ns, "x"), launch(f"g{i}", reduction_ns, needs=f"a{i}")) for i in range(num)]
+    rows = [row for pair in gradients for row in pair]
+    given = program(compute("x", 10), *rows, compute("y", 90, "x"), launch("last", 60, needs="y"))
+    return replace(given, latency_ns=tuple(latency_ns if name[0] in "gl" else 0 for name in given.names))
+
+
+def test_a_bucket_of_what_is_dragged_has_a_latency_too():
+    """Each gradient that is held back saves 12 and drags 10, but each bucket after `last` takes 30 more.
+
+    Ten gradients save 20 together, less than the latency of one bucket.
+    """
+    given = layers(10, 12, 40, 30)
+    bound = proved(given)
+    assert (bound.bound_ns, bound.name) == (100 + 10 * 12 + 60, "drag cut")
+    claim: Any = bound.certificate["claim"]
+    assert claim["ratio"] > 1000
+    assert proved(layers(10, 12, 10, 0)).bound_ns == 100 + 10 * 12 + 60 - 10 * 2
+
+
+def test_several_buckets_hide_more_than_one():
+    """Gradients save 24 and drag 12, but no bucket can hide its latency of 40 under the work of a bucket after it."""
+    given = layers(4, 24, 52, 40)
+    assert 100 + 4 * 24 + 52 <= proved(given).bound_ns <= 100 + 4 * 24 + 60
+
+
+def chained(reduction_ns: int, sum_ns: int) -> Program:
+    """A gradient that is scattered on one link and summed on another, before a last one that is treated likewise."""
+    given = program(
+        compute("x", 10),
+        compute("a", 20, "x"),
+        launch("g", reduction_ns, needs="a"),
+        wait("g"),
+        launch("s", sum_ns, needs="wait_g"),
+        compute("y", 50, "x"),
+        launch("scatter", 20, needs="y"),
+        wait("scatter"),
+        launch("sum", 30, needs="wait_scatter"),
+    )
+    apart = tuple(1 if name in ("s", "sum") else queue for name, queue in zip(given.names, given.queue, strict=True))
+    return replace(given, queue=apart, queues=(*given.queues, replace(given.queues[0], link=1)), links=("a", "b"))
+
+
+def test_two_collectives_in_a_row_come_after_the_compute():
+    """Holding back `a` hides `scatter`, but its own sum then follows `sum`, and takes longer than `a`."""
+    given = chained(1, 25)
+    bound = proved(given)
+    assert (bound.bound_ns, bound.name) == (80 + 20 + 30, "drag cut")
+    assert in_order(given, "x a g wait_g s y scatter wait_scatter sum") == 80 + 20 + 30 + 1  # `wait_g` stalls for 1
+    claim: Any = bound.certificate["claim"]
+    assert claim["through"] == given.names.index("scatter") + len(given.names)
+
+
+def test_a_gradient_with_a_short_sum_is_held_back_until_the_first_of_two_collectives_in_a_row():
+    given = chained(1, 5)
+    assert proved(given).bound_ns == 80 + 20 + 30 - (20 - 5)
+    assert in_order(given, "x y scatter a g wait_scatter sum wait_g s") == 80 + 20 + 30 - (20 - 5)
+
+
+@pytest.mark.parametrize("change", [{"through": None}, {"node": 4 + 9}, {"through": 2 + 9}])
+def test_the_checker_proves_less_of_other_collectives_in_a_row(change: dict[str, Any]):
+    given = chained(1, 25)
+    certificate: Any = lower_bound(given).certificate
+    certificate["claim"] |= change
+    with pytest.raises(VerificationError):
+        check(given, certificate)
 
 
 def test_what_is_dragged_slows_no_compute():
@@ -126,7 +197,8 @@ def test_a_threshold_that_the_collective_does_not_reach_counts_as_its_head():
     """All that starts so late may be late itself; nothing says that the collective waits for any of it."""
     given = program(launch("last", 20), compute("a", 50), compute("b", 30, "a"))
     certificate: Any = lower_bound(given).certificate
-    certificate["claim"] = {"kind": "drag", "node": 3, "is_last": True, "head": 50, "shares": []}
+    ends = {"node": 3, "through": None, "is_last": True}
+    certificate["claim"] = {"kind": "drag", "head": 50, "ratio": 1000, "latency": 0, "shares": []} | ends
     assert check(given, certificate | {"bound_ns": 0}) == 20
 
 
@@ -161,6 +233,9 @@ def test_the_checker_counts_what_is_divided(shares: list[list[int]], proves: int
         {"node": 5},  # compute
         {"node": 99},
         {"head": "late"},
+        {"ratio": 999},
+        {"through": 9},  # the last reduction does not need g
+        {"through": 5},
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused(change: dict[str, Any]):
