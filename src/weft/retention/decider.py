@@ -1,11 +1,12 @@
 """Decider: which values to keep, make again or offload, so that the planned step is shortest within a memory limit.
 
-Contract: every choice is judged as a whole step, with its order and its buckets. A full search plans the step in which
-everything is kept, without the limit. The other choices are probed: their programs are put together from parts of the
-given one, and only the best settings of that search are tried. The best choice is then confirmed on its exact program,
-and so are the next ones until one fits. If the given graph fits, too, both are planned in full, so that the step is
-never longer than without a choice. `effort="best"` runs a full search for each choice instead. The number of choices
-depends on `effort` alone. If no choice fits, the error names the smallest peak found and the step that it costs.
+Contract: every choice is judged as a whole step, with its order and its buckets. A search that moves no single launches
+plans the step in which everything is kept, without the limit. The other choices are probed: their programs are put
+together from parts of the given one, and only the best settings of that search are tried. The best choice is then
+confirmed on its exact program, and so are the next ones until one fits. If the given graph fits, too, both are planned
+in full, so that the step is never longer than without a choice. `effort="best"` runs a full search for each choice
+instead. The number of choices depends on `effort` alone. If no choice fits, the error names the smallest peak found and
+the step that it costs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from weft.simulation.program import OpKind, Program
 TRIALS = {"fast": 9, "default": 9, "best": 60}
 """Maximum number of choices that are judged."""
 PATIENCE = 2
-"""Number of choices along the chain that may be worse than the best before the search turns elsewhere."""
+"""Number of choices along the chain that may be worse than those before until the search turns elsewhere."""
 NEAR = 64
 """A choice misses the limit narrowly if its peak exceeds it by at most 1/64."""
 SHAVED = 2
@@ -184,12 +185,16 @@ class Decider:
         planned.append(Trial(choice, action, found.step_ns, found.peak_bytes))
 
     def _plan_all_kept(self) -> int:
-        """The step without the limit if all is kept; the settings that it takes are for all other choices."""
+        """The step without the limit if all is kept; the settings that it takes are for all other choices.
+
+        It is compared with probes, which move no launches either.
+        """
         choice = self.all_kept
         action = self.action(choice)
         made = repeated_program(self.sites, action)
         effort = "default" if self.context.effort == "best" else self.context.effort
-        found = search(made.program, effort, None, self._merging(self.dag, made.nodes))
+        merging = self._merging(self.dag, made.nodes)
+        found = search(made.program, effort, None, merging, moves_launches=False)
         self.settings = found.settings
         if found.peak_bytes <= self.limit:
             self.trials[choice] = Trial(choice, action, found.step_ns, found.peak_bytes, is_free=True)
@@ -237,10 +242,14 @@ class Decider:
         return place
 
     def _use_room(self, choices: list[Choice], first: int) -> None:
-        """Go on along the chain in growing strides, while the step gets shorter: the planner needs room, too."""
-        place, stride, since_best = first + 1, 1, 0
-        while place < len(choices) and since_best < PATIENCE and self.plan(choices[place]) is not None:
-            since_best = 0 if self.best.choice == choices[place] else since_best + 1
+        """Go on along the chain in growing strides, while the step gets shorter: the planner needs room, too.
+
+        Close to the limit, choices may have longer steps than the given graph, and those after them shorter ones.
+        """
+        place, stride, since_best, best = first + 1, 1, 0, self._rank(self.trials[choices[first]])
+        while place < len(choices) and since_best < PATIENCE and (trial := self.plan(choices[place])) is not None:
+            since_best = 0 if self._rank(trial) < best else since_best + 1
+            best = min(best, self._rank(trial))
             place, stride = place + stride, stride * 2
 
     def _split(self, choices: list[Choice], first: int) -> None:

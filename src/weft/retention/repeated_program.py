@@ -48,6 +48,7 @@ class _RepeatedRows:
         self.latest = {index[name]: row_of[value] for name, value in action.values}
         self.latest |= {index[name]: row_of[copy] for name, copy, _ in action.copies}
         self.replaced = {index[old]: row_of[new] for old, new in action.replaced}
+        self.makers: dict[int, int] = {}
         self.changes = {index[name] for name in action.users}.union(range(self.size, len(self.names)))
         """Rows that read the latest values."""
         self.before: dict[int, list[int]] = {}
@@ -67,14 +68,26 @@ class _RepeatedRows:
             j = self.latest.get(j, j)
         return self.replaced.get(j, j)
 
-    def storages(self, row: int) -> list[int]:
-        """The storages that hold the value of a row, as far as they take memory."""
-        site = self.sites.site_of[self.origin[row]]
-        if site < 0:
-            return []
-        if row >= self.size:
-            site = self.latest.get(site, site)
-        return [storage for storage, _ in self.allocates[site]]
+    def maker(self, row: int) -> int:
+        """The row that allocates the value of a row; -1 if no single site does.
+
+        An old view of a value that is made again has the new maker.
+        """
+        if row not in self.makers:
+            i = self.origin[row]
+            site, inputs = self.sites.site_of[i], map(self.dag.index.__getitem__, input_nodes(self.dag.nodes[i]))
+            viewed = next((j for j in inputs if self.sites.site_of[j] == site), None) if i != site >= 0 else None
+            self.makers[row] = row if i == site else self.maker(self.source(row, viewed)) if viewed is not None else -1
+        return self.makers[row]
+
+    def storages(self, i: int, maker: int) -> list[int]:
+        """The storages that hold the value of an old row if this row makes it; all of the row's if unsure which."""
+        made = [storage for storage, _ in self.allocates[maker]]
+        roots = self.dag.effects.surely_held(self.sites.site_of[i])
+        if len(roots) != len(made):
+            return made
+        held = self.dag.effects.surely_held(i)
+        return [storage for storage, root in zip(made, roots, strict=True) if root in held]
 
     def sources(self, row: int) -> tuple[int, ...]:
         """The rows that a row comes after."""
@@ -83,15 +96,17 @@ class _RepeatedRows:
         return tuple(dict.fromkeys(self.source(row, j) for j in old))
 
     def uses(self, row: int) -> tuple[int, ...]:
+        """The storages that a row reads: those of its inputs after the action."""
         i = self.origin[row]
-        used = dict.fromkeys(self.old.uses[i])
-        for node in input_nodes(self.dag.nodes[i]):
-            j = self.dag.index[node]
-            if (k := self.source(row, j)) != j:
-                for storage in self.storages(j):
-                    used.pop(storage, None)
-                used |= dict.fromkeys(self.storages(k))
-        return tuple(used)
+        inputs = [self.dag.index[node] for node in input_nodes(self.dag.nodes[i])]
+        changed = {
+            j: maker for j in inputs if (maker := self.maker(self.source(row, j))) not in (-1, self.sites.site_of[j])
+        }
+        if not changed:
+            return self.old.uses[i]
+        gone = {storage for j in changed for storage in self.storages(j, self.sites.site_of[j])}
+        used = [storage for storage in self.old.uses[i] if storage not in gone]
+        return tuple(dict.fromkeys((*used, *(s for j, maker in changed.items() for s in self.storages(j, maker)))))
 
     def made(self) -> RepeatedProgram:
         rows = [row for i in range(self.size) for row in (*self.before.get(i, ()), i)]

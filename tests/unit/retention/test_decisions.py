@@ -134,6 +134,18 @@ def test_under_tensor_parallelism_a_larger_limit_gives_no_longer_step():
 
 
 @pytest.mark.slow
+def test_steps_with_experts_are_about_as_short_with_slightly_more_room():
+    module = weft.zoo.load("moe-8x7b", parallel="ep-fsdp", mesh={"dp": 8, "ep": 8}, layers=4, part="step")
+    steps: list[int] = []
+    for limit in (10_076_601_264, 10_512_055_216):  # the first choices that fit the larger one have very long steps
+        run = Pipeline.parse("auto").run(module, cluster="h100-8x8", memory_limit_bytes=limit)
+        made = weft.simulate(run.module, "h100-8x8")
+        assert made.peak_bytes <= limit
+        steps.append(made.step_ns)
+    assert steps[1] < steps[0] * 1.01
+
+
+@pytest.mark.slow
 def test_the_gather_of_an_activation_runs_again_where_that_pays():
     module = captured_with_tp()
     limit = int(weft.simulate(module, "h100-8x8").peak_bytes * 0.8)
