@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm, prod
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -131,8 +132,8 @@ def optimize(
     with collector_paused(), analyses_kept():
         table = read_groups(module, groups)
 
-        def plan_within(limit_bytes: int | None) -> Run:
-            return chosen.run(
+        def plan_within(pipeline: Pipeline, limit_bytes: int | None) -> Run:
+            return pipeline.run(
                 module,
                 cluster=described,
                 groups=groups,
@@ -143,10 +144,13 @@ def optimize(
             )
 
         def search() -> Run:
-            run = plan_within(memory_limit_bytes)
-            if memory_limit_bytes is not None or described is None or not chosen.decides_memory(module.graph, table):
+            if memory_limit_bytes is not None or described is None:
+                return plan_within(chosen, memory_limit_bytes)
+            expanded = chosen.chosen(module.graph, table)
+            run = plan_within(expanded, None)
+            if not expanded.decides_memory(module.graph, table):
                 return run
-            return within_device(run, plan_within, table, described)
+            return within_device(run, partial(plan_within, expanded), table, described)
 
         if cache is False or is_switched_off():
             run = search()
@@ -254,10 +258,10 @@ def _report(module: GraphModule, run: Run, witnesses: tuple[str, ...]) -> Report
 
 def _modules(module: GraphModule, run: Run) -> dict[str, str]:
     """The modules of the nodes that decisions name."""
-    known = name_nodes(run.module.graph) | name_nodes(module.graph)
-    sentences = (decision.sentence for entry in run.log for decision in entry.step.decisions) if known else ()
+    sentences = (decision.sentence for entry in run.log for decision in entry.step.decisions)
     named = {word for sentence in sentences for word in WORD.findall(sentence)}
-    return {name: known[name] for name in sorted(named) if name in known}
+    found = name_nodes(module.graph, named)
+    return dict(sorted((found | name_nodes(run.module.graph, named - found.keys())).items()))
 
 
 def _record(module: GraphModule, listing: str) -> GraphRecord:

@@ -59,7 +59,12 @@ def path_heads(tasks: Tasks) -> Heads:
 
 def path_head(tasks: Tasks, start: list[int], node: int) -> int:
     """The head of a node by its predecessors alone."""
-    return max((start[pred] + tasks.duration[pred] for pred in tasks.preds[node]), default=0)
+    duration, head = tasks.duration, 0
+    for pred in tasks.preds[node]:
+        end = start[pred] + duration[pred]
+        if end > head:
+            head = end
+    return head
 
 
 def find_heads(tasks: Tasks) -> Heads:

@@ -7,6 +7,8 @@ is known already; one that was edited is built again from the records that were 
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
+from operator import is_
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -46,10 +48,10 @@ class FrozenGraph:
         return Dag(self._built.graph)
 
     def _is_as_it_was(self) -> bool:
-        now = [_record(node) for node in self._given.graph.nodes]
+        nodes = self._given.graph.nodes
         return (
-            len(now) == len(self._records)
-            and all(map(_are_same, now, self._records))
+            len(nodes) == len(self._records)
+            and all(map(_is_as_recorded, nodes, self._records))
             and all(ops.attribute(self._given, path) is value for path, value in self._attributes.items())
             and self._given.meta.keys() == self._meta.keys()
             and all(self._given.meta[key] is value for key, value in self._meta.items())
@@ -65,9 +67,9 @@ class FrozenGraph:
 
 def _record(node: Node) -> tuple[Any, ...]:
     """All that analyses read of a node: its call, its name and its metadata, key by key."""
-    meta = [part for item in node.meta.items() for part in item]
-    return node, node.op, node.target, node.args, node.kwargs, node.name, node.type, *meta
+    return node, node.op, node.target, node.args, node.kwargs, node.name, node.type, *chain(*node.meta.items())
 
 
-def _are_same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+def _is_as_recorded(node: Node, record: tuple[Any, ...]) -> bool:
+    now = _record(node)
+    return len(now) == len(record) and all(map(is_, now, record))

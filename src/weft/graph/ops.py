@@ -115,10 +115,12 @@ def cached_by_target(function: Callable[[Any], Result]) -> Callable[[Any], Resul
 
     @functools.wraps(function)
     def look_up(target: Any) -> Result:
-        found = known.get(id(target))
-        if found is None:
-            found = known[id(target)] = target, function(target)
-        return found[1]
+        try:
+            return known[id(target)][1]
+        except KeyError:
+            pass
+        known[id(target)] = target, function(target)
+        return known[id(target)][1]
 
     return look_up
 

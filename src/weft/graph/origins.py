@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,19 +106,23 @@ def phase_of(meta: Mapping[str, Any]) -> str:
 
 
 def origins_of(
-    graph: Graph, originals: Mapping[str, CollectiveOrigin] | None = None
+    graph: Graph, originals: Mapping[str, CollectiveOrigin] | None = None, names: Container[str] | None = None
 ) -> dict[str, tuple[CollectiveOrigin, ...]]:
     """The origins of each collective by the name of its launch; of a merged launch, those of all its members.
 
-    `originals` are the origins in the graph that this one was made from, by the name of the launch.
+    `originals` are the origins in the graph that this one was made from, by the name of the launch. `names` are the
+    launches to look up; None: all.
     """
+    wanted = [each for each in collectives(graph) if names is None or each.launch.name in names]
+    if not wanted:
+        return {}
     known = originals or {}
     phase = str(graph.owning_module.meta.get(PHASE_KEY, "")) if graph.owning_module is not None else ""
     modules = dict.fromkeys(path_of(node.meta) for node in graph.nodes)
     paths = {path.replace(".", "_"): path for module in modules for path in _prefixes(module)}
     described = _described(graph)
     found: dict[str, tuple[CollectiveOrigin, ...]] = {}
-    for each in collectives(graph):
+    for each in wanted:
         launch = each.launch
         members: tuple[str, ...] = launch.meta.get(MEMBERS_KEY, (launch.name,))
         named = tuple(known[name] for name in members if name in known)
@@ -178,10 +182,14 @@ def fold_layers(layers: Iterable[str]) -> list[str]:
     return found
 
 
-def name_nodes(graph: Graph) -> dict[str, str]:
-    """The innermost module of each node that has one, by the name of the node; of a collective, its subject."""
-    subjects = {name: tell_subject(origins) for name, origins in origins_of(graph).items()}
-    found = {node.name: subjects.get(node.name) or path_of(node.meta) for node in graph.nodes}
+def name_nodes(graph: Graph, names: Container[str]) -> dict[str, str]:
+    """The innermost module of each of these nodes that has one, by name; of a collective, its subject."""
+    origins = origins_of(graph, names=names)
+    found = {
+        node.name: tell_subject(origins.get(node.name, ())) or path_of(node.meta)
+        for node in graph.nodes
+        if node.name in names
+    }
     return {name: path for name, path in found.items() if path}
 
 

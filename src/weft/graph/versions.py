@@ -66,6 +66,13 @@ def dag_of(graph: Graph) -> Dag:
     return known
 
 
+def keep_dag(graph: Graph, dag: Dag) -> None:
+    """Keep a Dag that the caller knows to be that of the graph as it is now."""
+    versions = _VERSIONS.get()
+    if versions is not None:
+        versions.keep(graph, dag)
+
+
 def begin_edit(graph: Graph) -> Dag | None:
     """The kept Dag of a graph that is about to change; None is kept until `end_edit`."""
     versions = _VERSIONS.get()

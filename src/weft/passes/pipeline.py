@@ -85,6 +85,15 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Rewritten:
+    """A copy of a module after the passes of a pipeline."""
+
+    module: GraphModule
+    steps: tuple[Step, ...]
+    changed: bool
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """An ordered list of passes. `auto` expands to the preset that fits the graph."""
 
@@ -193,6 +202,33 @@ class Pipeline:
             _check_memory(run, context, memory_limit_bytes)
         return run
 
+    def rewrite(
+        self,
+        module: GraphModule,
+        *,
+        cluster: str | Path | Cluster | None = None,
+        groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
+    ) -> Rewritten:
+        """Run the passes on a copy of the module, without the listings that a plan needs."""
+        described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
+        context = Context(read_groups(module, groups), described)
+        with collector_paused(), analyses_kept():
+            chosen = self.chosen(module.graph, context.groups)
+            check.validate(dag_of(module.graph))
+            made = copy_module(module)
+            done: list[tuple[Step, bool]] = []
+            for each in chosen.passes:
+                done.append(each.run(made.graph, context))
+                if not _is_ours(each):
+                    forget(made.graph)
+            recompile(made)
+        return Rewritten(made, tuple(step for step, _ in done), any(changed for _, changed in done))
+
+
+def _is_ours(rewrite: Pass) -> bool:
+    """Whether a pass changes graphs only through an `Edit`."""
+    return type(rewrite).__module__.startswith("weft.")
+
 
 def _specs(text: str) -> Iterator[str]:
     """The parts of a text between commas, except commas inside braces."""
@@ -293,10 +329,11 @@ def _run_passes(
             rewrite.run(made.graph, mine, step) if step is None else _carry_out(rewrite, made, mine, step, listing)
         )
         seconds = time.perf_counter() - start
-        if not type(rewrite).__module__.startswith("weft."):
+        if not _is_ours(rewrite):
             forget(made.graph)
         after = render(made, context.groups, lines) if changed else listing
-        done = replace(done, digest=current, lines=change_of_lines(listing, after) if changed else ())
+        known = step.lines if step is not None else ()
+        done = replace(done, digest=current, lines=(known or change_of_lines(listing, after)) if changed else ())
         log.append(LogEntry(done, changed, seconds, listing, after))
         listing, current = after, digest(after) if changed else current
     if plan is not None and plan.result != current:

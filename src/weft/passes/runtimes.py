@@ -23,7 +23,7 @@ from weft.graph.dag import Dag
 from weft.graph.groups import GroupTable, read_groups
 from weft.graph.origins import module_paths
 from weft.graph.roles import Roles
-from weft.passes.pipeline import Pipeline, Run
+from weft.passes.pipeline import Pipeline, Rewritten
 from weft.quantities import size_text
 
 GATHER_BYTES = 512 << 20
@@ -103,8 +103,8 @@ def run_as(
     root: Root = "split",
     cluster: str | Path | Cluster | None = None,
     groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None,
-) -> Run:
-    """A captured step as a runtime executes it: its `module`, and the decisions of every pass.
+) -> Rewritten:
+    """A captured step as a runtime executes it: its `module`, and the step of every pass.
 
     `root` is the layout of the parameters outside of blocks: `split` gathers the embedding by itself, and the last norm
     with the head; `one` gathers all of them at the start. `cluster` says whether `async-tp` may use symmetric memory.
@@ -114,7 +114,7 @@ def run_as(
     described = Cluster.load(cluster) if isinstance(cluster, str | Path) else cluster
     if STREAM in text:
         text = text.replace(STREAM, _streams(read_groups(module, groups), module, described))
-    return Pipeline.parse(text).run(module, cluster=described, groups=groups)
+    return Pipeline.parse(text).rewrite(module, cluster=described, groups=groups)
 
 
 def _streams(table: GroupTable, module: GraphModule, cluster: Cluster | None) -> str:

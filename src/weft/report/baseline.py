@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from weft.cost.cluster import Cluster
-from weft.graph.dag import Dag
+from weft.graph.dag import collector_paused
 from weft.graph.groups import read_groups
+from weft.graph.versions import analyses_kept, dag_of
 from weft.passes.presets import recognise
 from weft.passes.runtimes import RUNTIMES, notes_on, run_as
 from weft.quantities import duration_text, size_text
@@ -49,18 +50,20 @@ class Baseline:
         )
 
 
+@collector_paused()
+@analyses_kept()
 def baseline_of(
     module: GraphModule, cluster: Cluster, groups: Mapping[str, int | Sequence[Sequence[int]]] | None = None
 ) -> Baseline | None:
     """The baseline of a captured step; None if no runtime fits it, or if the runtime would leave it as it is."""
     table = read_groups(module, groups)
-    name = FITTING.get(recognise(Dag(module.graph), table))
+    name = FITTING.get(recognise(dag_of(module.graph), table))
     if name is None:
         return None
-    run = run_as(module, name, cluster=cluster, groups=groups)
-    if not any(entry.changed for entry in run.log):
+    emulated = run_as(module, name, cluster=cluster, groups=groups)
+    if not emulated.changed:
         return None
-    timeline = simulate(program_of(run.module, table, cluster))
+    timeline = simulate(program_of(emulated.module, table, cluster))
     return Baseline(
         name,
         timeline.step_us,

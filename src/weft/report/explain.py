@@ -130,20 +130,12 @@ def explain(
     report: Report,
     evidence: Evidence | None = None,
     groups: GroupTable | None = None,
-    originals: Mapping[str, CollectiveOrigin] | None = None,
 ) -> Explanation:
     """Sort the decisions of a report by the collectives of the module that it was made for.
 
-    `evidence` comes from the plan. `groups` is the table of the module, if it is known already. `originals` are the
-    origins in the original graph, if the module was made from it.
+    `evidence` comes from the plan. `groups` is the table of the module, if it is known already.
     """
-    groups = groups if groups is not None else read_groups(module)
-    found = list(collectives(module.graph))
-    decisions = _by_collective(module, found, report)
-    origins = origins_of(module.graph, originals)
-    records = tuple(
-        _record(each, groups, chosen, origins[each.launch.name]) for each, chosen in zip(found, decisions, strict=True)
-    )
+    records, decisions = _collectives(module, report, groups if groups is not None else read_groups(module), None)
     return Explanation(
         records,
         tuple(total for reason in Reason if (total := _total(reason, records, decisions)).num_decisions),
@@ -151,6 +143,32 @@ def explain(
         None if evidence is None else _verdict(evidence),
         modules=report.modules,
     )
+
+
+def records_of(
+    module: GraphModule,
+    report: Report,
+    groups: GroupTable,
+    originals: Mapping[str, CollectiveOrigin] | None = None,
+) -> tuple[CollectiveRecord, ...]:
+    """The collectives of a module, each with the decisions about it.
+
+    `originals` are the origins in the original graph by the name of the launch, if the module was made from it.
+    """
+    return _collectives(module, report, groups, originals)[0]
+
+
+def _collectives(
+    module: GraphModule, report: Report, groups: GroupTable, originals: Mapping[str, CollectiveOrigin] | None
+) -> tuple[tuple[CollectiveRecord, ...], list[list[Decision]]]:
+    """The collectives of a module, and the decisions about each."""
+    found = list(collectives(module.graph))
+    decisions = _by_collective(module, found, report)
+    origins = origins_of(module.graph, originals)
+    records = (
+        _record(each, groups, chosen, origins[each.launch.name]) for each, chosen in zip(found, decisions, strict=True)
+    )
+    return tuple(records), decisions
 
 
 def _verdict(evidence: Evidence) -> BoundGap:

@@ -10,11 +10,11 @@ so the run after is compared with the smaller of that bound and its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.padding import Padding
@@ -24,10 +24,10 @@ from weft.bounds.lower_bound import Bound, lower_bound
 from weft.cost.cluster import Cluster
 from weft.cost.prices import price_launches
 from weft.graph.assumed_sizes import notes_on_sizes
+from weft.graph.dag import collector_paused
 from weft.graph.frozen import FrozenGraph
 from weft.graph.groups import GroupTable, read_groups
-from weft.graph.origins import originals_of
-from weft.graph.versions import dag_of
+from weft.graph.versions import analyses_kept, dag_of, keep_dag
 from weft.plan.plan import Evidence, Plan
 from weft.prediction.between_nodes import notes_on_bytes_between_nodes
 from weft.prediction.error_bars import ErrorBar, StepKind, error_bars
@@ -37,7 +37,7 @@ from weft.prediction.step_kind import step_kind
 from weft.quantities import size_text
 from weft.report.baseline import Baseline, baseline_of
 from weft.report.collective_record import CollectiveRecord
-from weft.report.explain import Explanation, explain
+from weft.report.explain import Explanation, explain, records_of
 from weft.report.html import ReportPage
 from weft.report.layers import layer_lines
 from weft.report.report import Report
@@ -53,6 +53,13 @@ from weft.simulation.program import Program
 from weft.simulation.simulator import simulate
 from weft.simulation.timeline import Timeline
 
+Result = TypeVar("Result")
+
+
+def on_demand(compute: Callable[[Any], Result]) -> cached_property[Result]:
+    """A property that is computed at its first use, with the collector paused and with the analyses kept."""
+    return cached_property(collector_paused()(analyses_kept()(compute)))
+
 
 @dataclass(frozen=True)
 class SimulationInput:
@@ -66,26 +73,27 @@ class SimulationInput:
     report: Report
     given: Mapping[str, int | Sequence[Sequence[int]]] | None = None
     """The groups as the caller states them."""
-    original: FrozenGraph | None = None
-    """The graph that this one was made from."""
+    original: SimulationInput | None = None
+    """The input with the graph that this one was made from."""
     known_program: Program | None = None
     """The program of this graph, if it is known already."""
 
-    @cached_property
+    @on_demand
     def program(self) -> Program:
         return self.known_program or program_of(self.graph.dag, self.table, self.cluster)
 
-    @cached_property
+    @on_demand
     def records(self) -> tuple[CollectiveRecord, ...]:
         """Its collectives, each with the decisions about it."""
-        originals = originals_of(self.original.module.graph) if self.original is not None else None
-        return explain(self.graph.module, self.report, groups=self.stated, originals=originals).collectives
+        before = self.original.records if self.original is not None else ()
+        originals = {record.name: record.origins[0] for record in before}
+        return records_of(self.graph.module, self.report, self.stated, originals)
 
-    @cached_property
+    @on_demand
     def launches(self) -> tuple[Launch, ...]:
         return launches_of(self.graph.module, self.table)
 
-    @cached_property
+    @on_demand
     def bound(self) -> Bound:
         return lower_bound(self.program)
 
@@ -96,15 +104,15 @@ class SimulationInput:
         choices = all_choices(sites, device, device.host_memory if may_offload else None)
         return None if choices is None else lower_bound(choices, memory_limit_bytes=memory_limit_bytes)
 
-    @cached_property
+    @on_demand
     def timeline(self) -> Timeline:
         return simulate(self.program)
 
-    @cached_property
+    @on_demand
     def memory(self) -> StepMemory:
         return memory_of_graph(self.graph.dag, self.program, self.cluster.device)
 
-    @cached_property
+    @on_demand
     def owned_memory(self) -> OwnedMemory:
         return memory_by_owner(self.graph.dag, self.program)
 
@@ -130,16 +138,16 @@ class SimulatedReport(Report):
     size_notes: tuple[str, ...] = ()
     """Assumed sizes, as sentences."""
 
-    @cached_property
+    @on_demand
     def work(self) -> Work:
         return work_of(self.graphs[0].graph.module, self.simulated_cluster.device, self.num_tokens)
 
-    @cached_property
+    @on_demand
     def kind(self) -> StepKind:
         before = self.graphs[0]
         return step_kind([before.graph.dag], self.simulated_cluster, before.timeline)
 
-    @cached_property
+    @on_demand
     def errors(self) -> tuple[ErrorBar, ErrorBar]:
         """The error bars of the step and of the peak."""
         return error_bars(self.kind)
@@ -163,21 +171,21 @@ class SimulatedReport(Report):
         limit = size_text(self.device_limit_bytes)
         return f"memory limit: {limit}, which the device leaves for tensors; the step would not fit without a limit"
 
-    @cached_property
+    @on_demand
     def runs(self) -> tuple[SimulatedRun, SimulatedRun]:
         """Both graphs simulated."""
         before, after = self.graphs
         before_ns = before.bound.bound_ns
         return before.run(before_ns), after.run(min(before_ns, after.bound.bound_ns))
 
-    @cached_property
+    @on_demand
     def summary(self) -> Summary:
         """Both runs in numbers."""
         found, bound = summarize(*self.runs, self.work), self.choices_bound
         after = replace(found.after, choices_bound_us=bound.bound_ns / 1000 if bound is not None else None)
         return replace(found, after=after)
 
-    @cached_property
+    @on_demand
     def choices_bound(self) -> Bound | None:
         """A bound for every mixture of what the values may be that the run decided about, within its memory limit.
 
@@ -193,7 +201,7 @@ class SimulatedReport(Report):
         found = (each.choices_bound(limit, may_offload) for each in self.graphs)
         return next((bound for bound in found if bound is None or bound.bound_ns <= after.step_ns), None)
 
-    @cached_property
+    @on_demand
     def evidence(self) -> Evidence:
         """How good the graph after is, and the certificate that proves it."""
         before, after = self.graphs
@@ -211,22 +219,24 @@ class SimulatedReport(Report):
             predict(timeline, after.launches, after.table, [after.graph.dag]),
         )
 
-    @cached_property
+    @on_demand
     def plan(self) -> Plan:
         """The plan with its evidence."""
         return replace(self.bare_plan, evidence=self.evidence)
 
-    @cached_property
+    @on_demand
     def between_nodes(self) -> tuple[str, ...]:
         """Bytes that the graph after sends between nodes without need, as sentences."""
         after = self.graphs[1]
         return notes_on_bytes_between_nodes(after.graph.module, self.simulated_cluster, after.given)
 
-    @cached_property
+    @on_demand
     def baseline(self) -> Baseline | None:
         """The graph before as the runtime of its parallelism executes it; None if none fits."""
         before = self.graphs[0]
-        return baseline_of(before.graph.module, self.simulated_cluster, before.given)
+        module, dag = before.graph.module, before.graph.dag
+        keep_dag(module.graph, dag)
+        return baseline_of(module, self.simulated_cluster, before.given)
 
     @property
     def compared_with_runtime(self) -> str | None:
@@ -333,7 +343,7 @@ def with_simulations(
     told: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(Report)}
     told["cluster"] = cluster.name
     first = _input(before, groups, cluster, report)
-    second = replace(_input(after, groups, cluster, report), original=first.graph, known_program=program)
+    second = replace(_input(after, groups, cluster, report), original=first, known_program=program)
     told |= {"graphs": (first, second), "simulated_cluster": cluster, "num_tokens": tokens_per_step}
     told |= {"memory_limit_bytes": memory_limit_bytes, "device_limit_bytes": device_limit_bytes}
     made = SimulatedReport(**told, size_notes=notes_on_sizes(before))

@@ -6,6 +6,7 @@ numbered by their place over the major axis, then by that over the minor axis.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from weft.errors import GraphError
 from weft.graph.groups import Group
 from weft.rewriting.draft import AnyNode
+
+MOST_TRIPLES = 1024
+"""Number of groups and pairs of axes whose relation is remembered: each collective of a graph asks again."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ def wholes_of(minor: Group, major: Group, known: Iterable[MeshAxis]) -> Iterator
     return (axis for axis in known if are_axes(axis.group, minor, major))
 
 
+@functools.lru_cache(maxsize=MOST_TRIPLES)
 def are_axes(whole: Group, minor: Group, major: Group) -> bool:
     """Whether consecutive ranks of a group make `minor`, and the ranks with one place among these make `major`."""
     if minor.size * major.size != whole.size:

@@ -136,9 +136,8 @@ class _Choice:
         self.effort: Effort = effort
         self.costs = ChunkCosts(cluster, groups)
         self.found: dict[Node, Chunking | Refusal] = {}
-        self.cuts: list[Chunking] = []
-        """The chunkings accepted so far."""
         self._after: _OrderedStep | None = None
+        self._streamed: TrialProgram | None = None
         self._settings = SETTINGS
         self._limit = 0
         """Memory limit for new orders in bytes; set from the first order."""
@@ -146,6 +145,13 @@ class _Choice:
     @functools.cached_property
     def program(self) -> Program:
         return program_of(self.dag, self.costs.groups, self.costs.cluster)
+
+    @property
+    def streamed(self) -> TrialProgram:
+        """The program with the chunkings accepted so far, built on first use."""
+        if self._streamed is None:
+            self._streamed = TrialProgram(self.program, self.dag, self.costs)
+        return self._streamed
 
     @property
     def now(self) -> _OrderedStep:
@@ -208,22 +214,21 @@ class _Choice:
             self._stay(similar, "other work can hide it, now that other collectives are streamed")
             return
         tried = [(self._with(similar.cuts[chunks]), chunks) for chunks in similar.tried(TRIALS[self.effort])]
-        after, chunks = min(tried, key=lambda pair: (pair[0].step_ns, pair[1]))
+        (after, streamed), chunks = min(tried, key=lambda pair: (pair[0][0].step_ns, pair[1]))
         if (self.now.step_ns - after.step_ns) * LEAST_GAIN <= self.now.step_ns:
             now, then = (duration_text(step.step_ns / 1000) for step in (self.now, after))
             many = f"it and {len(similar.sites) - 1} similar ones" if len(similar.sites) > 1 else "it"
             how = _manner(similar.cuts[chunks][0])
             self._stay(similar, f"the step takes {now} now, and {then} with {many} {how}")
             return
-        self._after = after
-        self.cuts += similar.cuts[chunks]
+        self._after, self._streamed = after, streamed
         self.found |= {cut.launch: cut for cut in similar.cuts[chunks]}
 
-    def _with(self, more: Sequence[Chunking]) -> _OrderedStep:
-        trial = TrialProgram(self.program, self.dag, self.costs)
-        for cut in (*self.cuts, *more):
+    def _with(self, more: Sequence[Chunking]) -> tuple[_OrderedStep, TrialProgram]:
+        trial = self.streamed.copy()
+        for cut in more:
             trial.stream(cut)
-        return self._ordered(trial.result())
+        return self._ordered(trial.result()), trial
 
     def _ordered(self, program: Program) -> _OrderedStep:
         with collector_paused():

@@ -9,8 +9,10 @@ symmetric memory is one operation (`cost/fused.py`). Times are integers in nanos
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,8 +138,7 @@ def _bytes(node: Node) -> int:
     return num_bytes(value) or 0 if isinstance(value, Tensor) else 0
 
 
-@dataclass
-class _TrialOp:
+class _TrialOp(NamedTuple):
     """An operation of the program being built. `rank` is its position: operations are sorted by it."""
 
     name: str
@@ -152,7 +153,10 @@ class _TrialOp:
 
 
 class TrialProgram:
-    """A program that is changed one site at a time."""
+    """A program that is changed one site at a time.
+
+    Copies share operations, so an operation is replaced, never changed.
+    """
 
     def __init__(self, program: Program, dag: Dag, costs: ChunkCosts) -> None:
         self.program, self.dag, self.costs = program, dag, costs
@@ -177,13 +181,17 @@ class TrialProgram:
             self.slowest_issue_ns[kind] = max(ns, self.slowest_issue_ns.get(kind, 0))
         self.next_storage = 1 + max((s for made in program.allocates for s, _ in made), default=0)
 
+    def copy(self) -> TrialProgram:
+        """A program to change further, while this one stays as it is."""
+        made = copy(self)
+        made.ops, made.kernels = list(self.ops), list(self.kernels)
+        return made
+
     def stream(self, cut: Chunking) -> None:
         """Replace a site by its chunks."""
         gone = replaced(cut)
         for node in gone:
-            op = self.ops[self.dag.index[node]]
-            op.kind, op.duration, op.queue, op.waits_for, op.allocates = OpKind.NOTHING, 0, -1, (), ()
-            op.preds, op.uses = (), ()
+            self._become(self.dag.index[node], OpKind.NOTHING, 0, ())
         if cut.fused is not None:
             self._fuse(cut, cut.fused)
         elif cut.result is None:
@@ -355,15 +363,13 @@ class TrialProgram:
         """Turn the operation of a call into the join of its chunks."""
         i = self.dag.index[node]
         self._become(i, OpKind.COMPUTE, self.costs.join_ns(node), tuple(chunks))
-        self.ops[i].rank = (*rank, i)
-        self.ops[i].uses = self._held(chunks)
-        self.ops[i].allocates = self.program.allocates[i]
+        self.ops[i] = self.ops[i]._replace(
+            rank=(*rank, i), uses=self._held(chunks), allocates=self.program.allocates[i]
+        )
 
     def _become(self, i: int, kind: OpKind, duration: int, preds: tuple[int, ...]) -> None:
-        op = self.ops[i]
-        op.kind, op.duration, op.preds, op.queue, op.waits_for = kind, duration, preds, -1, ()
-        if kind is OpKind.NOTHING:
-            op.allocates, op.uses = (), ()
+        op = self.ops[i]._replace(kind=kind, duration=duration, preds=preds, queue=-1, waits_for=())
+        self.ops[i] = op._replace(allocates=(), uses=()) if kind is OpKind.NOTHING else op
 
     def result(self) -> Program:
         """The resulting program, in a legal order."""
@@ -375,9 +381,9 @@ class TrialProgram:
             names=tuple(op.name for op in made),
             kinds=tuple(op.kind for op in made),
             duration_ns=tuple(op.duration for op in made),
-            preds=tuple(tuple(number[p] for p in op.preds) for op in made),
+            preds=tuple([tuple([number[p] for p in op.preds]) for op in made]),
             queue=tuple(op.queue for op in made),
-            waits_for=tuple(tuple(number[w] for w in op.waits_for) for op in made),
+            waits_for=tuple([tuple([number[w] for w in op.waits_for]) for op in made]),
             drains=tuple(self.program.drains[i] if i < len(self.program.drains) else False for i in order),
             allocates=tuple(op.allocates for op in made),
             uses=tuple(op.uses for op in made),

@@ -145,7 +145,7 @@ def test_ranks_that_share_memory_run_the_fused_operators_and_leave_scatters_of_s
     plain = run_as(captured, "fsdp2").module
     names = Counter(str(node.target) for node in run.module.graph.nodes)
     gathers, scatters = (len(launches(plain, "tp", kind)) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER))
-    sums = [each for step in run.plan.steps for each in step.decisions if "scatters a sum of" in each.sentence]
+    sums = [each for step in run.steps for each in step.decisions if "scatters a sum of" in each.sentence]
     # Three products of each attention and two of each feed-forward make one gradient; the embedding has no product.
     assert len(sums) == 2 * 2
     assert names["symm_mem.fused_all_gather_matmul.default"] == gathers - 1
