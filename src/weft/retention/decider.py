@@ -1,12 +1,11 @@
 """Decider: which values to keep, make again or offload, so that the planned step is shortest within a memory limit.
 
-Contract: every choice is judged as a whole step, with its order and its buckets. A search that moves no single launches
-plans the step in which everything is kept, without the limit. The other choices are probed: their programs are put
-together from parts of the given one, and only the best settings of that search are tried. The best choice is then
-confirmed on its exact program, and so are the next ones until one fits. If the given graph fits, too, both are planned
-in full, so that the step is never longer than without a choice. `effort="best"` runs a full search for each choice
-instead. The number of choices depends on `effort` alone. If no choice fits, the error names the smallest peak found and
-the step that it costs.
+Contract: every choice is judged as a whole step, with its order and its buckets. A full search plans the step in which
+everything is kept, without the limit. The other choices are probed: their programs are put together from parts of the
+given one, and only the best settings of that search are tried. The best choice is then confirmed on its exact program,
+and so are the next ones until one fits. If the given graph fits, too, both are planned in full, so that the step is
+never longer than without a choice. `effort="best"` runs a full search for each choice instead. The number of choices
+depends on `effort` alone. If no choice fits, the error names the smallest peak found and the step that it costs.
 """
 
 from __future__ import annotations
@@ -185,16 +184,12 @@ class Decider:
         planned.append(Trial(choice, action, found.step_ns, found.peak_bytes))
 
     def _plan_all_kept(self) -> int:
-        """The step without the limit if all is kept; the settings that it takes are for all other choices.
-
-        It is compared with probes, which move no launches either.
-        """
+        """The step without the limit if all is kept; the settings that it takes are for all other choices."""
         choice = self.all_kept
         action = self.action(choice)
         made = repeated_program(self.sites, action)
         effort = "default" if self.context.effort == "best" else self.context.effort
-        merging = self._merging(self.dag, made.nodes)
-        found = search(made.program, effort, None, merging, moves_launches=False)
+        found = search(made.program, effort, None, self._merging(self.dag, made.nodes))
         self.settings = found.settings
         if found.peak_bytes <= self.limit:
             self.trials[choice] = Trial(choice, action, found.step_ns, found.peak_bytes, is_free=True)

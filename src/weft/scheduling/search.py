@@ -116,15 +116,13 @@ def search(
     limit_bytes: int | None = None,
     merging: MergingOf | None = None,
     settings: Sequence[Knobs] = (),
-    moves_launches: bool = True,
 ) -> Outcome:
     """The best order of a program within a memory limit; by default slightly more than the given order uses.
 
-    `settings`, for example from a similar program, are tried first. Without `moves_launches`, the search ends before it
-    moves single launches: the best settings are then known.
+    `settings`, for example from a similar program, are tried first.
     """
     with collector_paused():
-        return _Search(program, effort, limit_bytes, merging).outcome(settings, moves_launches)
+        return _Search(program, effort, limit_bytes, merging).outcome(settings)
 
 
 def probe(
@@ -206,7 +204,7 @@ class _Search:
         _, jobs, tables = min(found, key=lambda each: each[0])
         return jobs, tables
 
-    def outcome(self, settings: Sequence[Knobs], moves_launches: bool) -> Outcome:
+    def outcome(self, settings: Sequence[Knobs]) -> Outcome:
         if self.best.peak_bytes > self.limit:
             self.save_memory()
         if self.jobs.program.queues and self.best.peak_bytes <= self.limit:
@@ -220,7 +218,7 @@ class _Search:
             self.try_recipes()
             self.improve()
             self.try_late()
-            self.move_launches(LAUNCH_OPERATIONS[self.effort] if moves_launches else 0)
+            self.move_launches(LAUNCH_OPERATIONS[self.effort])
         best = self.best
         program = self.merged(best.buckets)
         trace = run(program, best.order)
