@@ -21,10 +21,10 @@ Resource 0 is the compute stream, `k + 1` is link `k`.
                kind drag:     a drag cut. Compute whose heads reach `head`, then the collective `node` and the smallest
                               tail. Compute that ends after `node` has started drags the collectives of the link that
                               depend on it: `shares` divides its work over them, [compute, collective, time]. A
-                              collective whose latency reaches `latency` may receive `ratio` thousandths of its time,
-                              others as much as their time. `through`: a collective before `node`, and the one that late
-                              compute does not precede; what is dragged needs others of its queue. Or null. If `is_last`
-                              is false, time runs backwards
+                              collective whose latency reaches `latency` may receive `ratio` thousandths of its time
+                              without latency, others as much as that time. `through`: a collective before `node`, and
+                              the one that late compute does not precede; what is dragged needs others of its queue. Or
+                              null. If `is_last` is false, time runs backwards
                kind memory:   storages that live one after the other if the peak is within `limit_bytes`, because
                               only `count` of them fit at once; null: all storages, by bytes x lifetime
                kind again:    as `machine`, and the repeated work that a peak within `limit_bytes` forces

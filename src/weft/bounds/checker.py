@@ -20,6 +20,8 @@ from weft.bounds.choices import Choices
 from weft.errors import VerificationError, compose
 from weft.simulation.program import MILLION, OpKind, Program
 
+FORMAT = "weft-bound-5"
+"""The format of certificates that this module understands."""
 CLOCKS = ("wall", "work", "wire")
 """Clocks that a bound may use. A step takes at least its time by each of them."""
 
@@ -27,6 +29,9 @@ CLOCKS = ("wall", "work", "wire")
 def check(checked: Program | Choices, certificate: dict[str, Any]) -> int:
     """The bound that a certificate proves, in nanoseconds."""
     program, choices = (checked.program, checked) if isinstance(checked, Choices) else (checked, None)
+    if certificate.get("format") != FORMAT:
+        what = f"the certificate has the format {certificate.get('format')!r}, expected {FORMAT!r}"
+        raise VerificationError(compose("check bound", what, do="make the plan again with this version of Weft"))
     try:
         chains = certificate["chains"] if certificate["merging"] == "allowed" else None
         clock, overlap = str(certificate["clock"]), certificate["overlap"]
@@ -327,10 +332,12 @@ class CheckedProblem:
         `ratio * after` of late work undone, and from then on the link carries it, the later ones and their latencies.
         """
 
+        total = sum(rooms)
+
         def buckets_fit(end: int) -> bool:
             after = 0
             for number in range(1, len(rooms) + 1):
-                carried = min(sum(rooms), end - number * latency + (after * ratio + 999) // 1000)
+                carried = min(total, end - number * latency + (after * ratio + 999) // 1000)
                 if carried < after:
                     return False
                 if 1000 * (first + (number - joined) * latency + carried) <= 1000 * end + carried * ratio:

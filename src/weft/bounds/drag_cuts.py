@@ -24,10 +24,10 @@ Two extensions make cuts tighter:
 
 - Latencies. What late compute drags is launched in one bucket or in several, and each bucket has a latency. At the
   start of a bucket, the compute that is left feeds only later buckets. If each dragged collective receives at most
-  `ratio` times its own duration of late work, this limits how far the last buckets can shrink (`least_end`). A ratio
+  `ratio` times its own duration without latency, this limits how far the last buckets can shrink (`least_end`). A ratio
   above 1 leaves less work without a receiver, but pays only if latencies are long; collectives with short latencies
   keep the ratio 1.
-- Two collectives in a row. If `node` needs the collective `through` on another queue, late compute is what ends after
+- Two collectives in a row. If `node` needs the collective `through` on another link, late compute is what ends after
   `through` has started. It drags the collectives of the link that depend on it through other collectives of that queue,
   since these follow `through`. The step then has both collectives after the compute.
 
@@ -74,10 +74,10 @@ class DragCut:
     node: int
     is_last: bool
     through: int
-    """The collective before it, on another queue; -1 for none."""
+    """The collective before it, on another link; -1 for none."""
     ratio: int
-    """How much late work a collective may receive at most, in thousandths of its own duration; 1000 (that is, 1) if its
-    latency is shorter than `latency`."""
+    """How much late work a collective may receive at most, in thousandths of its duration without latency; 1000 (that
+    is, 1) if its latency is shorter than `latency`."""
     latency: int
     head: int
     """Compute counts if its head reaches this, in the direction of time in which the collective is last."""

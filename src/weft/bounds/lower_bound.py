@@ -77,7 +77,12 @@ class Bound:
     """Rewrites that the bound does not cover."""
 
 
-LEAVES_OUT = ("chunked fusion of collectives with matmuls", "changes of compute", "splitting collectives")
+LEAVES_OUT = (
+    "chunked fusion of collectives with matmuls",
+    "changes of compute",
+    "splitting collectives",
+    "copies through symmetric memory in place of collectives",
+)
 NO_MERGING = "merging collectives"
 
 
