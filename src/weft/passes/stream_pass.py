@@ -99,6 +99,11 @@ class StreamPass(Pass):
                 what = f"{collective.launch.name} carries {role}, and only activations are streamed"
                 decisions.append(self._declined(collective, Refusal(Reason.OTHER_ROLE, what)))
                 continue
+            other = context.withheld.get(context.groups.canonical(collective.group))
+            if other is not None:
+                what = f"{collective.launch.name} stays: {other}"
+                decisions.append(self._declined(collective, Refusal(Reason.OTHER_RANKS, what)))
+                continue
             if self.kernel == "low-contention":
                 refusal = self._why_not_copied(collective, context)
                 decisions.append(self._declined(collective, refusal) if refusal else self._copied(collective))

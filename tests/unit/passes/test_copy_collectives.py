@@ -143,3 +143,30 @@ def graph(p: f32[2, 8], x: f32[8, 8]):
     slow = replace(H100, nccl=None, levels=(replace(H100.levels[0], link=link),))
     result = weft.optimize(weft.parse(text), cluster=slow, pipeline=COPY, verify="values")
     assert copies(result.module) == 2
+
+
+COALESCED = """group('dp', size=2)
+
+def graph(p: f32[8, 4], q: f32[8, 4]):
+    both = all_gather_coalesced([p, q], 2, 'dp')
+    first = both[0]
+    second = both[1]
+    w0 = wait(first)
+    w1 = wait(second)
+    return [w0, w1]
+"""
+
+
+@pytest.mark.parametrize("spec", ["auto", "copy-collectives", "copy-collectives{only=enabled}"])
+def test_a_launch_of_several_tensors_stays(shared: None, spec: str):
+    run = Pipeline.parse(spec).run(weft.parse(COALESCED), cluster=H100)
+    assert copies(run.module) == 0
+    assert {d.reason.value for d in run.log[-1].step.decisions if d.pass_name == "copy-collectives"} <= {
+        "unsupported-form"
+    }
+
+
+def test_with_enabled_memory_a_refusal_that_has_another_reason_is_said(shared: None):
+    spec = "copy-collectives{only=enabled}"
+    run = Pipeline.parse(spec).run(weft.parse(BESIDE_PRODUCTS), cluster=H100, withheld={"dp": "other graphs"})
+    assert [d.reason.value for d in run.plan.steps[0].decisions] == ["other-ranks"] * 2

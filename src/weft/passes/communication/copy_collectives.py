@@ -19,7 +19,7 @@ first or the second time. It plans the whole step with and without copies, as `s
 copies only if the planned step gets shorter.
 
 Declines: groups without symmetric memory (`only=enabled` ignores them); scatters that neither sum nor average, or of
-integers; groups whose other ranks hold other graphs; copies that need too much memory, or do not shorten the step.
+integers or fp8; groups whose other ranks hold other graphs; copies that need too much memory or shorten no step.
 Numerics: reassociates; a copied scatter may sum in another order. Bytes on the wire: unchanged. Memory: the symmetric
 memory of the group, as much as its largest copy needs.
 """
@@ -37,6 +37,7 @@ from weft.cost.prices import full_bytes
 from weft.graph.collective import Collective, collectives
 from weft.graph.edit import Edit, copy_graph
 from weft.graph.groups import group_argument
+from weft.graph.operator_effects import is_cheap
 from weft.graph.ops import Kind
 from weft.graph.roles import Roles
 from weft.graph.versions import dag_of
@@ -65,24 +66,28 @@ class CopyCollectives(Pass):
     numerics = Numerics.REASSOCIATES
 
     only: Literal["all", "enabled"] = "all"
-    """`enabled`: only groups that have enabled symmetric memory, as in the presets. `all`: also groups that could, and
-    groups that this process does not have, if their level of the given cluster lists symmetric memory."""
+    """`enabled`: only groups that have enabled symmetric memory, as in the presets. Enable it on all ranks of a group
+    or on none, so that they decide alike. `all`: also groups that could enable it, and groups that this process does
+    not have, if their level of the given cluster lists symmetric memory."""
 
     def plan(self, graph: Graph, context: Context) -> Step:
         decisions: list[Decision] = []
         found: list[Collective] = []
-        unshared: set[str] = set()
+        noted: set[str] = set()
         for collective in collectives(graph):
             if collective.kind not in OPERATORS:
                 continue
-            refusal = self._why_not(collective, context)
+            unshared = why_not_shared(collective.launch, context, asked_for=self.only == "all")
+            if unshared is not None and self.only == "enabled":
+                if collective.group not in noted and (note := how_to_share(collective.launch)) is not None:
+                    noted.add(collective.group)
+                    decisions.append(self._declined(collective, note))
+                continue
+            refusal = self._why_not(collective, context) or unshared
             if refusal is None:
                 found.append(collective)
-            elif self.only == "all":
+            else:
                 decisions.append(self._declined(collective, refusal))
-            elif collective.group not in unshared and (note := how_to_share(collective.launch)) is not None:
-                unshared.add(collective.group)
-                decisions.append(self._declined(collective, note))
         chosen = _CopyTrials(graph, context).made(found) if found else {}
         copied = [name for name, refusal in chosen.items() if refusal is None]
         for collective in found:
@@ -95,13 +100,12 @@ class CopyCollectives(Pass):
         _copy(edit, {action.launch for action in step.actions if isinstance(action, Stream)})
 
     def _why_not(self, collective: Collective, context: Context) -> Refusal | None:
-        """Why a collective cannot be copied; None if it can."""
-        name, launch = collective.launch.name, collective.launch
+        """Why a collective cannot be copied, although its ranks share memory; None if it can."""
+        name = collective.launch.name
         other = context.withheld.get(context.groups.canonical(collective.group))
         if other is not None:
             return Refusal(Reason.OTHER_RANKS, f"{name} stays: {other}", name)
-        refusal = why_not_followed(collective) or COPIES.why_not(whole(launch), None)
-        return refusal or why_not_shared(launch, context, asked_for=self.only == "all")
+        return why_not_followed(collective) or COPIES.why_not(whole(collective.launch), None)
 
     def _declined(self, collective: Collective, refusal: Refusal) -> Decision:
         return self.decision(refusal.reason, refusal.sentence, collective.launch.name, blocking=refusal.blocking)
@@ -143,17 +147,18 @@ class _CopyTrials:
         self.graph, self.context = graph, context
         is_large = len(graph.nodes) > LARGE and context.effort == "default"
         self.effort: Effort = "fast" if is_large else context.effort
+        self.tried: dict[tuple[frozenset[str], Effort], _PlannedCopies] = {}
         self.given = self.now = self._planned(frozenset(), self.effort)
 
     def made(self, found: Sequence[Collective]) -> dict[str, Refusal | None]:
         """For each launch why it is not copied; None if it is."""
         roles = Roles(dag_of(self.graph))
         classes: dict[tuple[Hashable, ...], list[Collective]] = {}
-        earlier: Counter[tuple[Kind, Node]] = Counter()
+        earlier: Counter[tuple[Kind, str, Node]] = Counter()
         for each in found:
-            group, source = self.context.groups.canonical(each.group), (each.kind, _source(each))
-            direction = each.kind, group, earlier[source]  # weights are gathered in forward, and again in backward
-            earlier[source] += 1
+            sent = each.kind, self.context.groups.canonical(each.group), _source(each)
+            direction = *sent[:2], earlier[sent]  # weights are gathered in forward, and again in backward
+            earlier[sent] += 1
             key = *direction, each.dtype, roles.of(each), full_bytes(each), each.reduce_op
             classes.setdefault(key, []).append(each)
         refusals: dict[str, Refusal | None] = {}
@@ -219,22 +224,26 @@ class _CopyTrials:
 
     def _planned(self, copied: frozenset[str], effort: Effort) -> _PlannedCopies:
         """The step as the planner plans it with copies of these launches."""
+        if (known := self.tried.get((copied, effort))) is not None:
+            return known
         graph = copy_graph(self.graph)
         with Edit(graph) as edit:
             _copy(edit, copied)
         outcome = Planner(ScheduleOverlap(), graph, replace(self.context, effort=effort)).best().outcome
         needed, limit = outcome.peak_bytes + outcome.program.symmetric_bytes, self.context.memory_limit_bytes
         limit = allowed_bytes(outcome.limit_bytes) if limit is None else limit
-        return _PlannedCopies(copied, outcome.step_ns, needed, limit)
+        planned = self.tried[copied, effort] = _PlannedCopies(copied, outcome.step_ns, needed, limit)
+        return planned
 
 
 def _source(collective: Collective) -> Node:
     """The input or the call that a collective's data comes from, through casts and views."""
     node = collective.inputs[0]
-    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+    while node.op == "call_function" and len(node.all_input_nodes) == 1 and is_cheap(node.target):
         node = node.all_input_nodes[0]
     return node
 
 
 def _count(similar: Sequence[Collective]) -> str:
-    return "it" if len(similar) == 1 else f"it and {len(similar) - 1} similar ones"
+    others = len(similar) - 1
+    return "it" if others == 0 else f"it and {others} similar {'one' if others == 1 else 'ones'}"

@@ -27,9 +27,9 @@ def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusa
             return None
         what = f"the cluster lists no symmetric memory for the level {level.name!r} of {name}"
         return Refusal(Reason.NO_KERNEL, what, name)
-    value: Tensor = ops.value_of(launch)
-    if value.device.type != "cuda":
-        return Refusal(Reason.NO_KERNEL, f"{name} is on {value.device.type}, but symmetric memory needs cuda", name)
+    device = _device_of(launch)
+    if device != "cuda":
+        return Refusal(Reason.NO_KERNEL, f"{name} is on {device}, but symmetric memory needs cuda", name)
     if has_symmetric_memory(group, enabled=not asked_for):
         return None
     what = f"symmetric memory is not available for the group of {name}"
@@ -39,9 +39,14 @@ def why_not_shared(launch: Node, context: Context, *, asked_for: bool) -> Refusa
 def how_to_share(launch: Node) -> Refusal | None:
     """How to enable symmetric memory for the group of a collective; None if it is enabled or cannot be."""
     name, group = launch.name, Collective(launch).group
-    value: Tensor = ops.value_of(launch)
-    can_share = value.device.type == "cuda" and has_symmetric_memory(group, enabled=False)
+    can_share = _device_of(launch) == "cuda" and has_symmetric_memory(group, enabled=False)
     if not can_share or has_symmetric_memory(group, enabled=True):
         return None
     what = f"the group of {name} does not use symmetric memory: to enable it, call {ENABLE_SYMMETRIC_MEMORY}"
     return Refusal(Reason.NO_KERNEL, what, name)
+
+
+def _device_of(launch: Node) -> str:
+    """The type of the device that a collective sends from; a launch may return several tensors."""
+    value: Tensor = ops.value_of(Collective(launch).inputs[0])
+    return value.device.type
