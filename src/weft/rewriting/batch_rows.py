@@ -142,11 +142,11 @@ class BatchRows:
     def _check_writes(self, nodes: Sequence[Node]) -> None:
         """Refuse a write to a whole sum or count if a chunk of it is read later: a chunk has memory of its own."""
         order = {node: i for i, node in enumerate(nodes)}
-        wholes = {node: {node} for node in self.followed if node.op == "call_function"}
+        wholes = {node: {node: None} for node in self.followed if node.op == "call_function"}
         for node in nodes:
             touched = [source for source in input_nodes(node) if source in wholes]
             found = profile_of(node) if touched and node.op == "call_function" else None
-            if found is None or found.plain:
+            if found is None or found.plain or (found.launch and not (found.writes or found.opaque)):
                 continue
             written = touched if found.opaque else _written(node, found.writes)
             for root in (root for source in written for root in wholes.get(source, ())):
@@ -156,7 +156,7 @@ class BatchRows:
                     what = f"{node.name} writes to {root.name}, of which each chunk has a part"
                     raise MixesRows(f"the batch is not split: {what}", Reason.HAS_EFFECT)
             if node not in self.followed:
-                wholes[node] = set().union(*(wholes[source] for source in touched))
+                wholes[node] = dict.fromkeys(root for source in touched for root in wholes[source])
 
     def _takes_totals(self, node: Node, name: str) -> bool:
         """Whether a call only reads counts and sums, and leaves the way of the rows: it takes them for all chunks."""
