@@ -42,6 +42,7 @@ def main(num_threads: int, seconds: float) -> None:
             torch.ops._c10d_functional.wait_tensor(gathered)
         num_gathers += IN_FLIGHT
     print(f"{num_gathers} gathers in {num_threads} threads")
+    dist.destroy_process_group()  # otherwise its threads may still run when the process ends, which aborts it
 
 
 if __name__ == "__main__":
