@@ -100,9 +100,11 @@ def write(row: Mapping[str, Any], file: Path) -> None:
     """Put a row into a file, in place of the same row of an earlier run."""
     rows = [row, *(json.loads(file.read_text()) if file.exists() else ())]
     places = {name: place for names in (STEPS, POLICIES) for place, name in enumerate(names)}
+    last = len(places)  # for rows whose step or policy the benchmark no longer has
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for each in rows:
-        found.setdefault((places[each["step"]], each["layers"], places[each["policy"]], each["effort"]), each)
+        step, policy = (places.get(each[name], last) for name in ("step", "policy"))
+        found.setdefault((step, each["layers"], policy, each["effort"], each["step"], each["policy"]), each)
     file.write_text(json.dumps([found[key] for key in sorted(found)], indent=1) + "\n")
 
 

@@ -27,7 +27,8 @@ from weft.frontends.session import NOT_CALLED, SESSION
 HOOK = "post_grad_custom_post_pass"
 MEMORY_ORDER = "reorder_for_peak_memory"
 _MEMBERS = re.compile("_(?:modules|parameters)_")
-"""Separators in the names that Dynamo gives to parameters: `L_self_modules_layers_modules_0_parameters_w1_`."""
+"""Separators in the names that Dynamo gives to parameters: `L_self_modules_layers_modules_0_parameters_w1_`. Attributes
+whose own names contain a separator, such as `sub_modules_list`, get a wrong path; paths only serve reports."""
 
 
 def weft(

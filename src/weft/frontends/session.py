@@ -235,8 +235,8 @@ class Session:
         `fuses` says whether the compiler fuses a chain of pointwise operators into one kernel. `apart` says that no two
         inputs share memory, which holds for the graphs of AOTAutograd. `is_cut` says that forward and backward come
         from a joint graph that was planned for the memory limit. `inputs` are the paths of the parameters that Dynamo
-        passes to AOTAutograd, as in `INPUTS_KEY`. `prepare` and `finish` are called before planning and
-        after the rewrite: an error in them leaves the graph as it was on all ranks, too.
+        passes to AOTAutograd, as in `INPUTS_KEY`. `prepare` and `finish` are called before planning and after the
+        rewrite: an error in them leaves the graph as it was on all ranks, too.
         """
         if apart:
             module.meta[APART_KEY] = True
