@@ -13,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.integration.worlds import World
+from weft.compat.compilers import RIVAL_SETTINGS, settings_of
 from weft.frontends.fake_world import fake_world
 from weft.frontends.session import SESSION
 
@@ -60,7 +61,9 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
     SESSION.reset()
     torch.manual_seed(0)
-    yield
+    settings = settings_of("inductor")  # DDP, in an earlier test of this process, may have switched some on
+    with settings.patch({name: False for name in RIVAL_SETTINGS if hasattr(settings, name)}):
+        yield
     torch._dynamo.reset()
     SESSION.reset()
 
