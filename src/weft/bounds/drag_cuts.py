@@ -22,7 +22,7 @@ together with `node`, so none of its ancestors is late.
 
 Two extensions make cuts tighter:
 
-- Latencies. What late compute drags is launched in one bucket or in several, and each bucket has a latency. At the
+- Latencies. Dragged collectives are launched in one bucket or in several, and each bucket has a latency. At the
   start of a bucket, the compute that is left feeds only later buckets. If each dragged collective receives at most
   `ratio` times its own duration without latency, this limits how far the last buckets can shrink (`least_end`). A ratio
   above 1 leaves less work without a receiver, but pays only if latencies are long; collectives with short latencies

@@ -146,6 +146,7 @@ def graph(p: f32[2, 8], x: f32[8, 8]):
 
 
 COALESCED = """group('dp', size=2)
+device('{device}')
 
 def graph(p: f32[8, 4], q: f32[8, 4]):
     both = all_gather_coalesced([p, q], 2, 'dp')
@@ -159,14 +160,38 @@ def graph(p: f32[8, 4], q: f32[8, 4]):
 
 @pytest.mark.parametrize("spec", ["auto", "copy-collectives", "copy-collectives{only=enabled}"])
 def test_a_launch_of_several_tensors_stays(shared: None, spec: str):
-    run = Pipeline.parse(spec).run(weft.parse(COALESCED), cluster=H100)
-    assert copies(run.module) == 0
-    assert {d.reason.value for d in run.log[-1].step.decisions if d.pass_name == "copy-collectives"} <= {
-        "unsupported-form"
-    }
+    run = Pipeline.parse(spec).run(weft.parse(COALESCED.format(device="cuda")), cluster=H100)
+    decisions = [d for step in run.plan.steps for d in step.decisions if d.pass_name == "copy-collectives"]
+    assert [d.reason.value for d in decisions] == ["unsupported-form"]
+
+
+def test_a_launch_of_several_tensors_on_the_cpu_is_left_alone():
+    before = weft.parse(COALESCED.format(device="cpu"))
+    run = Pipeline.parse("copy-collectives{only=enabled}").run(before, cluster=H100)
+    assert (run.plan.steps[0].decisions, run.after) == ((), weft.listing(before))
 
 
 def test_with_enabled_memory_a_refusal_that_has_another_reason_is_said(shared: None):
     spec = "copy-collectives{only=enabled}"
     run = Pipeline.parse(spec).run(weft.parse(BESIDE_PRODUCTS), cluster=H100, withheld={"dp": "other graphs"})
     assert [d.reason.value for d in run.plan.steps[0].decisions] == ["other-ranks"] * 2
+
+
+GATHERED_ROWS = """group('tp', size=2)
+device('cuda')
+
+def graph(x: bf16[4096, 1024], b: bf16[1024, 64]):
+    ag = all_gather(x, 2, 'tp')
+    w = wait(ag)
+    y = mm(w, b)
+    return [y]
+"""
+
+
+@pytest.mark.parametrize("options", ["chunks=2 kernel=portable", "kernel=low-contention"])
+def test_a_group_whose_other_ranks_hold_other_graphs_is_not_streamed(shared: None, options: str):
+    before, pipeline = weft.parse(GATHERED_ROWS), Pipeline.parse(f"fuse-all-gather-matmuls{{{options}}}")
+    assert pipeline.run(before).after != weft.listing(before)
+    run = pipeline.run(before, withheld={"tp": "other graphs"})
+    assert run.after == weft.listing(before)
+    assert [d.reason.value for d in run.plan.steps[0].decisions] == ["other-ranks"]
