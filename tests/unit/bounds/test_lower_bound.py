@@ -367,6 +367,12 @@ def test_what_is_no_certificate_is_refused(change: dict[str, Any]):
         check(given, lower_bound(given).certificate | change)
 
 
+def test_a_certificate_of_another_format_is_refused_by_its_name():
+    given = program("a: compute 5")
+    with pytest.raises(VerificationError, match="weft-bound-4"):
+        check(given, lower_bound(given).certificate | {"format": "weft-bound-4"})
+
+
 # Speed.
 
 

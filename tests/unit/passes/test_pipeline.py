@@ -807,3 +807,11 @@ def graph(p: b8[()], x: f32[4]):
 """
     run = Pipeline.parse("remove-dead-code").run(weft.parse(text))
     assert weft.listing(run.module) == text
+
+
+def test_a_rewrite_leaves_out_the_passes_that_a_run_leaves_out():
+    before = weft.parse("def graph(x: f32[4]):\n    unused = relu(x)\n    y = neg(x)\n    return [y]\n")
+    pipeline = Pipeline.parse("remove-dead-code")
+    kept = pipeline.without(["remove-dead-code"]).rewrite(before)
+    assert (weft.listing(kept.module), kept.changed) == (weft.listing(before), False)
+    assert pipeline.rewrite(before).changed
